@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import time
 from collections.abc import Sequence
 
 from ClusterShell.NodeSet import NodeSet
@@ -52,6 +53,11 @@ def folded(hosts: Sequence[str]) -> str:
 def target(hosts: Sequence[str]) -> str:
     """Return workers as a word of a command that any shell takes as it is, as in ``'pod-w[0-3]'``."""
     return ",".join(hosts) if len(hosts) <= _NAMED else shlex.quote(folded(hosts))
+
+
+def at(moment: float) -> str:
+    """Return a time (seconds since 1970), as in ``2026-01-31 12:00:00 UTC``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
 def ago(asked_at: float, now: float) -> str:

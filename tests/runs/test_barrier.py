@@ -82,6 +82,9 @@ def test_a_starter_that_dies_after_worker_0_leaves_nothing(bench: Bench) -> None
     began = time.time()
     answer = ask(bench, "ada", "start", spec=spec_of(bench, 0, "deserted"), reserve=True)
     assert (answer["record"]["state"], answer["record"]["port"]) == ("starting", 8500)
+    waits = bench.tpu_ops("status", "deserted", person="bob").stderr
+    assert "run deserted: starting since " in waits
+    assert "1 of 2 ranks ready; given up at " in waits
     second = bench.tpu_ops("train", "pod", "--", "true", person="bob")
     assert "deserted of ada" in second.stdout + second.stderr, "it holds the pod as long as it waits"
     record = refused(bench, 0, "deserted")

@@ -354,6 +354,18 @@ def test_a_remembered_end_hides_neither_what_is_on_nor_a_later_attempt(
     assert "again:" not in world(status, "r1")[2]
 
 
+def test_a_run_that_waits_at_the_barrier_is_starting_wherever_it_is_looked_at(world: World) -> None:
+    records.write(world.folder, KNOWN)
+    world.told(Reply("", {"record": record(0, "starting") | {"ended": None, "barrier": 60}}))
+    (row,) = json.loads(world(runs, "--json")[1])
+    code, _, said = world(status, "r1")
+    assert (row["state"], code) == ("starting", ExitCode.OK)
+    waits = "1 of 4 ranks ready; given up at 1970-01-01 00:01:06 UTC unless all are"
+    assert f"run r1, attempt 2: starting since 1970-01-01 00:00:06 UTC, {waits}" in said.splitlines()
+    assert "gone" not in said
+    assert "again:" not in said
+
+
 def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world: World) -> None:
     world.ends("failed")
     options = recovery.options_of(RunSpec("r1", ("x",)), {})

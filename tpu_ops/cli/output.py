@@ -14,10 +14,10 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from tpu_ops import texts
 from tpu_ops.errors import OpsError, printable
 
 #: Whether this command has written of its result.
@@ -202,7 +202,7 @@ def error(failure: OpsError) -> None:
 
 def at(moment: float) -> str:
     """Return a time (seconds since 1970) for people."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
+    return texts.at(moment)
 
 
 def as_json(value: Any) -> None:

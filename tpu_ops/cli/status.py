@@ -12,7 +12,7 @@ from tpu_ops.cli import commands, options, output, requested, runs, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, endings, holders, nodes, overview, recovery
+from tpu_ops.runs import advice, control, endings, holders, nodes, overview, recovery
 from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.remembered import remembered
 
@@ -61,10 +61,12 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], settings: Settings)
     """Say how one run is, and what to do where nobody does it."""
     attempt = runs_output.attempt(outcomes)
     which = f", attempt {attempt}" if attempt > 1 else ""
-    output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
+    state = runs_output.run_state(outcomes)
+    more = f" {advice.starting(outcomes)}" if state == "starting" else ""
+    output.info(f"run {run_.run_id}{which}: {state}{more}")
     with output.read_or_not():
         runs_output.table(outcomes)
-    if runs_output.run_state(outcomes) in ON:
+    if state in ON:
         runs_output.notes(outcomes)
     runs_output.left_behind(outcomes)
     if (rank := runs_output.failed_first(outcomes, ())) is not None:

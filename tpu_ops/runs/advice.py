@@ -6,7 +6,11 @@ no fleet yet (`cli/commands.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from tpu_ops import texts
+from tpu_ops.runs.outcomes import ON, Outcome
 
 #: What to do where a name is taken and nothing more is known of its run.
 OTHER_NAME = "choose another --name"
@@ -24,6 +28,18 @@ class Step(NamedTuple):
 def reaching(run_id: str) -> tuple[Step, ...]:
     """Return how to get at a run that may be on, and how to end it."""
     return Step("follow", f"tpu_ops attach {run_id}"), Step("stop", f"tpu_ops stop {run_id}")
+
+
+def starting(outcomes: Sequence[Outcome]) -> str:
+    """Return how far the start of a run has come which waits at the barrier, in words that follow its state."""
+    known = [outcome.record for outcome in outcomes if outcome.record and outcome.state in ON]
+    # A rank that cannot start says why while it waits for rank 0 to hear of it.
+    ready = sum(not record.get("reason") for record in known)
+    # Rank 0 is asked first, and counts from then.
+    since = min(float(record["since"]) for record in known)
+    until = since + float(known[0]["barrier"])
+    waits = f"{ready} of {texts.count(len(outcomes), 'rank')} ready; given up at {texts.at(until)} unless all are"
+    return f"since {texts.at(since)}, {waits}"
 
 
 def resuming(run_id: str) -> Step:

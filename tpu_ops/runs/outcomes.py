@@ -29,6 +29,8 @@ KNOWS_NOTHING = "the worker knows nothing of this run"
 GIVEN_UP = "not started: "
 #: Why a rank is refused whose worker has no record of a run that began nowhere.
 NOT_STARTED = "it was not started here"
+#: Why nothing stands on the worker of a rank whose run waits for it at the barrier.
+NOT_ASKED = "its worker has not begun to start it"
 #: How the word of the workers begins on a start that one of them is at fault for: it names that one, and its node may
 #: have another name here.
 _BLAME = re.compile(r"\Arank \d+ \([^)]*\): ")
@@ -218,6 +220,25 @@ def _at_fault(outcome: Outcome, hosts: Mapping[int, str]) -> FirstFailure | None
         if given_up and reason.startswith(f"{host}: "):
             return FirstFailure(rank, host, reason.removeprefix(f"{host}: "))
     return None
+
+
+def of_starting(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return outcomes in which every rank of an attempt that waits at the barrier is starting.
+
+    Rank 0 waits before the workers of the others are asked: these know nothing of it, or tell of an earlier attempt.
+    """
+    known = [outcome.record for outcome in outcomes if outcome.record]
+    attempt = max((int(record["attempt"]) for record in known if record["state"] == "starting"), default=0)
+    if not attempt or any(record["state"] != "starting" and int(record["attempt"]) >= attempt for record in known):
+        return list(outcomes)
+
+    def starting(outcome: Outcome) -> Outcome:
+        behind = outcome.record is not None and int(outcome.record["attempt"]) < attempt
+        if not behind and (outcome.state != "gone" or outcome.reason != KNOWS_NOTHING):
+            return outcome
+        return Outcome(outcome.rank, outcome.host, "starting", reason=NOT_ASKED)
+
+    return [starting(outcome) for outcome in outcomes]
 
 
 def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -9,7 +9,7 @@ from tpu_ops.fleet.model import SERVING_STATES, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import openssh
 from tpu_ops.runs import records
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome, of_refused
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome, of_refused, of_starting
 
 #: Why nothing is told of a rank whose node was taken away, or another one made in its place.
 NODE_GONE = "the node it ran on is gone"
@@ -19,7 +19,8 @@ _ENDS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stopped",
 def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """Return outcomes in which a rank of which no worker tells any more has ended as this machine saw its run end.
 
-    One that was not asked to start, since another refused, is refused as well, as of `of_refused`. What workers tell
+    One that was not asked to start, since another refused, is refused as well, as of `of_refused`; one that is yet to
+    be asked is starting, as of `of_starting`. What workers tell
     comes before what is remembered: a run that is on, and an attempt later than the remembered one. A worker that
     serves and does not say how the run is may have one of these.
 
@@ -31,7 +32,7 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
     """
     from tpu_ops.runs import recovery  # whatever is about no run's end does without it
 
-    outcomes = of_refused(outcomes)
+    outcomes = of_starting(of_refused(outcomes))
     known = records.read(fleet.settings.state_dir, run_id)
     if known is None or records.hosts_now(known, fleet.workers) != hosts:
         return tuple(outcomes)
