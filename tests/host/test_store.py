@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -349,7 +350,8 @@ def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attem
     after(store, "r1")
     found = store.observe("r1") or {}
     assert (found["state"], found["stop_requested_by"]) == ("lost", "ada")
-    assert found["reason"] == "the host was restarted while the run was active"
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(proc.started_at(1)))
+    assert found["reason"] == f"the host was restarted at {at} while the run was active"
 
 
 # --- what is left of runs -------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tpu_ops.runs import advice
-from tpu_ops.runs.outcomes import Outcome, of_starting, outcome_of
+from tpu_ops.runs.advice import Step
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, of_starting, outcome_of
+from tpu_ops.runs.remembered import NODE_GONE
 
 #: A time, and the same in words.
 NOON, AT = 1_800_000_000.0, "2027-01-15 08:00:00 UTC"
@@ -55,3 +57,76 @@ def test_a_run_that_waits_for_its_ranks_is_starting(outcomes: list[Outcome], rea
 def test_a_rank_without_a_record_is_starting_only_with_a_rank_of_its_attempt(first: Outcome) -> None:
     others = [rank(1, "running"), unknown(2)]
     assert of_starting([first, *others]) == [first, *others]
+
+
+CLOSED, KILLED = "lost contact: the connection was closed", "the supervisor ended (signal; killed KILL)"
+REBOOTED = f"the host was restarted at {AT} while the run was active"
+AGAIN = Step("again", "tpu_ops train pod --name OTHER -- COMMAND")
+BRINGS = Step("", "with --recover a run brings lost nodes back and goes on by itself")
+GOES_ON = Step("", "with --recover a run goes on by itself after a host has failed")
+LISTS = "`tpu_ops list` shows their state now"
+
+
+def failed(reason: str, state: str = "failed") -> list[Outcome]:
+    """Return how two ranks are of which the second has failed with its host."""
+    first = {"rank": 1, "worker": "pod-w1", "cause": CLOSED}
+    return [rank(0, "stopped", first=first, reason=f"rank 1 failed: {CLOSED}"), rank(1, state, reason=reason)]
+
+
+def silent(state: str, reason: str) -> list[Outcome]:
+    """Return how two ranks are of which the second does not answer."""
+    return [failed("")[0], Outcome(1, "pod-w1", state, reason=reason)]
+
+
+def gone(reason: str) -> list[Outcome]:
+    """Return how two ranks are of which nothing is left."""
+    return [Outcome(number, f"pod-w{number}", "gone", reason=reason) for number in range(2)]
+
+
+def once(what: str) -> Step:
+    """Return what to do once something is there."""
+    return AGAIN._replace(how=f"{AGAIN.how}, once {what}")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "node", "steps"),
+    [
+        (failed(KILLED), "READY", [Step("nodes", f"pod is there; pod-w1: {KILLED}"), AGAIN, GOES_ON]),
+        (failed(REBOOTED, "lost"), "STARTING", [Step("nodes", f"pod is there; pod-w1: {REBOOTED}"), AGAIN, GOES_ON]),
+        (
+            [rank(0, "lost", reason=REBOOTED)],
+            "READY",
+            [Step("nodes", f"pod is there; pod-w0: {REBOOTED}"), AGAIN, GOES_ON],
+        ),
+        (
+            failed("host shuts down"),
+            "PREEMPTED",
+            [Step("nodes", f"pod is PREEMPTED; {LISTS}"), once("pod is READY"), BRINGS],
+        ),
+        (
+            silent("unreachable", "no route to host"),
+            "READY",
+            [Step("nodes", f"pod is there, but pod-w1 did not answer; {LISTS}"), once("pod-w1 answers"), GOES_ON],
+        ),
+        (
+            silent("gone", "its node is PREEMPTED now"),
+            "PREEMPTED",
+            [Step("nodes", f"pod is PREEMPTED; {LISTS}"), once("pod is READY"), BRINGS],
+        ),
+        (
+            gone("its node no longer exists"),
+            "",
+            [Step("nodes", f"pod is not listed; {LISTS}"), once("pod is READY"), BRINGS],
+        ),
+        (gone(NODE_GONE), "READY", [Step("nodes", "pod is there"), AGAIN, BRINGS]),
+        (gone(KNOWS_NOTHING), "READY", [Step("nodes", "pod is there"), AGAIN]),
+        ([*gone(KNOWS_NOTHING), rank(2)], "READY", []),
+        ([rank(0, "failed", reason="exit code 1")], "READY", []),
+        ([rank(0, "succeeded")], "READY", []),
+    ],
+)
+def test_what_starts_a_run_again_is_what_was_seen_of_its_nodes(
+    outcomes: list[Outcome], node: str, steps: list[Step]
+) -> None:
+    states = {outcome.host: node for outcome in outcomes if node}
+    assert advice.again(outcomes, states) == steps

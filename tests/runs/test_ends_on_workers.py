@@ -180,6 +180,9 @@ def test_a_dead_supervisor_leaves_nothing_and_a_final_record(bench: Bench, numbe
     status = json.loads(bench.tpu_ops("status", name, "--json").stdout)[0]
     assert [rank["state"] for rank in status["ranks"]] == ["failed", "stopped"]
     assert status["first_failure"]["rank"] == 0
+    said = bench.tpu_ops("status", name).stderr
+    assert "  nodes:  pod is there; pod-w0: the supervisor ended (" in said
+    assert "  again:  tpu_ops train pod --name OTHER -- COMMAND\n" in said
 
 
 def test_a_run_outlives_every_ssh_session_with_its_shared_memory(bench: Bench) -> None:
@@ -327,6 +330,9 @@ def test_a_reboot_is_not_a_running_run(bench: Bench) -> None:
     assert "restarted" in status["ranks"][1]["reason"]
     assert status["first_failure"]["host"] == "pod-w1"
     assert done.returncode == 1
+    said = bench.tpu_ops("status", "cut-short").stderr
+    assert "  nodes:  pod is there; pod-w1: the host was restarted at 20" in said
+    assert "  again:  tpu_ops train pod --name OTHER -- COMMAND\n" in said
     follow = bench.tpu_ops("logs", "cut-short", "--rank", "1")
     assert follow.returncode == 0
     bench.clean()

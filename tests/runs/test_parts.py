@@ -537,7 +537,7 @@ def test_of_a_run_that_failed_with_its_host_it_is_told_what_would_start_it_again
     found = [Outcome(rank, f"pod-w{rank}", "stopped", record=record) for rank in range(2)]
     command = "tpu_ops {}".format
     code = runs_output.finish("r1", found, [0], as_json=False, of_rank=False, command=command, **options)
-    assert (code, "with --recover a run brings lost nodes back" in capsys.readouterr().err) == (1, told)
+    assert (code, "with --recover a run goes on by itself" in capsys.readouterr().err) == (1, told)
 
 
 def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:

@@ -386,7 +386,7 @@ def test_another_run_of_the_name_is_not_the_one_that_is_remembered(world: World)
 def test_of_a_run_whose_end_nobody_saw_is_told_what_starts_another_one(world: World) -> None:
     records.write(world.folder, KNOWN)
     world.nodes(a="8", b="9")
-    again = "  again:  tpu_ops train TARGET --name OTHER -- COMMAND, once the nodes are there"
+    again = "  again:  tpu_ops train a,b --name OTHER -- COMMAND"
     for command, argv in ((status, ["r1"]), (attach, ["r1"]), (logs, ["--follow", "r1"])):
         code, _, err = world(command, *argv)
         assert (code, again in err.splitlines()) == (ExitCode.UNREACHABLE, True)

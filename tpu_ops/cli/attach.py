@@ -27,7 +27,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import endings, records, recovery
+from tpu_ops.runs import endings, nodes, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             of_rank=of_rank,
             command=settings.command,
             kept=recovery.is_kept(settings.state_dir, run_.run_id),
+            states=lambda: nodes.states(fleet),
         )
         is_over = endings.ending(outcomes, {})[0] in (endings.SUCCEEDED, endings.STOPPED)
         # Whoever recovers it is about to end that.

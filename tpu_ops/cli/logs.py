@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if runs_output.run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown, fleet.settings.command)
         kept = recovery.is_kept(fleet.settings.state_dir, run_.run_id)
-        runs_output.say_state(run_.run_id, outcomes, fleet.settings.command, kept=kept)
+        command, states = fleet.settings.command, lambda: nodes.states(fleet)
+        runs_output.say_state(run_.run_id, outcomes, command, kept=kept, states=states)
     # What was to be copied is not there, however the run is known to have ended.
     return runs_output.exit_code_at_end(outcomes) or (ExitCode.UNREACHABLE if args.fetch and lost else ExitCode.OK)
 

@@ -10,9 +10,9 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.runs import advice, endings, holders
+from tpu_ops.runs import advice, holders
 from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure, raised_before
+from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, raised_before
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
@@ -250,6 +250,7 @@ def finish(
     command: Callable[[str], str],
     more: Mapping[str, Any] | None = None,
     kept: bool = False,
+    states: Callable[[], Mapping[str, str]] = dict,
 ) -> int:
     """Say how a run ended that was followed to its end; return the exit code.
 
@@ -262,6 +263,7 @@ def finish(
         command: As of `config.Settings`.
         more: What else is in the JSON.
         kept: As of `say_state`.
+        states: The same.
     """
     state = run_state(outcomes)
     if as_json:
@@ -276,10 +278,8 @@ def finish(
         with output.read_or_not():
             table(outcomes)
     failure(outcomes, shown, command)
-    say_state(run_id, outcomes, command, kept=kept)
     # Whoever recovers it, with more to tell, has had that.
-    if endings.host_failed(outcomes) and not kept and more is None:
-        after_gone(command)
+    say_state(run_id, outcomes, command, kept=kept or more is not None, states=states)
     return exit_code_at_end(outcomes, of_rank=of_rank)
 
 
@@ -293,7 +293,14 @@ def _say_reasons(outcomes: Sequence[Outcome]) -> None:
         output.info(f"  {texts.folded(hosts)}: {reason}")
 
 
-def say_state(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str], str], *, kept: bool = False) -> None:
+def say_state(
+    run_id: str,
+    outcomes: Sequence[Outcome],
+    command: Callable[[str], str],
+    *,
+    kept: bool = False,
+    states: Callable[[], Mapping[str, str]] = dict,
+) -> None:
     """Say how a run is that is followed no more, and where nothing is known of ranks, what tells more.
 
     Args:
@@ -301,26 +308,15 @@ def say_state(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str],
         outcomes: How its ranks are.
         command: As of `config.Settings`.
         kept: Whether it is recovered here, or could be: `recovery.note_of` tells how to go on then.
+        states: Returns the states of nodes, as of `advice.again`.
     """
     state = run_state(outcomes)
     output.info(f"run {run_id}: {state}")
     if state in UNKNOWN:
         output.info(f"  nodes:  {command('list')}")
         hints(run_id, command)
-    if is_gone(outcomes) and not kept:
-        after_gone(command)
-
-
-def is_gone(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether nothing is left of a run: one rank that is on keeps its name and its worker."""
-    return run_state(outcomes) == "gone" and not any(outcome.state in ON for outcome in outcomes)
-
-
-def after_gone(command: Callable[[str], str]) -> None:
-    """Say how to go on where nothing is left of a run, or it failed with a host, and it is not recovered from here."""
-    output.info(f"  nodes:  {command('list')}")
-    output.info(f"  again:  {command('train')} TARGET --name OTHER -- COMMAND, once the nodes are there")
-    output.info("          with --recover a run brings lost nodes back and goes on by itself")
+    if not kept:
+        steps(advice.again(outcomes, states()), command)
 
 
 def hints(run_id: str, command: Callable[[str], str]) -> None:
@@ -330,7 +326,7 @@ def hints(run_id: str, command: Callable[[str], str]) -> None:
 
 def steps(found: Sequence[advice.Step], command: Callable[[str], str]) -> None:
     """Say what to do, a line for each step; ``command`` is as of `commands.on_fleet`."""
-    width = max(7, *(len(step.what) + 1 for step in found))
+    width = max([7, *(len(step.what) + 1 for step in found)])
     for step in found:
         output.info(f"  {step.what + ':' if step.what else '':<{width}} {commands.on_fleet(step.how, command)}")
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import commands, options, output, requested, runs, runs_output
-from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import advice, control, endings, holders, nodes, overview, recovery
+from tpu_ops.runs import advice, control, holders, nodes, overview, recovery
 from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.remembered import remembered
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.json and not seen and (last or not problem):
         output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
     for run_, outcomes in seen if not args.json else ():
-        _show(run_, outcomes, fleet.settings)
+        _show(run_, outcomes, fleet)
     every = [outcome for _, outcomes in seen for outcome in outcomes]
     if any(map(holders.held_after, every)):
         held = asyncio.run(holders.still_held(contact.fanout(fleet), every))
@@ -57,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _show(run_: control.RunRef, outcomes: Sequence[Outcome], settings: Settings) -> None:
+def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) -> None:
     """Say how one run is, and what to do where nobody does it."""
+    settings = fleet.settings
     attempt = runs_output.attempt(outcomes)
     which = f", attempt {attempt}" if attempt > 1 else ""
     state = runs_output.run_state(outcomes)
@@ -76,8 +76,8 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], settings: Settings)
     requested.tell(settings, run_.run_id, requested.kept(settings, run_.run_id))
     if note := recovery.note_of(settings.state_dir, run_.run_id):
         output.info(commands.on_fleet(note, settings.command))
-    elif runs_output.is_gone(outcomes) or endings.host_failed(outcomes):
-        runs_output.after_gone(settings.command)
+    else:
+        runs_output.steps(advice.again(outcomes, nodes.states(fleet)), settings.command)
 
 
 async def _ask(

@@ -303,6 +303,7 @@ class _Job:
             as_json=self.args.json,
             of_rank=of_rank,
             command=self.fleet.settings.command,
+            states=lambda: nodes.states(self.fleet),
         )
 
     async def _check(self, fanout: Fanout) -> None:

@@ -336,7 +336,8 @@ class Store:
         if record is None or record["state"] in FINAL:
             return record
         if not self.of_this_boot(record):
-            return dict(record, state="lost", reason="the host was restarted while the run was active")
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(proc.started_at(1)))
+            return dict(record, state="lost", reason="the host was restarted at {} while the run was active".format(at))
         supervisor = record["supervisor"]
         if proc.start_time(supervisor["pid"]) != supervisor["start"]:
             return dict(record, state="lost", reason="the supervisor ended without a final record")

@@ -6,11 +6,13 @@ no fleet yet (`cli/commands.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tpu_ops import texts
-from tpu_ops.runs.outcomes import ON, Outcome
+from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, label_of
+from tpu_ops.runs import endings
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, UNKNOWN, Outcome, first_failure
 
 #: What to do where a name is taken and nothing more is known of its run.
 OTHER_NAME = "choose another --name"
@@ -40,6 +42,57 @@ def starting(outcomes: Sequence[Outcome]) -> str:
     until = since + float(known[0]["barrier"])
     waits = f"{ready} of {texts.count(len(outcomes), 'rank')} ready; given up at {texts.at(until)} unless all are"
     return f"since {texts.at(since)}, {waits}"
+
+
+def again(outcomes: Sequence[Outcome], states: Mapping[str, str]) -> list[Step]:
+    """Return how to go on where nothing is left of a run, or it has failed with a host; empty where neither is so.
+
+    Args:
+        outcomes: How its ranks are, of a run that is not recovered on this machine.
+        states: States of the nodes of workers, as this machine knows them by now.
+    """
+    host_failed = endings.host_failed(outcomes)
+    if not (host_failed or _is_gone(outcomes)):
+        return []
+    hosts: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        hosts.setdefault(label_of(outcome.host), []).append(outcome.host)
+    silent = [outcome.host for outcome in outcomes if outcome.state in UNKNOWN]
+    away = {label_of(one.host): states.get(one.host, "") for one in outcomes if _is_away(one, states)}
+    nodes = [f"{label} is {_how(away.get(label), {*its} & {*silent})}" for label, its in hosts.items()]
+    nodes += [f"{outcome.host}: {outcome.reason}" for outcome in outcomes if endings.of_host(outcome)]
+    waits = [f"{texts.some([*away])} {'is' if len(away) == 1 else 'are'} READY"] if away else []
+    if left := [host for host in silent if label_of(host) not in away]:
+        waits.append(f"{texts.folded(left)} answer{'s' if len(left) == 1 else ''}")
+    if waits:
+        nodes.append("`tpu_ops list` shows their state now")
+    start = f"tpu_ops train {','.join(hosts)} --name OTHER -- COMMAND" + (", once " * bool(waits)) + " and ".join(waits)
+    found = [Step("nodes", "; ".join(nodes)), Step("again", start)]
+    if away or any(outcome.state == "gone" and outcome.reason != KNOWS_NOTHING for outcome in outcomes):
+        found.append(Step("", "with --recover a run brings lost nodes back and goes on by itself"))
+    elif host_failed:
+        found.append(Step("", "with --recover a run goes on by itself after a host has failed"))
+    return found
+
+
+def _is_gone(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether nothing is left of a run: one rank that is on keeps its name and its worker."""
+    states = {outcome.state for outcome in outcomes}
+    return "gone" in states and not states & {"failed", *UNKNOWN, *ON} and not first_failure(outcomes)
+
+
+def _is_away(outcome: Outcome, states: Mapping[str, str]) -> bool:
+    """Return whether the node of a rank's worker is not there to train on: a worker that has told of the run was."""
+    state = states.get(outcome.host, "")
+    answered = outcome.record is not None or outcome.reason == KNOWS_NOTHING
+    return state in TAKEN_STATES or (state not in SERVING_STATES and not answered)
+
+
+def _how(away: str | None, silent: Collection[str]) -> str:
+    """Return how a node is: its state where that is ``away``, and which of its workers do not answer."""
+    if away is not None:
+        return away or "not listed"
+    return f"there, but {texts.folded([*silent])} did not answer" if silent else "there"
 
 
 def resuming(run_id: str) -> Step:

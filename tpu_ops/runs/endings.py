@@ -14,7 +14,8 @@ SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 _GONE = (*UNKNOWN, "gone", "lost", "refused")
 #: How the workers' word begins for a rank whose host has failed, and not its command: the others no longer heard it,
 #: its supervisor was killed, hung or failed, or its host went down once its command had ended with 0.
-_HOST_FAILED = ("lost contact", "the supervisor ended", "the supervisor's network thread failed", "host shuts down")
+_OF_HOST = ("the supervisor ended", "the supervisor's network thread failed", "the host was restarted")
+_HOST_FAILED = ("lost contact", "host shuts down", *_OF_HOST)
 
 
 def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
@@ -70,6 +71,11 @@ def host_failed(outcomes: Sequence[Outcome]) -> bool:
     first = first_failure(outcomes)
     is_refused = any(outcome.state == "refused" for outcome in outcomes)
     return first is not None and not is_refused and first.cause.startswith(_HOST_FAILED)
+
+
+def of_host(outcome: Outcome) -> bool:
+    """Return whether a rank's own worker tells that its host has failed, and knows better how than the others."""
+    return outcome.record is not None and outcome.reason.startswith(_OF_HOST)
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:

@@ -35,6 +35,11 @@ def without_nodes(
     )
 
 
+def states(fleet: view.Fleet) -> dict[str, str]:
+    """Return the state of each worker's node, as this machine knows it by now."""
+    return {worker.host: worker.node.state for worker in (view.known(fleet.settings) or fleet).workers}
+
+
 def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
     """Return what says of a worker of a run that its node was taken away and nobody brings it back.
 
