@@ -44,7 +44,8 @@ def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_pat
         assert said(BARE).what.endswith("; it configures new workers itself")
         assert said(BARE).fix == WAIT
         assert said(BARE._replace(host="else-w0")).fix == "tpu_ops configure pod-w0"
-        assert "run the same command again" in said(BARE, LOST).fix
+        assert said(BARE, LOST).fix == WAIT, "its node is being brought back"
+        assert "run the same command again" in said(BARE, LOST._replace(host="else-w1")).fix
         with pytest.raises(HostError) as caught:
             runs.show(overview.Overview((), control.Found([], (BARE,))), stand_in(tmp_path), as_json=False)
         assert (NOTE in caught.value.what, caught.value.fix) == (True, WAIT)
@@ -52,11 +53,15 @@ def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_pat
     assert problem_of([], tmp_path) is None
 
 
-@pytest.mark.parametrize(("own", "said"), [("r2", True), ("r1", False)])
+AWAY = preflight.Fault("pod-w0", "its node is PREEMPTED", "it does not come back: `tpu_ops delete pod`", True)
+
+
+@pytest.mark.parametrize("fault", [preflight.fault_of_reply(BARE), AWAY], ids=["not configured", "taken away"])
+@pytest.mark.parametrize("own", ["r2", "r1"])
 def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
-    tmp_path: Path, at_work: Any, capsys: pytest.CaptureFixture[str], own: str, said: bool
+    tmp_path: Path, at_work: Any, capsys: pytest.CaptureFixture[str], own: str, fault: preflight.Fault
 ) -> None:
-    found = [preflight.fault_of_reply(BARE)]
+    found, said = [fault], own == "r2"
     with (
         at_work(),
         pytest.raises(preflight.PreflightError) as caught,
@@ -65,8 +70,8 @@ def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
         raise preflight.PreflightError(found, 2)
     told = capsys.readouterr()
     assert (NOTE in told.err) is said
-    assert caught.value.fix == (WAIT if said else "tpu_ops configure pod-w0")
-    assert ("tpu_ops configure" in told.out) is not said
+    assert caught.value.fix == (WAIT if said else fault.fix)
+    assert (fault.fix in told.out) is not said
 
 
 def test_a_start_is_told_what_to_configure_beside_workers_that_a_recovery_is_configuring(

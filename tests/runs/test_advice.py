@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tpu_ops.runs import advice
-from tpu_ops.runs.advice import Step
+from tpu_ops.runs.advice import Recoverer, Step
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, of_starting, outcome_of
 from tpu_ops.runs.remembered import NODE_GONE
 
@@ -130,3 +130,44 @@ def test_what_starts_a_run_again_is_what_was_seen_of_its_nodes(
 ) -> None:
     states = {outcome.host: node for outcome in outcomes if node}
     assert advice.again(outcomes, states) == steps
+
+
+PREPARING = "run r1: a process on this machine is preparing attempt 2"
+
+
+@pytest.mark.parametrize(
+    ("found", "states", "said"),
+    [
+        (None, ("gone", "gone"), ""),
+        (
+            Recoverer("r1", 1),
+            ("gone", "gone"),
+            "run r1: no process is recovering it; `tpu_ops attach r1 --recover` resumes that",
+        ),
+        (
+            Recoverer("r1", 1, held=True, pending=True, pid=7, since=NOON, logs="/l"),
+            ("gone", "recovering"),
+            f"{PREPARING} (pid 7, since {AT}); logs of attempt 1 are in /l",
+        ),
+        (
+            Recoverer("r1", 1, held=True, pending=True),
+            ("failed", "recovering"),
+            PREPARING,
+        ),
+        (
+            Recoverer("r1", 2, held=True, pid=7),
+            ("running", "running"),
+            "run r1: a process on this machine recovers it (pid 7)",
+        ),
+        (
+            Recoverer("r1", 2, held=True, pid=7),
+            ("gone", "recovering"),
+            "run r1: a process on this machine recovers it (pid 7)",
+        ),
+    ],
+)
+def test_a_run_is_recovering_while_a_process_here_starts_it_again(
+    found: Recoverer | None, states: tuple[str, str], said: str
+) -> None:
+    told, shown = states
+    assert (advice.state(told, found), advice.recovery(found)) == (shown, said)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import shutil
 import signal
 import threading
@@ -672,7 +673,7 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
     assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes that" in note) is told
-    assert (note == "run r1: a process on this machine recovers it") is held
+    assert (note == f"run r1: a process on this machine recovers it (pid {os.getpid()})") is held
 
 
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])

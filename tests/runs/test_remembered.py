@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from tests.runs.test_parts import pod
-from tpu_ops.cli import attach, logs, runs, runs_output, status, stop
+from tpu_ops.cli import attach, logs, recovering, runs, runs_output, status, stop
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
@@ -374,6 +374,31 @@ def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world
     assert (code, "run r1, attempt 2: gone" in err) == (ExitCode.UNREACHABLE, True)
     assert "no process is recovering it; `tpu_ops attach r1 --recover` resumes that" in err
     assert "tpu_ops train" not in err
+
+
+def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: World) -> None:
+    records.write(world.folder, KNOWN)
+    fix = "it does not come back by itself: `tpu_ops delete a`"
+    world.told(*[Reply("", {}, "unreachable", "its node is PREEMPTED now", fix)] * 4)
+    kept = recovery.Recovery(
+        "r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {}), pending=True, since=60.0
+    )
+    recovery.write(world.folder, kept)
+    with recovering.alone(world.fleet.settings, "r1"):
+        (row,) = json.loads(world(runs, "--json")[1])
+        _, out, err = world(runs)
+        shown = world(status, "r1")[2]
+        with pytest.raises(UnreachableError) as wrong:
+            runs.run(argparse.Namespace(fleet="", json=False))
+    assert (row["state"], row["recovery"]) == ("recovering", {"attempt": 3, "pid": os.getpid(), "since": 60.0})
+    assert " recovering " in out
+    note = f"a process on this machine is preparing attempt 3 (pid {os.getpid()}, since 1970-01-01 00:01:00 UTC); logs"
+    assert f"run r1: {note}" in err
+    assert "run r1, attempt 2: recovering" in shown
+    assert f"run r1: {note}" in shown
+    assert wrong.value.fix == "wait until run r1 has started, or end it: `tpu_ops stop r1`"
+    (row,) = json.loads(world(runs, "--json")[1])
+    assert (row["state"], row["recovery"]) == ("unreachable", None), "no process of this machine recovers it"
 
 
 def test_another_run_of_the_name_is_not_the_one_that_is_remembered(world: World) -> None:

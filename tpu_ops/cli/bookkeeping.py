@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,8 @@ class Bookkeeping:
         self._events: list[dict[str, Any]] = []
 
     def _keep(self, **changes: Any) -> None:
+        if changes.get("pending") and not self.kept.pending:
+            changes["since"] = time.time()
         self.kept = replace(self.kept, **changes)
         with self._as_far_as_it_goes():
             recovery.write(self._settings.state_dir, self.kept)

@@ -13,7 +13,7 @@ from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output, preparing
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import doctor, preflight
+from tpu_ops.runs import doctor
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
 
@@ -55,18 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
-    """Return findings in which nobody is told to configure workers that a recovery of this machine is configuring."""
-    asked = {
-        fault.worker
-        for finding in findings
-        for fault in finding.faults
-        if fault.fix.startswith(preflight.configure(fault.worker))
-    }
+    """Return findings in which nobody is told to mend workers that a recovery of this machine brings back."""
+    asked = {fault.worker for finding in findings for fault in finding.faults if fault.is_absence}
     fixes = {host: work.fix for host, work in preparing.each_at_work(state_dir, asked).items()}
 
     def waited_for(fault: Fault) -> Fault:
-        is_told = fault.fix.startswith(preflight.configure(fault.worker))
-        return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if is_told else fault
+        return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if fault.is_absence else fault
 
     return [replace(finding, faults=tuple(map(waited_for, finding.faults))) for finding in findings]
 

@@ -1,4 +1,4 @@
-"""Workers that have no launcher yet since a recovery of this machine is just configuring them: nobody else has to."""
+"""Workers that are away or not configured while a recovery of this machine brings them back: nobody else has to."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ class Work(NamedTuple):
     fix: str
 
 
-def at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> Work | None:
-    """Return the work of a run's recovery here that prepares some of these workers; None where none does.
+def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict[str, Work]:
+    """Return for each of these workers that a recovery here prepares its work.
 
     Args:
         state_dir: What this machine remembers of the fleet.
         hosts: The workers.
         but: A run that is nobody else's: that of this process.
     """
-    return next(iter(each_at_work(state_dir, hosts, but).values()), None)
-
-
-def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict[str, Work]:
-    """Return for each of these workers that a recovery here prepares its work; the arguments are as of `at_work`."""
     if not hosts:
         return {}
     from tpu_ops.runs import recovery  # most workers have a launcher
@@ -50,7 +45,12 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
 def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
     """Return the error that silent workers are, as `control.Found` has it; None where all have answered."""
     problem = control.Found([], tuple(silent)).problem()
-    if problem and not any(map(control.is_lost, silent)) and (work := at_work(state_dir, bare(silent))):
+    works = each_at_work(state_dir, [*bare(silent), *(reply.host for reply in silent if control.is_lost(reply))])
+    left = [reply for reply in silent if control.is_lost(reply) and reply.host not in works]
+    if problem and left:
+        problem.fix = (control.Found([], tuple(left)).problem() or problem).fix
+    elif problem and works:
+        work = next(iter(works.values()))
         problem.what, problem.fix = f"{problem.what}; {work.note}", work.fix
     return problem
 

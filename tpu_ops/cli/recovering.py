@@ -42,7 +42,7 @@ def alone(settings: Settings, run_id: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             # Whoever only looks whether somebody does holds it for a moment.
-            stack.enter_context(recovery.lock(settings.state_dir, run_id, 0.5))
+            recovery.sign(stack.enter_context(recovery.lock(settings.state_dir, run_id, 0.5)))
         except TimeoutError:
             what = "another process on this machine is already recovering it"
             fix = f"`tpu_ops attach {run_id}` follows it without recovering it"

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, preparing, requested, runs_output
+from tpu_ops.cli import commands, options, output, preparing, requested, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, overview
+from tpu_ops.runs import advice, control, overview, recovery
 from tpu_ops.runs.outcomes import Outcome
 
 
@@ -40,10 +40,16 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
         UnreachableError, HostError: Workers could not say.
     """
     problem = preparing.problem_of(seen.silent.silent, settings.state_dir)
+    found = {run_.run_id: recovery.recoverer(settings.state_dir, run_.run_id) for run_, *_ in seen.rows}
+    told = [runs_output.summary(run_.run_id, outcomes, found[run_.run_id]) for run_, outcomes, _ in seen.rows]
     if as_json and (seen.rows or not problem):
-        output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes, _ in seen.rows])
+        output.as_json(told)
     elif seen.rows and not as_json:
-        output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
+        rows = [_row(*row, one["state"]) for row, one in zip(seen.rows, told, strict=True)]
+        output.table(rows, ("run", "person", "workers", "state", "started"))
+        for one in told:
+            if one["recovery"]:
+                output.info(commands.on_fleet(advice.recovery(found[one["run_id"]]), settings.command))
     elif not problem:
         output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
@@ -55,11 +61,11 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     return ExitCode.OK
 
 
-def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dict[str, str]:
+def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float, state: str) -> dict[str, str]:
     return {
         "run": run_.run_id,
         "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
-        "state": runs_output.run_state(outcomes),
+        "state": state,
         "started": output.at(since),
     }

@@ -115,11 +115,16 @@ def ending(outcome: Outcome) -> str:
     return ""
 
 
-def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | None = None) -> dict[str, Any]:
     """Return a run's result for --json.
 
     ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known, and where none
     could record its end. Where no worker tells of the run, it is what this machine remembers of it.
+
+    Args:
+        run_id: The run.
+        outcomes: How its ranks are.
+        found: What recovers it on this machine.
     """
     first, newest = first_failure(outcomes), attempt(outcomes)
     known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
@@ -129,7 +134,8 @@ def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "attempt": newest,
-        "state": run_state(outcomes),
+        "state": (state := advice.state(run_state(outcomes), found)),
+        "recovery": found.facts() if found and state == advice.RECOVERING else None,
         "person": next((record["person"]["name"] for record in known), ""),
         "started_by": next((record["asker"] for record in known if record.get("asker")), ""),
         "argv": next((record["argv"] for record in known if "argv" in record), []),

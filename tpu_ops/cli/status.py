@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     seen, last, problem = asyncio.run(_ask(fleet, args.run))
     if args.json and (seen or not problem):
         with output.read_or_not():
-            output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
+            known = [(run_.run_id, outcomes) for run_, outcomes in seen]
+            state_dir = fleet.settings.state_dir
+            output.as_json([runs_output.summary(*one, recovery.recoverer(state_dir, one[0])) for one in known])
     elif not args.json and not seen and (last or not problem):
         output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
     for run_, outcomes in seen if not args.json else ():
@@ -61,7 +63,8 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     settings = fleet.settings
     attempt = runs_output.attempt(outcomes)
     which = f", attempt {attempt}" if attempt > 1 else ""
-    state = runs_output.run_state(outcomes)
+    found = recovery.recoverer(settings.state_dir, run_.run_id)
+    state = advice.state(runs_output.run_state(outcomes), found)
     more = f" {advice.starting(outcomes)}" if state == "starting" else ""
     output.info(f"run {run_.run_id}{which}: {state}{more}")
     with output.read_or_not():
@@ -74,7 +77,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
         if failed and failed.record and failed.state != "refused":
             output.info(f"  output: {settings.command('logs')} {run_.run_id} --rank {rank}")
     requested.tell(settings, run_.run_id, requested.kept(settings, run_.run_id))
-    if note := recovery.note_of(settings.state_dir, run_.run_id):
+    if note := advice.recovery(found):
         output.info(commands.on_fleet(note, settings.command))
     else:
         runs_output.steps(advice.again(outcomes, nodes.states(fleet)), settings.command)

@@ -205,6 +205,7 @@ class _Job:
             max_preemptions=self.args.max_preemptions,
             max_failures=self.args.max_failures or 0,
             pending=True,
+            since=time.time(),
         )
         said = self.fleet.warnings
         self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False, said=said)

@@ -20,6 +20,36 @@ OTHER_NAME = "choose another --name"
 STOPPED = "start it under another --name if it is wanted again"
 
 
+#: State of a run whose next attempt is being prepared.
+RECOVERING = "recovering"
+
+
+class Recoverer(NamedTuple):
+    """What recovers a run on this machine, or could.
+
+    Attributes:
+        run_id: The run.
+        attempt: The last one that was started.
+        held: Whether a process is at it.
+        pending: Whether that prepares the next attempt.
+        pid: The process; 0 where it is not known.
+        since: Since when it prepares the attempt, in seconds since 1970; 0 where that is not known.
+        logs: Where the logs of the last attempt are kept here; empty where there is none.
+    """
+
+    run_id: str
+    attempt: int = 0
+    held: bool = False
+    pending: bool = False
+    pid: int = 0
+    since: float = 0.0
+    logs: str = ""
+
+    def facts(self) -> dict[str, object]:
+        """Return what --json tells of it."""
+        return {"attempt": self.attempt + self.pending, "pid": self.pid or None, "since": self.since or None}
+
+
 class Step(NamedTuple):
     """What to do: what for in a word, and how."""
 
@@ -98,6 +128,31 @@ def _how(away: str | None, silent: Collection[str]) -> str:
 def resuming(run_id: str) -> Step:
     """Return how to go on with a recovery that no process is at."""
     return Step("recover", f"tpu_ops attach {run_id} --recover")
+
+
+def state(of_workers: str, found: Recoverer | None) -> str:
+    """Return the state of a run: as its workers tell, unless a process of this machine is starting it again."""
+    at_it = found is not None and found.held and (found.pending or of_workers == "gone")
+    return RECOVERING if at_it and of_workers not in ON else of_workers
+
+
+def recovery(found: Recoverer | None) -> str:
+    """Return who recovers a run on this machine, or how to go on with that, in words; empty where nothing is to say."""
+    if found is None:
+        return ""
+    if not found.held:
+        return f"run {found.run_id}: no process is recovering it; `{resuming(found.run_id).how}` resumes that"
+    pid = [f"pid {found.pid}"] if found.pid else []
+    if not found.pending:
+        return f"run {found.run_id}: a process on this machine recovers it{_aside(pid)}"
+    since = [f"since {texts.at(found.since)}"] if found.since else []
+    logs = f"; logs of attempt {found.attempt} are in {found.logs}" if found.logs else ""
+    what = f"a process on this machine is preparing attempt {found.attempt + 1}"
+    return f"run {found.run_id}: {what}{_aside([*pid, *since])}{logs}"
+
+
+def _aside(words: Sequence[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""
 
 
 def name_taken(run_id: str, *, resumes: bool = False) -> str:

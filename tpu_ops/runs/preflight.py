@@ -65,6 +65,11 @@ class Fault:
         """Whether a run may be started in spite of it."""
         return self.check in FORCIBLE
 
+    @property
+    def is_absence(self) -> bool:
+        """Whether it is that the worker is away or not configured, which a recovery mends that brings it back."""
+        return self.unreachable or self.check == "state" or self.fix.startswith(configure(""))
+
 
 class PreflightError(OpsError):
     """Some workers are not fit for a run."""
@@ -84,8 +89,8 @@ class PreflightError(OpsError):
             self.exit_code = ExitCode.UNREACHABLE
 
     def unconfigured(self) -> list[str]:
-        """Return the workers that are to be configured."""
-        return [fault.worker for fault in self.faults if fault.fix.startswith(configure(""))]
+        """Return the workers that are to be configured, or to be brought back first."""
+        return [fault.worker for fault in self.faults if fault.is_absence]
 
     def configured_by(self, fixes: Mapping[str, str]) -> None:
         """Have some of those be configured by somebody else already; what to do about each of them then is given."""

@@ -49,6 +49,7 @@ class Recovery:
         pending: Whether the next attempt is being prepared, its nodes brought back for example, so that none is on.
         counted: Whether it is counted already that nodes are not as the plan has them.
         early: Whether a loss is counted of which the API does not tell yet, as where its workers have told first.
+        since: When it became `pending`, in seconds since 1970; 0 where an older version has written it.
     """
 
     run_id: str
@@ -67,6 +68,7 @@ class Recovery:
     pending: bool = False
     counted: bool = False
     early: bool = False
+    since: float = 0.0
 
     def over_budget(self) -> str:
         """Return which budget is used up, in words; empty where none is."""
@@ -231,38 +233,53 @@ def is_held(state_dir: Path, run_id: str) -> bool:
         return False
 
 
+def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
+    """Return what recovers a run on this machine, or could; None where nothing does."""
+    if not is_kept(state_dir, run_id):
+        return None
+    held = False
+    try:
+        with lock(state_dir, run_id):
+            pass
+    except TimeoutError:
+        held = True
+    except OSError:
+        return None
+    # It may just have ended.
+    if not is_kept(state_dir, run_id):
+        return None
+    found = advice.Recoverer(run_id, held=held)
+    with contextlib.suppress(OpsError):
+        kept, place = read(state_dir, run_id), folder(state_dir, run_id)
+        logs = str(place / f"attempt-{kept.attempt}") if kept.attempt else ""
+        found = found._replace(attempt=kept.attempt, pending=held and kept.pending, logs=logs)
+        if held:
+            found = found._replace(pid=_pid(place / "lock"), since=kept.since if kept.pending else 0.0)
+    return found
+
+
+def sign(handle: int) -> None:
+    """Have the file of a `lock` name this process, which recovers the run; a full disk takes no name."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+
+
+def _pid(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return 0
+
+
 def under_way(state_dir: Path, run_id: str) -> str:
     """Return what a process of this machine is about to do with a run, in words; empty where that is nothing."""
-    place = folder(state_dir, run_id)
-    if not is_kept(state_dir, run_id):
-        return ""
-    with contextlib.suppress(TimeoutError, OSError), lock(state_dir, run_id):
-        return ""
-    with contextlib.suppress(OpsError):
-        kept = read(state_dir, run_id)
-        if kept.pending:
-            logs = (
-                f"; logs of attempt {kept.attempt} are in {place / f'attempt-{kept.attempt}'}" if kept.attempt else ""
-            )
-            return f"run {run_id}: a process on this machine is preparing attempt {kept.attempt + 1}{logs}"
-    return ""
+    found = recoverer(state_dir, run_id)
+    return advice.recovery(found) if found and found.pending else ""
 
 
 def note_of(state_dir: Path, run_id: str) -> str:
     """Return who recovers a run on this machine, or could go on with that, in words; empty where nothing is to say."""
-    if not is_kept(state_dir, run_id):
-        return ""
-    try:
-        with lock(state_dir, run_id):
-            # It may just have ended.
-            left = is_kept(state_dir, run_id)
-            note = f"run {run_id}: no process is recovering it; `tpu_ops attach {run_id} --recover` resumes that"
-            return note if left else ""
-    except TimeoutError:
-        held = f"run {run_id}: a process on this machine recovers it" if is_kept(state_dir, run_id) else ""
-        return under_way(state_dir, run_id) or held
-    except OSError:
-        return ""
+    return advice.recovery(recoverer(state_dir, run_id))
 
 
 def asked_to_stop(state_dir: Path, run_id: str) -> bool:
