@@ -23,6 +23,7 @@ def seen(packages: dict[str, str] | None, plan: bool = False, **more: Any) -> di
         "digest": str(sorted((packages or {}).items())) if packages else "",
         "key": "k",
         "locked": False,
+        "projects": "",
     }
     return {"__python_seen": {"environments": {"jax": entry | more}}}
 
@@ -45,6 +46,11 @@ ONE, TWO = {"jax": "1", "numpy": "1"}, {"jax": "1", "numpy": "2"}
         # People's own projects are no difference.
         ([seen(ONE), seen(ONE | {"mine": "1"}, editable=["mine"])], None, []),
         ([seen(ONE), seen(ONE | {"mine": "1"}, local=["mine"])], None, []),
+        # What only one worker's project needs stays there.
+        ([seen(ONE), seen(ONE | {"x": "1"}, projects="a")], None, []),
+        ([seen(ONE, projects="a"), seen(TWO, projects="a"), seen(TWO)], 0, [0, 1]),
+        # A new worker has no projects yet, and gets what most others have.
+        ([seen(None), seen(TWO), seen(ONE, projects="a"), seen(ONE, projects="a")], 2, [0, 2, 3]),
         # Other wishes, other sets.
         ([seen(ONE), seen(TWO, key="other")], None, []),
         ([seen(ONE, locked=True), seen(TWO, locked=True)], None, []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import shutil
 import subprocess
@@ -501,6 +502,29 @@ def test_what_is_there_is_kept_when_the_set_is_resolved(run: Run, arguments: dic
     result = run(uv_environments, more(arguments, requirements=["jax", "flax"]) | {"step": "resolve"})
     assert result["locks"]["jax"].split() == ["flax==9", "--hash=sha256:00", "jax==1", "--hash=sha256:00"]
     assert result["changed"] is False
+
+
+def test_a_need_of_a_project_that_no_index_has_keeps_nothing_from_being_resolved(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    run(uv_environments, arguments)
+    for name, needs, origin in (
+        (
+            "vision",
+            ["withdrawn==1", "flax>=1 ; extra == 'x'", "optax"],
+            {"dir_info": {"editable": True}, "url": "file:///v"},
+        ),
+        ("withdrawn", [], None),
+    ):
+        info = site(tmp_path) / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("".join(f"Requires-Dist: {need}\n" for need in needs))
+        (info / "RECORD").write_text(f"{name}.py,,\n")
+        (site(tmp_path) / f"{name}.py").touch()
+        if origin:
+            (info / "direct_url.json").write_text(json.dumps(origin))
+    resolved = run(uv_environments, more(arguments, requirements=["jax==1", "numpy"]) | {"step": "resolve"})
+    assert [line.split()[0] for line in resolved["locks"]["jax"].splitlines()] == ["jax==1", "numpy==9", "optax==9"]
 
 
 def _no_uv(tmp_path: Path, arguments: dict[str, Any]) -> None:

@@ -1042,7 +1042,7 @@ def test_uv_is_told_to_leave_pinned_packages_at_their_version(tmp_path: Path, mo
     record(venv, "numpy", "2.0")
     record(venv, "my_vision", "1.0", f"{tmp_path}/a%20b")
     uv.write_text(
-        '#!/bin/sh\nfor word; do case "$before" in --constraints) cat "$word" >> said;; esac; before=$word;'
+        '#!/bin/sh\nrm -f said\nfor word; do case "$before" in --constraints) cat "$word" >> said;; esac; before=$word;'
         " echo \"$word\" >> words; done\nprintf ' - my-vision==1.0\\n + my-vision @ file\\n + new==1\\n' >&2\n"
     )
     uv.chmod(0o755)

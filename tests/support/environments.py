@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +97,63 @@ def by_hand(path: Path, version: str) -> None:
     (path / "bin" / "theirs").write_text("a script")
     (path / "notebooks" / "n.txt").write_text("years of work")
     (lib / "theirs.pth").write_text("/home/ada/code\n")
+
+
+def plain_wheel(directory: Path, name: str, version: str, *requires: str) -> None:
+    """Make a wheel of one module that requires other packages."""
+    info = f"{name}-{version}.dist-info"
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    files = {
+        f"{name}.py": "x = 1\n",
+        f"{info}/METADATA": "\n".join([*lines, ""]),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    directory.mkdir(exist_ok=True)
+    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in (
+            files | {f"{info}/RECORD": "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])}
+        ).items():
+            archive.writestr(path, text)
+
+
+#: Builds an editable installation of the project whose pyproject.toml is next to it, without anything from an index.
+BACKEND = """
+import pathlib, tomllib, zipfile
+
+def build_editable(directory, config_settings=None, metadata_directory=None):
+    project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
+    name, info = project["name"], project["name"] + "-1.dist-info"
+    lines = ["Metadata-Version: 2.1", "Name: " + name, "Version: 1"]
+    lines += ["Requires-Dist: " + need for need in project["dependencies"]]
+    for extra, needs in project["optional-dependencies"].items():
+        lines += ["Provides-Extra: " + extra]
+        lines += ["Requires-Dist: %s ; extra == '%s'" % (need, extra) for need in needs]
+    files = {
+        name + ".pth": str(pathlib.Path.cwd()),
+        info + "/METADATA": "\\n".join([*lines, ""]),
+        info + "/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }
+    files[info + "/RECORD"] = "".join(path + ",,\\n" for path in [*files, info + "/RECORD"])
+    wheel = name + "-1-py3-none-any.whl"
+    with zipfile.ZipFile(directory + "/" + wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return wheel
+"""
+
+
+def write_project(directory: Path, name: str, needs: list[str], **extras: list[str]) -> None:
+    """Write a Python project that can be installed editable, also over an earlier one."""
+    directory.mkdir(exist_ok=True)
+    (directory / "backend.py").write_text(BACKEND)
+    (directory / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        f'[project]\nname = "{name}"\nversion = "1"\ndependencies = {json.dumps(needs)}\n'
+        f"[project.optional-dependencies]\n"
+        + "".join(f"{extra} = {json.dumps(listed)}\n" for extra, listed in extras.items())
+    )

@@ -281,22 +281,46 @@ def _seen(hosts: Iterable[str], hostvars: Mapping[str, Any], names: tuple[str, .
     return found
 
 
+def _common_projects(seen: dict[str, dict[str, Words]]) -> dict[tuple[str, str], str]:
+    """Return the word for their projects that most environments of a name and key have."""
+    words: dict[tuple[str, str], Counter[str]] = {}
+    for environments in seen.values():
+        for name, state in environments.items():
+            if not state["fresh"]:
+                words.setdefault((name, state["key"]), Counter())[state["projects"]] += 1
+    return {place: counts.most_common(1)[0][0] for place, counts in words.items()}
+
+
+def unrecorded_environments(wanted: list[Words], seen: Mapping[str, Words]) -> list[Words]:
+    """Return those of the wanted environments that do not say yet what their list asks for."""
+    return [entry for entry in wanted if not seen.get(entry["name"], {}).get("recorded")]
+
+
+def moving_projects(projects: Any, directory: str) -> list[str]:
+    """Given workspace_projects and workspace_directory, return the clones; the role workspace says what is wrong."""
+    entries = [entry for entry in projects if isinstance(entry, dict)] if isinstance(projects, list) else []
+    return [str(entry.get("path") or f"{directory.rstrip('/')}/{entry.get('name')}") for entry in entries]
+
+
 def environment_plan(hosts: list[str], hostvars: Mapping[str, Any]) -> dict[str, Words]:
     """Given what all workers hold, return for each worker what it `resolve`s and `fill`s, and `from` whose lock.
 
     Environments that should be the same and have no lock file get the set that one worker resolves: preferably one that
     has what is wanted and what most others have, otherwise the first. If all have the same set and it is sufficient,
-    nothing is done.
+    nothing is done. Environments whose projects need different packages are not the same; a new one is to be like most.
     """
     plan: dict[str, Words] = {host: {"resolve": [], "fill": [], "from": {}} for host in hosts}
-    alike: dict[tuple[str, str], dict[str, Words]] = {}
-    for host, environments in _seen(hosts, hostvars, ("__python_seen",)).items():
+    alike: dict[tuple[str, str, str], dict[str, Words]] = {}
+    seen = _seen(hosts, hostvars, ("__python_seen",))
+    common = _common_projects(seen)
+    for host, environments in seen.items():
         for name, state in environments.items():
             if not state["locked"]:
-                alike.setdefault((name, state["key"]), {})[host] = state
+                projects = common.get((name, state["key"]), "") if state["fresh"] else state["projects"]
+                alike.setdefault((name, state["key"], projects), {})[host] = state
             elif state["fresh"] or state["plan"]:
                 plan[host]["fill"].append(name)
-    for (name, _), states in alike.items():
+    for (name, _, _), states in alike.items():
         done = {host: state for host, state in states.items() if not state["fresh"] and not state["plan"]}
         sets = {host: tuple(sorted(_own(state).items())) for host, state in done.items()}
         counts = Counter(sets.values())
@@ -412,6 +436,8 @@ class FilterModule:
             missing_lock_faults,
             shared_path_faults,
             environment_plan,
+            unrecorded_environments,
+            moving_projects,
             agreed_environments,
             environment_report,
             login_script,

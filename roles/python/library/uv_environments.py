@@ -20,11 +20,13 @@ DOCUMENTATION = r"""
 module: uv_environments
 short_description: Create virtual environments with uv and give them one set of packages
 description:
-  - The work is split into steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change
-    anything.
+  - The work is split into steps, so that many hosts can agree on one set in between. Only V(pythons), V(fill) and
+    V(record) change anything.
   - Everything in an environment is done with the rights of its owner.
   - Packages that are not in the set stay, unless O(environments[].exact) or O(environments[].agreed). What an
     environment held for another version of Python is kept in its directory C(.old-TIME) until the new one is complete.
+  - What projects that are installed editable need from the index belongs to the set: it is resolved together with the
+    requirements, and is not removed. A set that a project does not work with is refused.
   - Refuses environments in which others than root and the owner could place code that then runs with the owner's
     rights.
   - While a training run is active, V(fill) refuses to change an environment that exists, before it changes any: what a
@@ -39,8 +41,10 @@ options:
       - V(pythons) has uv install the Python versions in O(pythons).
       - V(resolve) has uv write the lock of each environment, as close to what it holds as its requirements allow.
       - V(fill) creates what is missing or does not run, and installs the lock.
+      - V(record) writes into each environment what its list asks for; the role workspace installs projects together
+        with that.
     type: str
-    choices: [look, pythons, resolve, fill]
+    choices: [look, pythons, resolve, fill, record]
     required: true
   uv:
     description: The program uv.
@@ -82,6 +86,12 @@ options:
                              removed.", type: bool, default: false}
       forbidden: {description: "Pattern of package names that no lock may contain.", type: str, default: ""}
       proof: {description: "Python code that must succeed in the environment.", type: str, default: ""}
+  moving:
+    description: Directories of projects that the role workspace is about to bring to another commit, or to remove. They
+      do not keep a set from being installed; a warning names them.
+    type: list
+    elements: path
+    default: []
   during_runs:
     description: Whether V(fill) may change environments that exist while a training run is active.
     type: bool
@@ -114,7 +124,8 @@ environments:
       what was or would be done, one line for each package, C(damaged) which packages lack files, C(packages) versions
       by name, C(digest) a word that is equal if Python and packages are, C(editable) which packages are editable
       installations, C(local) which are from an address or a directory, C(key) a word that is equal if one set is
-      sufficient, C(locked) whether it came with a lock.
+      sufficient, C(projects) a word that is equal if the editable ones need the same, C(overruled) which of these do
+      not work with the set, C(locked) whether it came with a lock, C(recorded) whether it says what its list asks for.
   type: dict
   returned: always
 locks:
@@ -126,6 +137,15 @@ missing_pythons:
   type: list
   returned: always
 """
+
+
+#: The role workspace ends with an error where a project does not work with the set at its new commit either.
+OVERRULED = (
+    "environment %s: the project %s does not work with what it lists; it is installed all the same, since the role"
+    " workspace is about to bring the project to the commit that workspace_projects names"
+)
+
+STEPS = ["look", "pythons", "resolve", "fill", "record"]
 
 
 def place(wanted: dict[str, Any]) -> str:
@@ -160,23 +180,39 @@ def exists(path: str) -> bool:
     return any(os.path.lexists(os.path.join(path, part)) for part in ("bin/python", "pyvenv.cfg"))
 
 
-def spare_run(names: list[str], module: AnsibleModule) -> None:
-    """Refuse to change environments that exist, given by their names, while a run is active.
+def spare_run(there: list[dict[str, Any]], module: AnsibleModule) -> None:
+    """Tell runs that environments which exist are about to change, and refuse to change them while a run is active.
 
     Raises:
         Fault: One is, and this is not check mode, which warns.
     """
+    if not there or module.params["during_runs"]:
+        return
+    if not module.check_mode:
+        tell_change(ENVIRONMENTS, [wanted["path"] for wanted in there])
     run = active_run()
     if not run:
         return
     text = (
         "environment %s: not changed, since the run %s is active on this worker and could then import packages of two"
         " versions; wait for it, end it with `tpu_ops stop`, or set python_fill_during_runs: true"
-        % (", ".join(names), run)
+        % (", ".join(wanted["name"] for wanted in there), run)
     )
     if not module.check_mode:
         raise Fault(text)
     module.warn(text)
+
+
+def look(wanted: dict[str, Any], module: AnsibleModule) -> dict[str, Any]:
+    """Return what an environment is, and warn of the projects that do not work with what it is to hold.
+
+    Raises:
+        Fault: It cannot be told, or a project forbids what is to change.
+    """
+    state: dict[str, Any] = work(wanted, "look", module)
+    for project in state["overruled"]:
+        module.warn(OVERRULED % (wanted["name"], project))
+    return state
 
 
 def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
@@ -190,7 +226,7 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         account = pwd.getpwnam(wanted["owner"])
     except KeyError:
         if step == "look" or module.check_mode:  # Its account comes with the rest.
-            environment = Environment(wanted, Uv(program, module.params["cache_dir"], timeout))
+            environment = Environment(dict(wanted, moving=[]), Uv(program, module.params["cache_dir"], timeout))
             return "" if step == "resolve" else environment.unmade()
         raise Fault("there is no account %s to own it; set owner, or create the account" % wanted["owner"]) from None
     reason = stranger_in(wanted["path"], account.pw_uid)
@@ -207,7 +243,7 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         give(wanted["path"], account)
 
     def act() -> Any:
-        environment = Environment(wanted, uv)
+        environment = Environment(dict(wanted, moving=module.params["moving"]), uv)
         try:
             # Check mode has installed neither uv nor a Python.
             if step == "resolve" and module.check_mode and not environment.can_resolve():
@@ -224,7 +260,7 @@ def main() -> None:
     words: dict[str, Any] = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
-            "step": {"type": "str", "required": True, "choices": ["look", "pythons", "resolve", "fill"]},
+            "step": {"type": "str", "required": True, "choices": STEPS},
             "uv": {"type": "path", "required": True},
             "cache_dir": {"type": "path", "required": True},
             "pythons": words,
@@ -242,6 +278,7 @@ def main() -> None:
                     **{name: {"type": "bool", "default": False} for name in ("exact", "agreed")},
                 },
             },
+            "moving": {"type": "list", "elements": "path", "default": []},
             "during_runs": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 1800},
         },
@@ -268,17 +305,17 @@ def main() -> None:
             where = place(wanted)
             if step == "resolve":
                 locks[name] = work(wanted, step, module)
+            elif step == "record":
+                result["changed"] = True
+                if not module.check_mode:
+                    states[name] = work(wanted, step, module)
             elif step in ("look", "fill"):
                 before[name] = packages(wanted["path"])
-                states[name] = work(wanted, "look", module)
+                states[name] = look(wanted, module)
                 if step == "fill" and (states[name]["fresh"] or states[name]["plan"]):
                     needed.append(wanted)
         where = ""
-        there = [wanted["name"] for wanted in needed if exists(wanted["path"])]
-        if there and not module.params["during_runs"]:
-            if not module.check_mode:
-                tell_change(ENVIRONMENTS, [wanted["path"] for wanted in needed if exists(wanted["path"])])
-            spare_run(there, module)
+        spare_run([wanted for wanted in needed if exists(wanted["path"])], module)
         for wanted in needed:
             where = place(wanted)
             result["changed"] = True

@@ -12,8 +12,11 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
+from ansible.module_utils.environment_projects import honouring, projects_word
+from ansible.module_utils.environment_sets import Listed, needed, read_listed, write_listed
 from ansible.module_utils.environment_state import (
     correct_record,
     damaged,
@@ -97,8 +100,14 @@ class Environment:
         """Return whether the environment must be created or recreated."""
         return not self.runs() and self.made_for() != str(self.wanted["python_version"])
 
-    def install(self, directory: str, *options: str) -> list[str]:
-        """Install the lock, or the requirements where there is none, and return uv's plan."""
+    def install(self, directory: str, *options: str, needs: list[str] | None = None) -> list[str]:
+        """Install the lock, or the requirements where there is none, and return uv's plan.
+
+        Args:
+            directory: Where to write files for uv.
+            options: More options for uv.
+            needs: What projects need; where there is no lock, it is installed as well.
+        """
         lock = self.wanted["lock"]
         arguments = ["pip", "install", "--python", self.python, *options, *self.links()]
         arguments += ["--reinstall-package=%s" % name for name in damaged(self.path)]
@@ -106,7 +115,7 @@ class Environment:
             arguments += ["--no-deps", "--requirements", written(directory, "lock.txt", lock)]
             arguments += ["--require-hashes"] if fully_hashed(lock) else []
         else:
-            requirements, constraints = self.texts(directory)
+            requirements, constraints = self.texts(directory, needs or [])
             arguments += ["--requirements", requirements, *constraints]
         plan: list[str] = plan_lines(self.uv.run(*arguments, place=self.path)[1])
         return plan
@@ -130,9 +139,13 @@ class Environment:
         """Return the options that name pages."""
         return [option for link in self.wanted["find_links"] for option in ("--find-links", link)]
 
-    def texts(self, directory: str) -> tuple[str, list[str]]:
-        """Write the requirements and the constraints; return the file of the former and the options for the latter."""
-        requirements = written(directory, "requirements.txt", "\n".join(self.wanted["requirements"]))
+    def texts(self, directory: str, needs: list[str]) -> tuple[str, list[str]]:
+        """Write the requirements with what projects need, and the constraints.
+
+        Returns:
+            The file of the former and the options for the latter.
+        """
+        requirements = written(directory, "requirements.txt", "\n".join([*self.wanted["requirements"], *needs]))
         if not self.wanted["constraints"]:
             return requirements, []
         constraints = written(directory, "constraints.txt", "\n".join(self.wanted["constraints"]))
@@ -147,7 +160,7 @@ class Environment:
         """Return the packages that are to go."""
         if not ((self.wanted["exact"] or self.wanted["agreed"]) and self.wanted["lock"]):
             return []
-        kept = named(self.wanted["lock"])
+        kept = named(self.wanted["lock"]) | needed(self.path)
         found = {name: entry for name, (_, entry) in dist_infos(self.path).items() if name not in kept}
         # What is from elsewhere is in no set that workers agree on.
         return [
@@ -169,7 +182,7 @@ class Environment:
         """Return whether the environment must not have a package."""
         return bool(re.fullmatch(self.wanted["forbidden"], name))
 
-    def report(self, plan: list[str], *, fresh: bool) -> dict[str, Any]:
+    def report(self, plan: list[str], *, fresh: bool, overruled: list[str] | None = None) -> dict[str, Any]:
         """Return what the environment is."""
         found = {} if fresh else packages(self.path)
         there = {} if fresh else {name: entry for name, (_, entry) in dist_infos(self.path).items()}
@@ -183,7 +196,24 @@ class Environment:
             "editable": [name for name, entry in there.items() if editable(entry)],
             "local": [name for name, entry in there.items() if not (editable(entry) or from_index(entry))],
             "digest": "" if fresh else digest(python_version(self.path), found),
+            "projects": "" if fresh else projects_word(self.path),
+            "overruled": overruled or [],
+            "recorded": not fresh and read_listed(self.path) == self.listed(),
         }
+
+    def listed(self) -> Listed:
+        """Return what the environment's list asks for, as the role workspace reads it."""
+        source = "%s (environment %s)" % (self.wanted["variable"], self.wanted["name"])
+        if self.wanted["lock"]:
+            pinned = ["%s==%s" % pin for pin in sorted(pins(self.wanted["lock"]).items())]
+            return Listed("the lock file of " + source, [], pinned, self.wanted["find_links"])
+        names = ("requirements", "constraints", "find_links")
+        return Listed(source, *(list(self.wanted[name]) for name in names))
+
+    def record(self) -> dict[str, Any]:
+        """Have the environment say what its list asks for."""
+        write_listed(self.path, self.listed())
+        return self.report([], fresh=False)
 
     def key(self) -> str:
         """Return a word that is equal for hosts that can share one set of packages."""
@@ -199,13 +229,43 @@ class Environment:
             return self.report(["~ Python %s" % self.wanted["python_version"]], fresh=False)
         if not os.path.exists(self.uv.program):
             return self.report(["~ uv"], fresh=False)
+        overruled: list[str] = []
         with tempfile.TemporaryDirectory() as directory:
             plan = self.install(directory, "--dry-run")
+            if plan:
+                plan, overruled = self.honouring(lambda needs: self.planned(directory, plan, needs))
         plan += ["- %s" % name for name in self.surplus()]
         if self.wanted["proof"] and os.path.exists(self.unproved):
             plan.append("~ packages that did not work")
         plan += ["- %s" % path for path in self.kept()]
-        return self.report(plan, fresh=False)
+        return self.report(plan, fresh=False, overruled=overruled)
+
+    def honouring(self, attempt: Callable[[list[str]], Any]) -> tuple[Any, list[str]]:
+        """Do something with what the environment's projects need; see `honouring`.
+
+        Raises:
+            Fault: It goes with no set of packages.
+        """
+        if self.is_fresh():
+            return attempt([]), []
+        moving, source = self.wanted["moving"], self.listed().source
+        done: tuple[Any, list[str]] = honouring(self.path, moving, source, attempt)
+        return done
+
+    def planned(self, directory: str, plan: list[str], needs: list[str]) -> list[str]:
+        """Given what would change without projects, return what would change so that they still have what they need.
+
+        Raises:
+            Fault: No set of packages has it all.
+        """
+        if not needs:
+            return plan
+        if not self.wanted["lock"]:
+            return self.install(directory, "--dry-run", needs=needs)
+        options = ["--requirements", written(directory, "needs.txt", "\n".join(needs)), "--constraints"]
+        options.append(written(directory, "pins.txt", "\n".join(self.listed().constraints)))
+        self.uv.run("pip", "install", "--python", self.python, "--dry-run", *self.links(), *options, place=self.path)
+        return plan
 
     def unmade(self) -> dict[str, Any]:
         """Return what would be done if there is no usable environment, without running anything."""
@@ -218,14 +278,19 @@ class Environment:
     def resolve(self) -> str:
         """Return the text of a lock that satisfies the requirements, keeping installed versions as far as they do.
 
-        What else the environment has from the index is in it as well: other workers are to hold the same.
+        What the environment's projects need, and what else it has from the index, is in it as well: other workers are
+        to hold the same.
         """
         with tempfile.TemporaryDirectory() as directory:
             there = {} if self.is_fresh() else packages(self.path)
             # uv prefers what an output file already pins.
             output = written(directory, "lock.txt", "".join("%s==%s\n" % pin for pin in sorted(there.items())))
-            requirements, constraints = self.texts(directory)
-            lock = self.compiled(output, requirements, *constraints)
+
+            def compiled(needs: list[str]) -> str:
+                requirements, constraints = self.texts(directory, needs)
+                return self.compiled(output, requirements, *constraints)
+
+            lock: str = self.honouring(compiled)[0]
             lock += self.compiled_as_far_as_known(directory, self.beyond(lock))
         self.allow(lock)
         return lock

@@ -9,6 +9,8 @@ import subprocess
 import time
 from typing import TextIO
 
+from ansible.module_utils.environment_sets import shortened
+
 #: uv's report of a package that it adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 
@@ -94,7 +96,7 @@ class Uv:
         except subprocess.TimeoutExpired as exc:
             raise Fault("%s did not end within %d s" % (" ".join(command), self.timeout)) from exc
         if done.returncode:
-            raise Fault("%s ended with %d: %s" % (" ".join(command), done.returncode, done.stderr.strip()[-2000:]))
+            raise Fault("%s ended with %d: %s" % (" ".join(command), done.returncode, shortened(done.stderr)))
         return done.stdout, done.stderr
 
     def take_turn(self) -> TextIO:

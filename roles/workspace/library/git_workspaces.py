@@ -16,6 +16,7 @@ from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
+from ansible.module_utils.environment_sets import write_extras
 from ansible.module_utils.guarded_paths import guarded_way
 from ansible.module_utils.mount_points import parse_mounts, read
 from ansible.module_utils.programs import keep_safe
@@ -29,6 +30,8 @@ description:
     no changed files and no commits that the remote does not have. If one project fails, the others are still handled,
     and the module fails at the end.
   - Check mode warns about what it cannot check yet, since the same run may install git and uv.
+  - A project is installed together with what its environment lists (the role python records that) and with what other
+    editable projects in it need. A project that does not go with these is refused, and its environment stays as it is.
   - Everything is done in processes of the owners. Clones of root are registered with git as safe for everybody.
 options:
   projects:
@@ -135,7 +138,9 @@ def clear(*leftovers: str) -> None:
 class Workspace:
     """One project on this host."""
 
-    def __init__(self, module: AnsibleModule, project: Project, account: pwd.struct_passwd) -> None:
+    def __init__(
+        self, module: AnsibleModule, project: Project, account: pwd.struct_passwd, later: list[str] | None = None
+    ) -> None:
         self.module = module
         self.check: bool = module.check_mode
         self.project = project
@@ -145,7 +150,7 @@ class Workspace:
         self.gone = self.path + GONE
         self.timeout: int = module.params["timeout"]
         self.environment = Environment(
-            project["environment"], module.params["uv"], module.params["pinned_packages"], self.timeout
+            project["environment"], module.params["uv"], module.params["pinned_packages"], self.timeout, later
         )
         self.actions: list[str] = []
         self.commit = ""
@@ -316,7 +321,8 @@ class Workspace:
                 "%s: uv is not installed yet, so it is not known what changes in %s" % (self.project["name"], where)
             )
             return
-        projects = [os.path.normpath(os.path.join(self.path, part)) for part in self.project["editable"]]
+        parts = [part.partition("[") for part in self.project["editable"]]
+        projects = [os.path.normpath(os.path.join(self.path, part)) + "".join(extras) for part, *extras in parts]
         constraints = [os.path.join(self.path, path) for path in self.project["constraints"]]
 
         plan: list[str] = self.as_owner(lambda: self.environment.missing(projects, constraints))
@@ -324,6 +330,8 @@ class Workspace:
             take_turn(self.module, ENVIRONMENTS)
             self.spare_run(ENVIRONMENTS, where, "changed")
             self.as_owner(lambda: self.environment.install(projects, constraints, dry=False))
+        if not self.check:
+            self.as_owner(lambda: write_extras(where, projects))
         if plan:
             self.actions.append("install into %s: %s" % (where, ", ".join(plan)))
 
@@ -412,7 +420,7 @@ def main() -> None:
     take_turn(module, PROJECTS)
     os.umask(0o022)
     actions, faults, gone, commits = [], [], [], {}
-    for project in module.params["projects"]:
+    for position, project in enumerate(module.params["projects"], 1):
         account = account_of(project)
         name = project["name"]
         if account is None:
@@ -424,7 +432,8 @@ def main() -> None:
             elif project["state"] == "present":
                 actions.append("%s: clone %s" % (name, project["path"]))
             continue
-        workspace = Workspace(module, project, account)
+        later = [other["path"] for other in module.params["projects"][position:]]
+        workspace = Workspace(module, project, account, later)
         try:
             if project["state"] == "present":
                 workspace.bring()

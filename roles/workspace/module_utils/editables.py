@@ -10,6 +10,14 @@ import tempfile
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ansible.module_utils.as_person import PersonFault
+from ansible.module_utils.environment_sets import (
+    NO_SOLUTION,
+    Project,
+    below,
+    editable_projects,
+    read_listed,
+)
 from ansible.module_utils.programs import program
 
 #: uv's report of a package that it would add or remove.
@@ -63,41 +71,113 @@ def stale(package: Installed) -> bool:
     return bool(times) and max(times) > package.time
 
 
+def written(directory: str, name: str, lines: list[str]) -> str:
+    """Write a file of lines and return its path."""
+    path = os.path.join(directory, name)
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.writelines(line + "\n" for line in lines)
+    return path
+
+
 class Environment:
     """A virtual environment, and uv to work on it."""
 
-    def __init__(self, path: str, uv: str, pinned: list[str], timeout: int) -> None:
+    def __init__(self, path: str, uv: str, pinned: list[str], timeout: int, later: list[str] | None = None) -> None:
+        """Take an environment.
+
+        Args:
+            path: The environment.
+            uv: The program uv.
+            pinned: Packages that stay at the version that they have.
+            timeout: Seconds that uv may take.
+            later: Clones of projects that are brought up to date later, so that what they need now does not count.
+        """
         self.path = path
         self.uv = uv
         self.pinned = {normal(name) for name in pinned}
         self.timeout = timeout
+        self.later = later or []
 
     def install(self, projects: list[str], constraints: list[str], *, dry: bool) -> list[str]:
-        """Install projects editable; return what changes, or would change, except the projects themselves.
+        """Install projects editable, together with what the environment lists and what its other projects need.
 
         Args:
             projects: Directories, perhaps with extras.
             constraints: Files of constraints.
             dry: Whether to ask only.
 
+        Returns:
+            What changes, or would change, except the projects themselves.
+
         Raises:
-            PersonFault: uv fails, for instance because the constraints allow no solution.
+            PersonFault: uv fails, for instance because no set of packages meets all of it. Nothing was changed then.
         """
+        others = self.others(projects)
+        try:
+            report = self.run(projects, constraints, others, with_list=True, dry=dry)
+        except PersonFault as exc:
+            blamed = self.blamed(projects, constraints, others) if NO_SOLUTION in str(exc) else ""
+            if not blamed:
+                raise
+            raise PersonFault(
+                "nothing was changed in %s: what the project needs does not go with %s; change one of them: %s"
+                % (self.path, blamed, exc)
+            ) from exc
+        return self.plan(report)
+
+    def plan(self, report: str) -> list[str]:
+        """Given what uv reports, return what changes except editable projects, which it always installs again."""
         own = {package.name for package in installed(self.path) if package.directory}
-        lines = [
-            "%s==%s\n" % (found.name, found.version) for found in installed(self.path) if found.name in self.pinned
-        ]
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
-            pins.writelines(lines)
-            pins.flush()
+        return ["%s %s%s" % match for match in PLAN.findall(report) if normal(match[1]) not in own]
+
+    def others(self, projects: list[str]) -> list[Project]:
+        """Return the other projects in the environment that need something."""
+        own = [project.partition("[")[0] for project in projects]
+        found = [each for each in editable_projects(self.path) if each.directory not in own and each.needs]
+        return [each for each in found if not below(each.directory, self.later)]
+
+    def blamed(self, projects: list[str], constraints: list[str], others: list[Project]) -> str:
+        """Return what keeps projects from being installed that could be installed without it; empty for nothing."""
+        needs = "what %s needs" % " and ".join(map(str, others))
+        lists = "what %s lists" % read_listed(self.path).source
+        none: list[Project] = []
+        for kept, with_list, blamed in (
+            (none, True, needs),
+            (others, False, lists),
+            (none, False, "%s, and %s" % (lists, needs)),
+        ):
+            try:
+                self.run(projects, constraints, kept, with_list=with_list, dry=True)
+            except PersonFault:
+                continue
+            return blamed
+        return ""
+
+    def run(
+        self, projects: list[str], constraints: list[str], others: list[Project], *, with_list: bool, dry: bool
+    ) -> str:
+        """Have uv install projects, and return what it reports.
+
+        Raises:
+            PersonFault: It fails.
+        """
+        listed = read_listed(self.path)
+        needs = [line for project in others for line in project.needs]
+        pins = ["%s==%s" % (found.name, found.version) for found in installed(self.path) if found.name in self.pinned]
+        with tempfile.TemporaryDirectory() as directory:
             command = [self.uv, "pip", "install", "--python", os.path.join(self.path, "bin", "python")]
             command += ["--dry-run"] if dry else []
-            for path in [*constraints, pins.name]:
+            command += [word for link in listed.find_links for word in ("--find-links", link)]
+            more = written(directory, "constraints.txt", pins + (listed.constraints if with_list else []))
+            for path in [*constraints, more]:
                 command += ["--constraints", path]
+            requirements = needs + (listed.requirements if with_list else [])
+            if requirements:
+                command += ["--requirements", written(directory, "requirements.txt", requirements)]
             for project in projects:
                 command += ["--editable", project]
-            report = program(command, self.timeout, errors_too=True)
-        return ["%s %s%s" % match for match in PLAN.findall(report) if normal(match[1]) not in own]
+            report: str = program(command, self.timeout, errors_too=True)
+        return report
 
     def missing(self, projects: list[str], constraints: list[str]) -> list[str]:
         """Return what an installation would do; nothing if the environment is as the projects want it.
@@ -108,7 +188,12 @@ class Environment:
         found = {package.directory: package for package in installed(self.path)}
         directories = [project.partition("[")[0] for project in projects]
         absent = [path for path in directories if path not in found or stale(found[path])]
-        return ["+ %s" % path for path in absent] or self.install(projects, constraints, dry=True)
+        if absent:
+            return ["+ %s" % path for path in absent]
+        # Most often they lack nothing; it takes uv longer to look at all that the environment lists.
+        if not self.plan(self.run(projects, constraints, [], with_list=False, dry=True)):
+            return []
+        return self.install(projects, constraints, dry=True)
 
     def below(self, directory: str) -> list[str]:
         """Return the names of what is installed editable from a directory or below it."""

@@ -11,6 +11,7 @@ import time
 from typing import IO
 
 from ansible.module_utils.as_person import PersonFault
+from ansible.module_utils.environment_sets import shortened
 
 #: git and ssh must not prompt for anything.
 ENVIRONMENT = {
@@ -62,7 +63,7 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
     except OSError as exc:
         raise PersonFault("%s does not run: %s" % (command[0], exc.strerror)) from None
     if done.returncode:
-        words = (done.stderr or done.stdout or "").strip()[-1500:]
+        words = shortened(done.stderr or done.stdout or "")
         raise PersonFault("%s exited with %d: %s" % (shown, done.returncode, words))
     return done.stdout or ""
 

@@ -1,0 +1,200 @@
+"""What a virtual environment's list and its editable projects ask for, read in the environment; runs on Python 3.8.
+
+The role python owns the packages of an environment, and the role workspace installs projects into it. Each learns here
+what the other must keep.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from typing import Any, List, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+#: File in an environment with what its list asks for.
+LISTED = ".tpu_ops-listed.json"
+#: File in an environment with the extras that editable projects were installed with, by their directories.
+EXTRAS = ".tpu_ops-extras.json"
+
+#: What uv says where no set of packages meets everything that is asked for.
+NO_SOLUTION = "No solution found"
+
+#: A condition on an extra in a requirement (PEP 508), and the name and extras that a requirement begins with.
+OF_EXTRA = re.compile(r"""\bextra\s*==\s*(?P<quote>['"])(?P<extra>[A-Za-z0-9._-]+)(?P=quote)""")
+REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[(?P<extras>[^]]*)\])?")
+#: A condition that always holds.
+ALWAYS = 'python_version >= "3"'
+
+
+def shortened(report: str) -> str:
+    """Return the beginning and the end of what uv wrote: the former says what failed, the latter why."""
+    report = report.strip()
+    return report if len(report) <= 2000 else "%s ... %s" % (report[:500], report[-1500:])
+
+
+class Listed(NamedTuple):
+    """What an environment's list asks for; of a lock file, its pins are the constraints."""
+
+    #: The environment and its variable, for messages.
+    source: str
+    requirements: List[str]
+    constraints: List[str]
+    find_links: List[str]
+
+
+class Project(NamedTuple):
+    """A project that is installed editable: its name, its directory, and what it needs from the index."""
+
+    name: str
+    directory: str
+    needs: List[str]
+
+    def __str__(self) -> str:
+        """Return the project as people know it."""
+        return "%s (%s)" % (self.name, self.directory)
+
+
+class Package(NamedTuple):
+    """An installed package: its requirements, whether it is from the index, and its directory if it is editable."""
+
+    requires: List[str]
+    from_index: bool
+    directory: str
+
+
+def normal(name: str) -> str:
+    """Return a package's name in the form in which names are compared (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_listed(environment: str) -> Listed:
+    """Return what an environment's list asks for; nothing where no role has recorded a list."""
+    found = _read(environment, LISTED)
+    return Listed(found.get("source", ""), *(found.get(key, []) for key in Listed._fields[1:]))
+
+
+def write_listed(environment: str, listed: Listed) -> None:
+    """Record what an environment's list asks for.
+
+    Raises:
+        OSError: The environment cannot be written.
+    """
+    _write(environment, LISTED, listed._asdict())
+
+
+def write_extras(environment: str, installed: list[str]) -> None:
+    """Record the extras of projects that were installed.
+
+    Args:
+        environment: The environment.
+        installed: Their directories, with extras as in C(/code/lib[train]).
+
+    Raises:
+        OSError: The environment cannot be written.
+    """
+    before = _read(environment, EXTRAS)
+    after = dict(before)
+    for project in installed:
+        directory, _, extras = project.partition("[")
+        after[directory] = [extra for extra in extras.rstrip("]").split(",") if extra]
+    after = {directory: extras for directory, extras in after.items() if extras}
+    if after != before:
+        _write(environment, EXTRAS, after)
+
+
+def _read(environment: str, name: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(environment, name), encoding="utf-8") as stream:
+            found = json.load(stream)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(environment: str, name: str, content: dict[str, Any]) -> None:
+    path = os.path.join(environment, name)
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        json.dump(content, stream, indent=1)
+    os.replace(path + ".new", path)
+
+
+def _packages(environment: str) -> dict[str, Package]:
+    """Return the packages of an environment by name, from their own records (PEP 376, PEP 610)."""
+    found = {}
+    for record in sorted(glob.glob(os.path.join(glob.escape(environment), "lib/python3*/site-packages/*.dist-info"))):
+        name = normal(os.path.basename(record).partition("-")[0])
+        origin, directory = os.path.join(record, "direct_url.json"), ""
+        try:
+            with open(origin, encoding="utf-8") as stream:
+                url = json.load(stream)
+            if url.get("dir_info", {}).get("editable"):
+                directory = unquote(urlsplit(url["url"]).path)
+        except (OSError, ValueError, KeyError, AttributeError):
+            pass
+        found[name] = Package(_requires(record), not os.path.exists(origin), directory)
+    return found
+
+
+def _requires(record: str) -> list[str]:
+    """Return the requirements in a package's metadata."""
+    try:
+        with open(os.path.join(record, "METADATA"), encoding="utf-8", errors="replace") as stream:
+            head = stream.read().partition("\n\n")[0]
+    except OSError:
+        return []
+    return re.findall(r"^Requires-Dist:[ \t]*(.+?)\s*$", head, re.MULTILINE)
+
+
+def editable_projects(environment: str) -> list[Project]:
+    """Return the projects that are installed editable in an environment.
+
+    Their needs are requirements that uv can read. A need that another project or an address already meets is left out:
+    the index may not have it.
+    """
+    there = _packages(environment)
+    extras = _read(environment, EXTRAS)
+    local = {name for name, package in there.items() if not package.from_index}
+    found = []
+    for name, package in there.items():
+        if package.directory:
+            lines = _of_extras(name, package.requires, extras.get(package.directory, []))
+            found.append(Project(name, package.directory, [line for line in lines if required_name(line) not in local]))
+    return found
+
+
+def required_name(requirement: str) -> str:
+    """Return the name of the package that a requirement is for, as names are compared."""
+    match = REQUIREMENT.match(requirement)
+    return normal(match["name"]) if match else ""
+
+
+def _of_extras(name: str, requires: list[str], extras: list[str]) -> list[str]:
+    """Return the requirements of a project with extras, without those of its other extras."""
+    chosen = {normal(extra) for extra in extras}
+    while True:
+        lines = [line for line in requires if all(normal(each["extra"]) in chosen for each in OF_EXTRA.finditer(line))]
+        # An extra may consist of others: all = ["vision[train,test]"].
+        own = [match for match in map(REQUIREMENT.match, lines) if match and normal(match["name"]) == name]
+        more = {normal(extra.strip()) for match in own if match["extras"] for extra in match["extras"].split(",")}
+        more -= chosen
+        if not more:
+            return [OF_EXTRA.sub(ALWAYS, line) for line in lines]
+        chosen |= more
+
+
+def needed(environment: str) -> set[str]:
+    """Return the names of the packages that editable projects need, and that these need in turn."""
+    there = _packages(environment)
+    found: set[str] = set()
+    names = {required_name(line) for project in editable_projects(environment) for line in project.needs}
+    while names:
+        found |= names
+        names = {required_name(line) for name in names if name in there for line in there[name].requires} - found
+    return found
+
+
+def below(directory: str, paths: list[str]) -> bool:
+    """Return whether a directory is one of some paths or below one."""
+    return any((directory + "/").startswith(path.rstrip("/") + "/") for path in paths)

@@ -1,0 +1,88 @@
+"""What an environment's list must leave to the projects that are installed in it; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from ansible.module_utils.environment_sets import (
+    NO_SOLUTION,
+    Project,
+    below,
+    editable_projects,
+    normal,
+    required_name,
+)
+from ansible.module_utils.uv_program import NO_PACKAGE, Fault
+
+
+def projects_word(path: str) -> str:
+    """Return a word that is equal for environments whose projects need the same; empty where they need nothing."""
+    needs = sorted(line for project in editable_projects(path) for line in project.needs)
+    return hashlib.sha256("\n".join(needs).encode()).hexdigest()[:12] if needs else ""
+
+
+def as_far_as_known(attempt: Callable[[list[str]], Any], chosen: list[Project]) -> Any:
+    """Do something with what projects need, without packages that the index does not have: somebody has brought them.
+
+    Raises:
+        Fault: It failed for another reason.
+    """
+    needs = [line for project in chosen for line in project.needs]
+    while True:
+        try:
+            return attempt(needs)
+        except Fault as exc:
+            unknown = {normal(name) for name in NO_PACKAGE.findall(str(exc))}
+            known = [line for line in needs if required_name(line) not in unknown]
+            if known == needs:
+                raise
+            needs = known
+
+
+def honouring(path: str, moving: list[str], source: str, attempt: Callable[[list[str]], Any]) -> tuple[Any, list[str]]:
+    """Do something with what an environment's projects need.
+
+    Args:
+        path: The environment.
+        moving: Directories of the projects that the role workspace is about to bring to another commit, or remove.
+            These may need something else by then, so that they do not keep the list from being installed.
+        source: The environment and its variable.
+        attempt: What is done with the needs, which raises `Fault` where uv finds no set of packages.
+
+    Returns:
+        What the attempt returned, and the projects that were left out for it.
+
+    Raises:
+        Fault: No set of packages has what the environment lists and what the other projects need; or uv failed.
+    """
+    found = [project for project in editable_projects(path) if project.needs]
+    bound = [project for project in found if not below(project.directory, moving)]
+    try:
+        return as_far_as_known(attempt, found), []
+    except Fault as exc:
+        if not found or NO_SOLUTION not in str(exc):
+            raise
+        fault = exc
+    if bound != found:
+        try:
+            return as_far_as_known(attempt, bound), [str(project) for project in found if project not in bound]
+        except Fault as exc:
+            if not bound or NO_SOLUTION not in str(exc):
+                raise
+            fault = exc
+    blamed = [project for project in bound if not possible(attempt, [project])] or bound
+    raise Fault(
+        "nothing was changed: what %s lists does not go with what %s needs, which is installed there; change one of"
+        " them: %s" % (source, " and ".join(map(str, blamed)), fault)
+    ) from fault
+
+
+def possible(attempt: Callable[[list[str]], Any], chosen: list[Project]) -> bool:
+    """Return whether uv finds a set of packages with what projects need."""
+    try:
+        as_far_as_known(attempt, chosen)
+    except Fault:
+        return False
+    return True
