@@ -750,7 +750,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             if choice.stays(worker, variables):
                 hosts.append(Host(choice.name(worker, variables), worker, variables))
                 reached.append((worker, way))
-        for text in (*choice.warnings(), *reach.problems(reached)):
+        # The file may ask for nodes of other states only.
+        serves = not set(settings.states).isdisjoint(SERVING_STATES)
+        lacking = selection.without_endpoints(settings, nodes) if serves else ()
+        for text in (*choice.warnings(), *reach.problems(reached), *lacking):
             self.display.warning(text)
         return hosts
 

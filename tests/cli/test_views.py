@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import failed
-from tests.support.fleet import ROOT, answering, answering_as_known
+from tests.support.fleet import ROOT, ZONE, answering, answering_as_known
 from tests.support.nodes import key, node
 from tests.support.published import POD, Member, text
-from tpu_ops.fleet import contact, documents, keyfile
+from tpu_ops.fleet import contact, documents, keyfile, update
 
 BIN = Path(sys.executable).parent
 
@@ -128,6 +128,29 @@ def test_a_node_that_has_no_worker_yet_is_a_row_as_well(fleet, tpu_ops, tmp_path
     assert (rows[0].keys(), rows[0]["state"], rows[0]["symptoms"]) == (rows[1].keys(), "CREATING", [symptom])
     assert len(tpu_ops("list")[1].splitlines()) == 1 + len(rows)
     assert json.loads(tpu_ops("list", "--json", "--state", "CREATING")[1]) == rows[:1]
+
+
+def test_ready_nodes_without_endpoints_are_named(fleet, tpu_ops, tmp_path):
+    bare = [node(name, node_id=number, count=0) for name, number in (("bare", "8"), ("empty", "9"))]
+    (tmp_path / "fleet.json").write_text(text(nodes=(POD, *bare)))
+    fleet.write(projects=["lab"], snapshot=str(tmp_path / "fleet.json"))
+    warning = "warning: READY, but without workers, since the API lists no network endpoints: bare, empty; `tpu_ops"
+    for command in ("list", "refresh"):
+        assert warning in tpu_ops(command)[2]
+
+
+def test_a_new_node_without_endpoints_is_not_said_to_be_filtered_out(fleet, tpu_ops, monkeypatch):
+    refresh = update.refresh
+
+    def without_endpoints(settings, **options):
+        found, changes = refresh(settings, **options)
+        bare = tuple(each._replace(internal_ips=(), external_ips=()) for each in found.nodes)
+        return found._replace(nodes=bare, workers=()), changes
+
+    monkeypatch.setattr(update, "refresh", without_endpoints)
+    said = tpu_ops("create", "bare", "--type", "v4-8", "--zone", ZONE)[2]
+    assert "the new node is READY, but the API lists no network endpoints for it: `tpu_ops refresh`" in said
+    assert "filters" not in said
 
 
 def test_one_project_of_several(mixed, tpu_ops):

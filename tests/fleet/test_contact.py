@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.nodes import key, node
 from tests.support.published import KEYS, NOW, POD, document
-from tpu_ops.errors import UnreachableError
-from tpu_ops.fleet import bastion, contact, update, view
+from tpu_ops.errors import UnreachableError, UsageError
+from tpu_ops.fleet import bastion, contact, first_contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.model import until_ready
@@ -339,8 +339,30 @@ def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
     monkeypatch.setattr(update, "refresh", lambda settings: (young, Changes()))
     with pytest.raises(UnreachableError, match="in state CREATING and has no workers yet"):
         contact.find(fleet.settings(), "young")
-    with pytest.raises(UnreachableError, match="no node has workers yet: young is CREATING"):
+    with pytest.raises(UnreachableError, match="no node has workers: young is CREATING"):
         contact.find(fleet.settings(), "@all")
+
+
+def test_a_ready_node_without_endpoints_is_not_waited_for(fleet, tmp_path):
+    path = tmp_path / "snapshot.json"
+    path.write_text(document([POD, node("bare", node_id="9", count=0)]).text())
+    fleet.write(projects=["lab"], snapshot=str(path))
+    with pytest.raises(UnreachableError) as alone:
+        contact.find(fleet.settings(), "bare")
+    assert alone.value.what == "it is READY, but the API lists no network endpoints for it"
+    with pytest.raises(UnknownError) as several:
+        contact.find(fleet.settings(), "pod,bare")
+    assert several.value.what == f"node 'bare' {alone.value.what.removeprefix('it ')}"
+    path.write_text(document([node("bare", node_id="9", count=0)]).text())
+    update.refresh(fleet.settings())
+    with pytest.raises(UnreachableError) as group:
+        contact.find(fleet.settings(), "@all")
+    assert group.value.what == "no node has workers: bare is READY without network endpoints"
+    with pytest.raises(UsageError) as trusted:
+        first_contact.workers_of(view.current(fleet.settings()), ["bare"])
+    assert trusted.value.what == f"node bare {alone.value.what.removeprefix('it ')}"
+    for error in (alone, several, group, trusted):
+        assert "`tpu_ops refresh` asks the API again; if it still lists none: `tpu_ops delete bare" in error.value.fix
 
 
 def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):

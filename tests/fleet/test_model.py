@@ -52,6 +52,16 @@ def test_a_node_of_a_queued_resource_is_made_again_with_all_that_it_made() -> No
     assert fix == f"it does not come back by itself: `{delete}` deletes all its nodes, then ask for it again"
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("STOPPING", "start it once it is STOPPED: `gcloud"), ("DELETING", "it is being deleted; create it again once")],
+)
+def test_a_node_that_leaves_its_state_for_a_worse_one_is_not_waited_for(state: str, words: str) -> None:
+    fix = model.until_ready(node(state=state))
+    assert fix.startswith(words)
+    assert "when it is READY" not in fix
+
+
 def test_the_words_of_such_a_command_are_those_of_a_shell() -> None:
     fix = model.until_ready(node("pod", zone="a b", state="TERMINATED"))
     assert shlex.split(fix.split("`")[1]) == ["tpu_ops", "delete", "pod", "--zone", "a b", "--project", "lab"]

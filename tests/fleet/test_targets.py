@@ -141,3 +141,5 @@ def test_groups_hold_the_workers_whose_nodes_are_in_the_asked_states():
         targets.select(fleet, "@node_off!off", ["READY"])
     with pytest.raises(targets.UnknownError, match=r"matches no worker.*the fleet has no workers: create a node"):
         targets.select([], "@all", ["READY"])
+    with pytest.raises(targets.UnknownError, match="node pod is READY, but the API lists no network"):
+        targets.select([], "@all", ["READY"], [node(count=0)])

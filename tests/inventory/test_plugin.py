@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.fleet import ROOT
 from tests.support.inventory import hosts, inventory, variables
+from tests.support.nodes import node
+from tests.support.published import POD, text
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import view
 from tpu_ops.fleet.keyfile import parse as parse_known_hosts
@@ -246,6 +248,17 @@ def test_a_published_snapshot_takes_the_place_of_the_api(fleet, tmp_path, said):
     fleet.write(snapshot=str(file))
     assert hosts(inventory(fleet)) == ["new-w0", "pod-w0"]
     assert "older than what is known here" in said()
+
+
+def test_ready_nodes_without_endpoints_are_named(fleet, said, tmp_path):
+    file = tmp_path / "fleet.json"
+    file.write_text(text(nodes=(POD, node("bare", node_id="9", count=0))))
+    fleet.write(projects=["lab"], snapshot=str(file))
+    assert hosts(inventory(fleet)) == ["pod-w0", "pod-w1"]
+    assert "READY, but without workers, since the API lists no network endpoints: bare; `tpu_ops refresh`" in said()
+    fleet.write(projects=["lab"], snapshot=str(file), states=["STOPPED"])
+    inventory(fleet)
+    assert "endpoints" not in said()
 
 
 def test_one_forbidden_project_is_a_warning_and_the_rest_is_listed(fleet, said):

@@ -14,7 +14,7 @@ from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import hostkeys, lifecycle, newcomers, origin
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.lifecycle import Wish
-from tpu_ops.fleet.model import default_runtime
+from tpu_ops.fleet.model import default_runtime, until_ready, without_workers
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
 
@@ -148,6 +148,8 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     if not workers and fleet.source:
         asks = f"`{settings.command('refresh')} --from api` switches to the API"
         output.warning(f"this fleet was {fleet.age}, without the new node: {asks}")
+    elif bare := [node for node in fleet.nodes if node.full_name == wish.full_name and not node.worker_count]:
+        output.warning(f"the new node {without_workers(bare[0])}: {until_ready(bare[0])}")
     elif not workers:
         lacks = f"does not list project {wish.project}, zone {wish.zone}"
         if any(node.full_name == wish.full_name for node in fleet.listed):

@@ -39,9 +39,7 @@ def run(args: argparse.Namespace) -> int:
         fleet = view.current(settings)
         workers = list(fleet.workers)
     if not workers:
-        raise UsageError(
-            "the fleet has no workers", where=str(settings.path), fix=targets.without_workers(fleet.listed)
-        )
+        raise UsageError("the fleet has no workers", where=str(settings.path), fix=targets.of_empty_fleet(fleet.listed))
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers, args.target or ""))
     waiting = unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]

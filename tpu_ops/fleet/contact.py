@@ -15,7 +15,7 @@ from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import bastion, hostkeys, origin, selection, sources, targets, update, view
-from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready
+from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready, without_workers
 from tpu_ops.fleet.reach import SSH_PORT
 from tpu_ops.fleet.state import Files, UnwritableError
 from tpu_ops.fleet.view import Fleet
@@ -72,7 +72,7 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
 
     Raises:
         UsageError: The target is unknown, or means no worker.
-        UnreachableError: It is a node that has no worker yet.
+        UnreachableError: It is a node that has no workers.
         CloudError: Nothing was known yet, and the API refused or did not answer.
     """
     begun = time.time()
@@ -85,12 +85,16 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
             fleet = found
     for node in fleet.nodes:
         if fleet.labels[node.full_name] == target and not node.worker_count:
-            what = f"it is in state {node.state} and has no workers yet"
-            raise UnreachableError(what, where=f"node {target}", fix="`tpu_ops list` shows when it is READY")
+            raise UnreachableError(f"it {without_workers(node)}", where=f"node {target}", fix=until_ready(node))
     if target.startswith("@") and fleet.nodes and not fleet.workers:
-        states = [f"{fleet.labels[node.full_name]} is {node.state}" for node in fleet.nodes]
-        what = f"no node has workers yet: {texts.some(states)}"
-        raise UnreachableError(what, where=f"target {target}", fix="`tpu_ops list` shows when they are READY")
+        states = [
+            f"{fleet.labels[node.full_name]} is {node.state}"
+            f"{' without network endpoints' if node.state in SERVING_STATES else ''}"
+            for node in fleet.nodes
+        ]
+        first = fleet.nodes[0]
+        fix = f"{fleet.labels[first.full_name]}: {until_ready(first)}"
+        raise UnreachableError(f"no node has workers: {texts.some(states)}", where=f"target {target}", fix=fix)
     return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
 
 

@@ -15,7 +15,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import guest_attributes, hostkeys, keyfile, origin, selection, ssh_files
 from tpu_ops.fleet.keyfile import Keys
-from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
+from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready, without_workers
 from tpu_ops.fleet.reach import Way
 from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
@@ -55,9 +55,12 @@ def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
     """Return the workers of the nodes with these names or labels; of a jump that the filters hide, the jump.
 
     Raises:
-        UsageError: A name is none or that of several nodes, or its node does not serve or has no id.
+        UsageError: A name is none or that of several nodes, or its node does not serve or has no workers or no id.
     """
     workers = selection.reached(fleet.settings, fleet.listed)
+    for node in fleet.nodes:
+        if not node.worker_count and (label := fleet.labels[node.full_name]) in names:
+            raise UsageError(f"node {label} {without_workers(node)}", where="--trust-first", fix=until_ready(node))
     return [worker for name in dict.fromkeys(names) for worker in _workers_of(workers, name)]
 
 
@@ -84,7 +87,7 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
         raise UsageError(
             f"node {name} is in state {found[0].node.state}: none of its workers answers",
             where=where,
-            fix="run this again when it is READY",
+            fix=until_ready(found[0].node),
         )
     return found
 

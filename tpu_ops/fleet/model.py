@@ -145,23 +145,39 @@ class Node(NamedTuple):
         return made
 
 
+def without_workers(node: Node) -> str:
+    """Return in what state a node is that has no workers, in words that follow its name."""
+    if node.state in SERVING_STATES:
+        return f"is {node.state}, but the API lists no network endpoints for it"
+    return f"is in state {node.state} and has no workers{' yet' if node.state == 'CREATING' else ''}"
+
+
 def until_ready(node: Node) -> str:
-    """Return what to do about a node that does not serve."""
+    """Return what to do about a node that does not serve, or that has no workers."""
+    if node.state in SERVING_STATES and not node.worker_count:
+        return f"`tpu_ops refresh` asks the API again; if it still lists none: {_made_again(node)}"
     if node.state in ("PREEMPTED", "TERMINATED"):
-        place = ["--zone", node.zone, "--project", node.project]
-        if node.queued_resource:
-            # Its nodes can only be made together.
-            command = queued_deletion(node)
-            return f"it does not come back by itself: `{command}` deletes all its nodes, then ask for it again"
-        delete = node_deletion(node.name, node.zone, node.project)
-        if node.reserved:
-            # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
-            gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
-            return f"it does not come back by itself: `{delete}`, then {gcloud}"
-        return f"it does not come back by itself: `{delete}`, then `{shlex.join(_creation(node, place))}`"
-    if node.state == "STOPPED":
-        return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"
+        return f"it does not come back by itself: {_made_again(node)}"
+    if node.state in ("STOPPED", "STOPPING"):
+        start = f"gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}"
+        return f"start it{' once it is STOPPED' if node.state == 'STOPPING' else ''}: `{start}`"
+    if node.state == "DELETING":
+        return "it is being deleted; create it again once `tpu_ops list` no longer shows it"
     return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
+
+
+def _made_again(node: Node) -> str:
+    """Return the commands that delete a node and create it again."""
+    place = ["--zone", node.zone, "--project", node.project]
+    if node.queued_resource:
+        # Its nodes can only be made together.
+        return f"`{queued_deletion(node)}` deletes all its nodes, then ask for it again"
+    delete = node_deletion(node.name, node.zone, node.project)
+    if node.reserved:
+        # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
+        gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
+        return f"`{delete}`, then {gcloud}"
+    return f"`{delete}`, then `{shlex.join(_creation(node, place))}`"
 
 
 def node_deletion(name: str, zone: str, project: str = "") -> str:

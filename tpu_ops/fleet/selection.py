@@ -94,7 +94,7 @@ def ways_of(settings: Settings, listed: Sequence[Node]) -> Ways:
 
 
 def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = True) -> list[str]:
-    """Return warnings of the fleet's workers that serve and have no way.
+    """Return warnings of the fleet's workers that serve and have no way, and of its nodes that should have workers.
 
     Args:
         settings: Of the fleet.
@@ -102,11 +102,23 @@ def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = Tru
         asked: Whether the workers' instance names were asked for, without which there is no way through IAP.
     """
     ways = ways_of(settings, listed)
-    return reach.problems(
+    problems = reach.problems(
         (worker, ways.of(worker))
         for worker in reached(settings, listed)
         if worker.node.state in SERVING_STATES and (asked or not settings.iap or worker.node.instance_names)
     )
+    return [*problems, *without_endpoints(settings, listed)]
+
+
+def without_endpoints(settings: Settings, listed: Sequence[Node]) -> list[str]:
+    """Return a warning that names the nodes of the fleet that are READY without workers, if there are any."""
+    nodes, _, labels = of(settings, listed)
+    lacking = [labels[node.full_name] for node in nodes if node.state in SERVING_STATES and not node.worker_count]
+    if not lacking:
+        return []
+    names = texts.some(sorted(lacking, key=texts.natural))
+    again = f"`{settings.command('refresh')}` asks the API again; if that does not help, delete and create them again"
+    return [f"READY, but without workers, since the API lists no network endpoints: {names}; {again}"]
 
 
 def doubts(settings: Settings, listed: Sequence[Node], before: Sequence[Node] = ()) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
 from tpu_ops import texts
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostvars
-from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
+from tpu_ops.fleet.model import Node, Worker, node_labels, until_ready, without_workers, workers_of
 
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
@@ -66,7 +66,7 @@ def select(
     if not chosen:
         what, where = "the target matches no worker", f"target {shortened(target)}"
         if not workers:
-            raise UnknownError(what, where=where, fix=without_workers(listed))
+            raise UnknownError(what, where=where, fix=of_empty_fleet(listed))
         if {*parts[1::2]} - {","}:
             raise UsageError(what, where=where, fix="check its operators (, ! & ^): they leave no worker")
         fix = f"groups hold workers of nodes that are {' or '.join(states)}; `tpu_ops list` shows the state of each"
@@ -111,7 +111,14 @@ class _Names:
             )
         if name.startswith("@"):
             return self._group(name[1:], where)
+        if node := self._without_workers(name):
+            raise UnknownError(f"node {shortened(name)} {without_workers(node)}", where=where, fix=until_ready(node))
         raise UnknownError(f"no node or worker is called {shortened(name)}", where=where, fix=self._hint(name))
+
+    def _without_workers(self, name: str) -> Node | None:
+        """Return the node without workers that has a label."""
+        labels = node_labels(self._listed)
+        return next((node for node in self._listed if labels[node.full_name] == name and not node.worker_count), None)
 
     def _groups(self) -> dict[str, set[str]]:
         """Return the hosts of each of the inventory's own groups, and of all workers, which may be empty."""
@@ -146,7 +153,7 @@ class _Names:
         if self.nodes:
             known = texts.some(sorted(self.nodes, key=texts.natural))
             return f"known nodes: {known}; `tpu_ops refresh` looks for new ones"
-        return without_workers(self._listed)
+        return of_empty_fleet(self._listed)
 
 
 def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list[str]]:
@@ -158,8 +165,11 @@ def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list
     return hidden
 
 
-def without_workers(listed: Sequence[Node]) -> str:
+def of_empty_fleet(listed: Sequence[Node]) -> str:
     """Return what to do about a fleet without workers, given all nodes of the projects and zones."""
+    for node in listed:
+        if not node.worker_count:
+            return f"node {node_labels(listed)[node.full_name]} {without_workers(node)}: {until_ready(node)}"
     if hidden := _hidden((), listed):
         names = texts.some(sorted(hidden, key=texts.natural))
         return f"the fleet's filters let none of its nodes pass ({names}): {FILTERS}"
