@@ -34,7 +34,7 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.lines import Lines, Piece
+from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
 
 
@@ -439,21 +439,21 @@ def test_bytes_become_lines_whatever_pieces_they_come_in(
     pieces: list[bytes], lines: list[str], rest: list[str]
 ) -> None:
     splitter = Lines(longest=8)
-    assert [line for piece in pieces for line in splitter.feed(piece)] == [Piece(text) for text in lines]
-    assert splitter.finish() == [Piece(text) for text in rest]
+    assert [line for piece in pieces for line in splitter.feed(piece)] == lines
+    assert splitter.finish() == rest
 
 
 def test_a_line_in_parts_has_all_its_bytes_and_no_divided_character() -> None:
     lines = Lines()
     assert lines.feed("loss ä".encode()[:-1]) == []
-    assert lines.unfinished() == [Piece("loss ", ends=False)]
+    assert lines.unfinished() == [Part("loss ")]
     assert lines.unfinished() == []
-    assert lines.feed("ä\nnext".encode()[1:]) == [Piece("ä", begins=False)]
-    assert lines.unfinished() == [Piece("next", ends=False)]
-    assert lines.feed(b"\n") == [Piece("", begins=False)]
+    assert lines.feed("ä\nnext".encode()[1:]) == [Part("ä", ends=True)]
+    assert lines.unfinished() == [Part("next")]
+    assert lines.feed(b"\n") == [Part("", ends=True)]
     assert lines.feed(b"\0\xff") == []
-    assert lines.unfinished() == [Piece("\0\udcff", ends=False)]
-    assert lines.finish() == [Piece("", begins=False)]
+    assert lines.unfinished() == [Part("\0\udcff")]
+    assert lines.finish() == [Part("", ends=True)]
     assert lines.finish() == []
 
 

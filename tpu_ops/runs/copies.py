@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.runs.fold import WINDOW, Fold
-from tpu_ops.runs.lines import Lines, Piece
+from tpu_ops.runs.lines import Lines, Part
 
 #: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again; where it has
 #: too little space, it is each time.
@@ -150,7 +150,8 @@ def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) 
         OpsError: One cannot be read.
     """
     lacking = dict.fromkeys(paths, 0)
-    fold: Fold[Piece] = Fold([*paths], lambda ranks, piece: line(ranks, piece.text))
+    # There are no parts: all bytes of a copy are there at once.
+    fold: Fold[str | Part] = Fold([*paths], lambda ranks, text: line(ranks, text) if isinstance(text, str) else None)
     lines, now = {rank: Lines() for rank in paths}, 0.0
     with contextlib.ExitStack() as stack:
         left = {rank: stack.enter_context(_opened(path)) for rank, path in paths.items()}

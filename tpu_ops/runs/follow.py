@@ -15,7 +15,7 @@ from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Broken, Stream
 from tpu_ops.runs import mute
 from tpu_ops.runs.fold import Fold
-from tpu_ops.runs.lines import Lines, Piece
+from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import CUT, KNOWS_NOTHING, ON, Outcome, outcome_of, short, without_record
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While
@@ -348,13 +348,13 @@ class Follower:
             elif pieces or place.unfinished_at is None:
                 place.unfinished_at = asyncio.get_running_loop().time()
 
-    def _give(self, ranks: Sequence[int], piece: Piece) -> None:
-        if self._part is None or (piece.begins and piece.ends):
-            self._line(ranks, piece.text)
-        else:
-            self._part(ranks, piece.text, piece.ends)
+    def _give(self, ranks: Sequence[int], line: str | Part) -> None:
+        if isinstance(line, str):
+            self._line(ranks, line)
+        elif self._part is not None:
+            self._part(ranks, line.text, line.ends)
 
-    def _print(self, rank: int, lines: Sequence[Piece]) -> None:
+    def _print(self, rank: int, lines: Sequence[str | Part]) -> None:
         # A rank that is not shown has none.
         if lines:
             self._fold.add(rank, lines, asyncio.get_running_loop().time())

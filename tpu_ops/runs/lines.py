@@ -10,24 +10,23 @@ from typing import NamedTuple
 LONGEST = 16 * 1024
 
 
-class Piece(NamedTuple):
-    """A line, or a part of one.
+class Part(NamedTuple):
+    """A part of a line that was not finished for a while.
 
     Attributes:
-        text: Without the line end; a byte that is not UTF-8 is a lone surrogate, as of `surrogateescape`.
-        begins: Whether the line begins with it.
+        text: The text.
         ends: Whether the line ends with it.
     """
 
     text: str
-    begins: bool = True
-    ends: bool = True
+    ends: bool = False
 
 
 class Lines:
     """Splits one rank's bytes into lines, whatever pieces they come in.
 
-    A carriage return ends a line too, so that progress bars are seen while they move.
+    A carriage return ends a line too, so that progress bars are seen while they move. A byte that is not UTF-8 becomes
+    a lone surrogate, as with `surrogateescape`.
     """
 
     def __init__(self, longest: int = LONGEST) -> None:
@@ -42,8 +41,8 @@ class Lines:
         """Whether bytes stand after the last line end that were not returned yet."""
         return bool(self._rest)
 
-    def feed(self, data: bytes) -> list[Piece]:
-        """Given more bytes, return the lines that are complete now."""
+    def feed(self, data: bytes) -> list[str | Part]:
+        """Given more bytes, return the lines that are complete now, the first as a part if it was begun."""
         if not data:
             return []
         if self._returned and data.startswith(b"\n"):
@@ -53,7 +52,7 @@ class Lines:
         *cut, self._rest = self._cut(lines.pop())
         return [self._ended(part) for part in [*(part for line in lines for part in self._cut(line)), *cut]]
 
-    def unfinished(self) -> list[Piece]:
+    def unfinished(self) -> list[str | Part]:
         """Return what has come of the line that is not finished; what follows is the rest of that line.
 
         Bytes of a character that is not complete stay.
@@ -61,18 +60,18 @@ class Lines:
         text, used = codecs.utf_8_decode(self._rest, "surrogateescape", False)
         if not text:
             return []
-        piece = Piece(text, begins=not self._begun, ends=False)
         self._rest, self._begun = self._rest[used:], True
-        return [piece]
+        return [Part(text)]
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[str | Part]:
         """Return what stands after the last line end."""
         rest, self._rest = self._rest, b""
         return [self._ended(rest)] if rest or self._begun else []
 
-    def _ended(self, data: bytes) -> Piece:
+    def _ended(self, data: bytes) -> str | Part:
+        text = data.decode("utf-8", "surrogateescape")
         begun, self._begun = self._begun, False
-        return Piece(data.decode("utf-8", "surrogateescape"), begins=not begun)
+        return Part(text, ends=True) if begun else text
 
     def _cut(self, line: bytes) -> Iterator[bytes]:
         """Cut a line into pieces that are not too long; no character is cut."""
