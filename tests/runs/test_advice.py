@@ -129,7 +129,7 @@ def test_what_starts_a_run_again_is_what_was_seen_of_its_nodes(
     outcomes: list[Outcome], node: str, steps: list[Step]
 ) -> None:
     states = {outcome.host: node for outcome in outcomes if node}
-    assert advice.again(outcomes, states) == steps
+    assert advice.again(outcomes, lambda: states) == steps
 
 
 PREPARING = "run r1: a process on this machine is preparing attempt 2"

@@ -41,15 +41,15 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     """
     problem = preparing.problem_of(seen.silent.silent, settings.state_dir)
     found = {run_.run_id: recovery.recoverer(settings.state_dir, run_.run_id) for run_, *_ in seen.rows}
-    told = [runs_output.summary(run_.run_id, outcomes, found[run_.run_id]) for run_, outcomes, _ in seen.rows]
     if as_json and (seen.rows or not problem):
+        told = [runs_output.summary(run_.run_id, outcomes, found[run_.run_id]) for run_, outcomes, _ in seen.rows]
         output.as_json(told)
     elif seen.rows and not as_json:
-        rows = [_row(*row, one["state"]) for row, one in zip(seen.rows, told, strict=True)]
+        rows = [_row(*row, found[row[0].run_id]) for row in seen.rows]
         output.table(rows, ("run", "person", "workers", "state", "started"))
-        for one in told:
-            if one["recovery"]:
-                output.info(commands.on_fleet(advice.recovery(found[one["run_id"]]), settings.command))
+        for row in rows:
+            if row["state"] == advice.RECOVERING:
+                output.info(commands.on_fleet(advice.recovery(found[row["run"]]), settings.command))
     elif not problem:
         output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
@@ -61,11 +61,13 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     return ExitCode.OK
 
 
-def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float, state: str) -> dict[str, str]:
+def _row(
+    run_: control.RunRef, outcomes: Sequence[Outcome], since: float, found: advice.Recoverer | None
+) -> dict[str, str]:
     return {
         "run": run_.run_id,
         "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
-        "state": state,
+        "state": advice.state(runs_output.run_state(outcomes), found),
         "started": output.at(since),
     }

@@ -322,7 +322,7 @@ def say_state(
         output.info(f"  nodes:  {command('list')}")
         hints(run_id, command)
     if not kept:
-        steps(advice.again(outcomes, states()), command)
+        steps(advice.again(outcomes, states), command)
 
 
 def hints(run_id: str, command: Callable[[str], str]) -> None:

@@ -80,7 +80,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     if note := advice.recovery(found):
         output.info(commands.on_fleet(note, settings.command))
     else:
-        runs_output.steps(advice.again(outcomes, nodes.states(fleet)), settings.command)
+        runs_output.steps(advice.again(outcomes, lambda: nodes.states(fleet)), settings.command)
 
 
 async def _ask(

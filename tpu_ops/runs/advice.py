@@ -6,7 +6,7 @@ no fleet yet (`cli/commands.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tpu_ops import texts
@@ -18,8 +18,6 @@ from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, UNKNOWN, Outcome, first_fai
 OTHER_NAME = "choose another --name"
 #: What to do about a run that somebody has stopped before it began.
 STOPPED = "start it under another --name if it is wanted again"
-
-
 #: State of a run whose next attempt is being prepared.
 RECOVERING = "recovering"
 
@@ -74,21 +72,22 @@ def starting(outcomes: Sequence[Outcome]) -> str:
     return f"since {texts.at(since)}, {waits}"
 
 
-def again(outcomes: Sequence[Outcome], states: Mapping[str, str]) -> list[Step]:
+def again(outcomes: Sequence[Outcome], states: Callable[[], Mapping[str, str]]) -> list[Step]:
     """Return how to go on where nothing is left of a run, or it has failed with a host; empty where neither is so.
 
     Args:
         outcomes: How its ranks are, of a run that is not recovered on this machine.
-        states: States of the nodes of workers, as this machine knows them by now.
+        states: Returns the state of each worker's node, as this machine knows it by now.
     """
     host_failed = endings.host_failed(outcomes)
     if not (host_failed or _is_gone(outcomes)):
         return []
+    known = states()
     hosts: dict[str, list[str]] = {}
     for outcome in outcomes:
         hosts.setdefault(label_of(outcome.host), []).append(outcome.host)
     silent = [outcome.host for outcome in outcomes if outcome.state in UNKNOWN]
-    away = {label_of(one.host): states.get(one.host, "") for one in outcomes if _is_away(one, states)}
+    away = {label_of(one.host): known.get(one.host, "") for one in outcomes if _is_away(one, known)}
     nodes = [f"{label} is {_how(away.get(label), {*its} & {*silent})}" for label, its in hosts.items()]
     nodes += [f"{outcome.host}: {outcome.reason}" for outcome in outcomes if endings.of_host(outcome)]
     waits = [f"{texts.some([*away])} {'is' if len(away) == 1 else 'are'} READY"] if away else []
