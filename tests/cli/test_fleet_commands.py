@@ -26,6 +26,13 @@ from tpu_ops.runs import records, recovery, spec
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
 
+@pytest.fixture
+def silent(ssh, monkeypatch):
+    """Has every connection to a worker fail at once: the API's nodes have no workers here."""
+    monkeypatch.setenv("SSH_SAYS", "No route to host")
+
+
+@pytest.mark.usefixtures("silent")
 def test_the_life_of_a_node(fleet, tpu_ops):
     code, out, err = tpu_ops("create", *POD, "--label", "team=vision", "--spot")
     assert code == 0, err
@@ -52,12 +59,14 @@ def test_the_life_of_a_node(fleet, tpu_ops):
     failed(tpu_ops("delete", "pod", "--yes"), 2, "'pod'")
 
 
+@pytest.mark.usefixtures("silent")
 def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fleet, tpu_ops):
     fleet.create("pod")
     state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
     records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
     told = "warning: run exp, which was started here, may be running on it: tpu_ops status exp"
-    assert told in tpu_ops("delete", "pod", "--dry-run")[2]
+    silent = "warning: pod-w0 cannot tell whether a run is active: No route to host"
+    assert [word for word in (told, silent) if word not in tpu_ops("delete", "pod", "--dry-run")[2]] == []
     records.close(state_dir, "exp", "failed")
     assert "exp" not in tpu_ops("delete", "pod", "--dry-run")[2]
 
@@ -91,6 +100,7 @@ def preempt(fleet, name):
     assert fleet.api.call("POST", "lab/preempt", {"node": f"{fleet.location()}/nodes/{name}"})[0] == 200
 
 
+@pytest.mark.usefixtures("silent")
 def test_a_recovery_that_needs_the_node_is_told_before_it_is_deleted_whatever_id_it_has(fleet, tpu_ops):
     fleet.create("pod")
     fleet.create("other")
@@ -101,11 +111,11 @@ def test_a_recovery_that_needs_the_node_is_told_before_it_is_deleted_whatever_id
     needs = "it needs this node and recreates it unless `tpu_ops stop exp` ends the recovery\n"
     recovery.write(state_dir, kept)
     nobody = "warning: run exp: no process is recovering it; `tpu_ops attach exp --recover` resumes that; "
-    assert tpu_ops("delete", "pod", "--dry-run")[2] == nobody + needs
-    assert tpu_ops("delete", "other", "--dry-run")[2] == ""
+    assert tpu_ops("delete", "pod", "--dry-run")[2].endswith(nobody + needs)
+    assert "exp" not in tpu_ops("delete", "other", "--dry-run")[2]
     with recovery.lock(state_dir, "exp"):
         followed = "warning: run exp: a process on this machine recovers it; "
-        assert tpu_ops("delete", "pod", "--dry-run")[2] == followed + needs
+        assert tpu_ops("delete", "pod", "--dry-run")[2].endswith(followed + needs)
         recovery.write(state_dir, dataclasses.replace(kept, pending=True))
         assert "a process on this machine is preparing attempt 2; " in (said := tpu_ops("delete", "pod", "--yes")[2])
         assert said.endswith(needs)
@@ -139,6 +149,7 @@ def test_creating_again_finds_the_node_there(fleet, tpu_ops):
     assert fleet.api.node("pod", fleet.location()) == before
 
 
+@pytest.mark.usefixtures("silent")
 def test_creating_again_waits_for_the_node_that_an_interrupted_command_began(slow_fleet, tpu_ops):
     failed(tpu_ops("create", *POD, "--timeout", "0.3"), 3, "not done after", "same command")
     assert "CREATING" in tpu_ops("list")[1]
@@ -469,6 +480,7 @@ def test_list_filters_by_state_and_says_when_it_is_old(fleet, tpu_ops):
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json", "--state", "READY")[1])] == ["pod-w0", "pod-w1"]
 
 
+@pytest.mark.usefixtures("silent")
 def test_two_nodes_of_one_name(fleet, tpu_ops):
     fleet.create("twin", "v4-8")
     fleet.create("twin", "v5litepod-4", zone="us-west4-a")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +51,28 @@ def test_a_stop_of_a_name_that_is_on_two_nodes_ends_one_run(bench: Bench, desk: 
     assert stopped.returncode == 0, stopped.stderr
     assert states(bench, "twin") == ["stopped", "stopped"]
     bench.clean()
+
+
+def test_delete_names_the_run_that_another_machine_has_started(bench: Bench, desk: Callable[[], Bench]) -> None:
+    here, elsewhere = desk(), desk()
+    begun = elsewhere.tpu_ops("train", "a", "--detach", "--name", "busy", "--", "sleep", "600", person="bob")
+    assert begun.returncode == 0, begun.stderr
+    looked = here.tpu_ops("delete", "a", "--dry-run", "--json")
+    assert json.loads(looked.stdout)["runs"] == [{"run_id": "busy", "person": "bob"}]
+    assert looked.stderr == "warning: run busy of bob is active on it: `tpu_ops who a` shows more\n"
+    terminal, stdin = os.openpty()
+    os.write(terminal, b"n\n")
+    command = [sys.executable, "-m", "tpu_ops.cli.main", "delete", "a"]
+    asked = subprocess.run(
+        command, env=here.environ(), stdin=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+    os.close(terminal)
+    os.close(stdin)
+    assert asked.stderr.startswith("run busy of bob is active on it; delete node a, zone")
+    assert asked.stderr.endswith("[y/N]\nnothing was deleted\n")
+    assert elsewhere.tpu_ops("stop", "busy", person="bob").returncode == 0
+    free = here.tpu_ops("delete", "a", "--dry-run", "--json")
+    assert (json.loads(free.stdout)["runs"], free.stderr) == ([], "")
 
 
 def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(

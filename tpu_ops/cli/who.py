@@ -16,7 +16,7 @@ from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import holders
+from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def look(fleet: Fleet, hosts: Sequence[str]) -> holders.Seen:
+def look(fleet: Fleet, hosts: Sequence[str], *, limit: float = control.LIMIT) -> holders.Seen:
     """Ask workers who holds their chips; of those that are known to be out of reach none is tried: they are silent."""
-    away = contact.away(fleet, hosts)
-    seen = asyncio.run(holders.look(contact.fanout(fleet), [host for host in hosts if host not in away]))
+    away, fanout = contact.away(fleet, hosts), contact.fanout(fleet)
+    seen = asyncio.run(holders.look(fanout, [host for host in hosts if host not in away], limit=limit))
     return replace(seen, silent=(*away.values(), *contact.with_hint(fleet.settings, seen.silent)))
 
 
