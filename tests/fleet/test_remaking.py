@@ -326,6 +326,27 @@ def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
     assert any("asking for its resources again" in text for text in said)
 
 
+def test_a_queued_resource_stays_while_another_run_is_active_on_its_nodes(tpu, lab_api):
+    queued(lab_api, tpu, "a", "b")
+    plan = remaking.remember(tpu, [name("a"), name("b")])
+    preempt(lab_api, "a")
+    asked: list[object] = []
+
+    def used(names):
+        asked.append(names)
+        return "run late of bob is active"
+
+    with pytest.raises(CloudError, match="would delete all of its nodes, and run late of bob is active") as refused:
+        remaking.bring_back(tpu, plan, "r1/2", lambda _: None, used=used)
+    assert "`tpu_ops attach RUN --recover` resumes" in refused.value.fix
+    assert asked == [[name("b")]]
+    with connect(lab_api.grpc, timeout=10) as again:
+        seen = remaking.look(again, plan)
+        assert [seen[name(node)].state for node in "ab"] == ["PREEMPTED", "READY"]
+        seen = remaking.bring_back(again, plan, "r1/2", lambda _: None)
+        assert remaking.fresh(plan, seen) == {name("a"), name("b")}
+
+
 def test_what_updates_have_changed_of_nodes_is_as_it_was_where_their_queued_resource_makes_them_again(tpu, lab_api):
     """Such as the key that gcloud has put there, without which nobody could log in to the new ones."""
     queued(lab_api, tpu, "a", "b")

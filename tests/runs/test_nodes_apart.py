@@ -156,3 +156,42 @@ def test_a_stop_from_another_machine_while_a_failed_run_is_ending_is_heard_by_wh
     record = bench.record(0, "enough")
     assert (record["attempt"], record["state"], record["stop_requested_by"]) == (1, "failed", "ada")
     bench.clean()
+
+
+def test_recovery_deletes_no_node_on_which_another_run_is_active(
+    bench: Bench, lab_api: LabApi, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
+    body = {
+        "tpu": {"nodeSpec": [{"parent": LOCATION, "nodeId": name, "node": node} for name in ("a", "b")]},
+        "spot": {},
+    }
+    lab_api.done("POST", f"v2/{LOCATION}/queuedResources?queuedResourceId=spring", body)
+    queue = f"v2/{LOCATION}/queuedResources/spring"
+    bench.await_(lambda: lab_api.call("GET", queue)[1]["state"]["state"] == "ACTIVE", "the queued resource is ACTIVE")
+    ids = {name: lab_api.node(name)["id"] for name in ("a", "b")}
+    here = apart(bench, tmp_path_factory.mktemp("desk"), ids, lab_api.grpc)
+    train = here.popen("train", "a,b", "--recover", "--max-failures", "3", "--name", "own", "--", "sleep", "600")
+    patience = threading.Timer(PATIENCE, train.kill)
+    patience.start()
+    try:
+        lines_until(train, "logs of all ranks go to")
+        os.killpg(train.pid, signal.SIGINT)
+        train.communicate()
+    finally:
+        patience.cancel()
+        train.kill()
+        train.wait()
+    bench.inside(0, "pkill -u ada -x sleep")
+    for index in BOTH:
+        bench.await_clean(index)
+    begun = here.tpu_ops("train", "b", "--detach", "--name", "late", "--", "sleep", "600", person="bob")
+    assert begun.returncode == 0, begun.stderr
+    assert lab_api.call("POST", "lab/preempt", {"node": f"{LOCATION}/nodes/a"})[0] == 200
+    resumed = here.tpu_ops("attach", "own", "--recover")
+    assert resumed.returncode != 0
+    assert "recovery would delete all of its nodes, and run late of bob is active" in resumed.stderr
+    assert lab_api.node("b")["id"] == ids["b"]
+    bench.await_state(1, "late", "running")
+    assert here.tpu_ops("stop", "late", person="bob").returncode == 0
+    bench.await_clean(1)

@@ -437,9 +437,9 @@ def test_a_node_that_was_stopped_and_is_taken_away_once_it_was_started_counts_tw
     world = World(PREEMPTED, DONE)
     bring_back, call, starts = world.bring_back, world.call, iter([True])
 
-    def started(*words: Any) -> Any:
+    def started(*words: Any, **named: Any) -> Any:
         before = world.node_id
-        found = bring_back(*words)
+        found = bring_back(*words, **named)
         if next(starts, False):
             # As STOPPED has it: the same node is there again.
             world.node_id = before
@@ -546,7 +546,7 @@ def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_a
     monkeypatch.setattr(asked, "EVERY", 0.01)
     world, answers = World(PREEMPTED, DONE), []
 
-    def bring_back(*_: Any) -> None:
+    def bring_back(*_: Any, **__: Any) -> None:
         stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 5.0)))
         threads.append(stopping)
         stopping.start()
@@ -745,9 +745,9 @@ def test_a_full_disk_of_this_machine_ends_no_recovery(
     def full(path: Path, *_: Any) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    def back(*words: Any) -> Any:
+    def back(*words: Any, **named: Any) -> Any:
         monkeypatch.setattr(files, "replace", write)
-        return bring_back(world, *words)
+        return bring_back(world, *words, **named)
 
     monkeypatch.setattr(world, "bring_back", back)
     monkeypatch.setattr(files, "replace", full)
@@ -902,9 +902,9 @@ def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_i
     world = World(None, DONE)
     bring_back = world.bring_back
 
-    def looked(*args: Any) -> dict[str, Seen]:
+    def looked(*args: Any, **named: Any) -> dict[str, Seen]:
         known.append(records.read(tmp_path, "r1"))
-        return bring_back(*args)
+        return bring_back(*args, **named)
 
     monkeypatch.setattr(world, "bring_back", looked)
     code, *_ = run(world, first=starts)
@@ -926,9 +926,9 @@ def test_an_attempt_that_somebody_else_has_started_meanwhile_is_followed_and_not
     world = World(PREEMPTED, None, DONE)
     bring_back, status = world.bring_back, world.status
 
-    def elsewhere(*args: Any) -> dict[str, Seen]:
+    def elsewhere(*args: Any, **named: Any) -> dict[str, Seen]:
         world.attempt = 3
-        return bring_back(*args)
+        return bring_back(*args, **named)
 
     def on(host: str) -> Reply:
         found = status(host)
@@ -1037,9 +1037,9 @@ def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeyp
     world = World(FAILED, DONE)
     bring_back = world.bring_back
 
-    def stopped(*args: Any) -> dict[str, Seen]:
+    def stopped(*args: Any, **named: Any) -> dict[str, Seen]:
         world.endings[1] = {**FAILED, "stop_requested_by": "ada"}
-        return bring_back(*args)
+        return bring_back(*args, **named)
 
     monkeypatch.setattr(world, "bring_back", stopped)
     code, world, job = run(world, max_failures=5)

@@ -103,9 +103,9 @@ def test_a_loss_that_the_api_does_not_tell_of_is_counted_once_it_does(
 def test_nodes_that_are_lost_after_they_were_looked_at_are_counted(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world, bring_back = World(None, DONE), World.bring_back
 
-    def lost(*args: Any) -> Any:
+    def lost(*args: Any, **named: Any) -> Any:
         world.state = "PREEMPTED"
-        return bring_back(world, *args)
+        return bring_back(world, *args, **named)
 
     monkeypatch.setattr(world, "bring_back", lost)
     code, _, job = run(world, pending=True, failures=1, max_failures=1)

@@ -141,7 +141,14 @@ class World:
         return {made.name: Seen(self.state, self.node_id) for made in plan.nodes}
 
     def bring_back(
-        self, _: object, plan: Plan, request: str, told: Callable[[str], None], asked: Requests
+        self,
+        _: object,
+        plan: Plan,
+        request: str,
+        told: Callable[[str], None],
+        asked: Requests,
+        *,
+        used: Callable[[Any], str] | None = None,
     ) -> dict[str, Seen]:
         self.done.append(f"bring back {request}")
         if self.refusal:

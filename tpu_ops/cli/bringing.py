@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from tpu_ops.cli import configure, faults, options, output, projects, requested
+from tpu_ops.cli import configure, faults, options, output, projects, requested, who
 from tpu_ops.cli.attempt import lost_of
 from tpu_ops.cli.bookkeeping import Bookkeeping
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.fleet import contact, newcomers, origin, remaking, view
+from tpu_ops.fleet import contact, newcomers, origin, remaking, update, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import UnwritableError
@@ -76,7 +76,7 @@ class Bringing(Bookkeeping):
             self._count_these(lost_of(self._settings, plan))
         with origin.api(self._settings) as tpu:
             request = f"{self.kept.run_id}/{self.kept.attempt + 1}"
-            seen = remaking.bring_back(tpu, plan, request, output.info, self._requests)
+            seen = remaking.bring_back(tpu, plan, request, output.info, self._requests, used=self._used)
         names = [made.name for made in plan.nodes]
         if self._now:
             self._count_these(remaking.lost(self._now, seen), anew=True)
@@ -115,6 +115,11 @@ class Bringing(Bookkeeping):
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
             projects.bring(self._settings, fleet, workers, self.kept.git)
         return workers
+
+    def _used(self, names: Collection[str]) -> str:
+        """Return which run but this one is active on nodes, in words; empty for none."""
+        runs, _ = who.active(update.look(self._settings)[0], names)
+        return who.named({run_id: person for run_id, person in runs.items() if run_id != self.kept.run_id})
 
     async def _differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
         """Return whether it is to be mended that workers hold other packages: new ones get what is the newest now.

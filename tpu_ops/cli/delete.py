@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, runs_output, who
+from tpu_ops.cli import commands, options, output, who
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import lifecycle, origin, targets, update
 from tpu_ops.fleet.model import SERVING_STATES, Node, queued_deletion
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import control, records, recovery
+from tpu_ops.runs import records, recovery
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +39,14 @@ def run(args: argparse.Namespace) -> int:
     node = chosen(fleet, args.name, zone=args.zone, project=args.project)
     what = f"node {node.name}, zone {node.zone}, project {node.project}"
     size = f"{node.accelerator_type}, {texts.count(node.worker_count, 'worker')}"
-    runs, silent = _active(fleet, node)
+    runs, silent = who.active(fleet, [node.full_name] if node.state in SERVING_STATES else [])
     if silent:
         output.warning(
             f"{texts.folded(list(silent))} cannot tell whether a run is active: {next(iter(silent.values()))}"
         )
         _warn_of_remembered(settings, node)
-    active = " and ".join(f"run {run['run_id']} of {run['person']}" for run in runs)
-    active += f" {'is' if len(runs) == 1 else 'are'} active on it" if runs else ""
-    if runs and (args.yes or args.dry_run):
+    active = f"{who.named(runs)} on it" if runs else ""
+    if active and (args.yes or args.dry_run):
         output.warning(f"{active}: `{settings.command('who')} {fleet.labels[node.full_name]}` shows more")
     for text in _recoveries(settings.state_dir, node):
         output.warning(commands.on_fleet(text, settings.command))
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         output.warning(f"{stays}, with all nodes that it made: `{queued_deletion(node)}`")
     if args.dry_run:
         return _say(args, node, runs, f"would delete {what} ({size})")
-    if not args.yes and not options.confirmed(f"{active}; " * bool(runs) + f"delete {what} ({size})?", "deleting"):
+    if not args.yes and not options.confirmed(f"{active}; " * bool(active) + f"delete {what} ({size})?", "deleting"):
         output.info("nothing was deleted")
         return ExitCode.FAILED
     with origin.api(settings) as tpu:
@@ -77,25 +76,6 @@ def run(args: argparse.Namespace) -> int:
         # What was asked for is done.
         output.warning(f"the view of the fleet still has the node: {exc}; `{settings.command('refresh')}` looks again")
     return _say(args, node, runs, f"{'deleting' if args.no_wait else 'deleted'} {what}")
-
-
-def _active(fleet: Fleet, node: Node) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Ask the workers of a node that serves for their run.
-
-    Returns:
-        ``run_id`` and ``person`` of each run, and why a worker cannot tell, by worker.
-    """
-    hosts = [worker.host for worker in fleet.workers if worker.node.full_name == node.full_name]
-    if node.state not in SERVING_STATES:
-        return [], {}
-    try:
-        seen = who.look(fleet, hosts, limit=control.SHORT_LIMIT)
-    except OpsError as exc:
-        return [], dict.fromkeys(hosts, str(exc))
-    found = {holder.run: runs_output.person(holder.user, holder.asker) for holder in seen.holders if holder.run}
-    runs = [{"run_id": run_id, "person": person} for run_id, person in found.items()]
-    # Where there is no launcher there is no run.
-    return runs, {reply.host: reply.problem for reply in seen.silent if reply.kind != "no-launcher"}
 
 
 def _warn_of_remembered(settings: Settings, node: Node) -> None:
@@ -151,10 +131,10 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
     return found[0]
 
 
-def _say(args: argparse.Namespace, node: Node, runs: Sequence[Mapping[str, str]], text: str) -> int:
+def _say(args: argparse.Namespace, node: Node, runs: Mapping[str, str], text: str) -> int:
     if args.json:
-        facts = {"node": node.full_name, "dry_run": args.dry_run, "waited": not args.no_wait, "runs": list(runs)}
-        output.as_json(facts)
+        facts = {"node": node.full_name, "dry_run": args.dry_run, "waited": not args.no_wait}
+        output.as_json(facts | {"runs": [{"run_id": run_id, "person": person} for run_id, person in runs.items()]})
     else:
         output.line(text)
     return ExitCode.OK

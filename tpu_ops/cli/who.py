@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, faults, options, output, preparing, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.fleet.view import Fleet
@@ -78,6 +78,32 @@ def look(fleet: Fleet, hosts: Sequence[str], *, limit: float = control.LIMIT) ->
     away, fanout = contact.away(fleet, hosts), contact.fanout(fleet)
     seen = asyncio.run(holders.look(fanout, [host for host in hosts if host not in away], limit=limit))
     return replace(seen, silent=(*away.values(), *contact.with_hint(fleet.settings, seen.silent)))
+
+
+def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Ask the workers of some nodes for the runs that they are held by; each has a short time to answer.
+
+    Args:
+        fleet: The fleet.
+        names: Resource names of the nodes.
+
+    Returns:
+        The person of each run, by its id, and why a worker cannot tell, by worker.
+    """
+    hosts = [worker.host for worker in fleet.workers if worker.node.full_name in names]
+    try:
+        seen = look(fleet, hosts, limit=control.SHORT_LIMIT)
+    except OpsError as exc:
+        return {}, dict.fromkeys(hosts, str(exc))
+    runs = {holder.run: runs_output.person(holder.user, holder.asker) for holder in seen.holders if holder.run}
+    # Where there is no launcher there is no run.
+    return runs, {reply.host: reply.problem for reply in seen.silent if reply.kind != "no-launcher"}
+
+
+def named(runs: Mapping[str, str]) -> str:
+    """Return runs, given with their people, as the subject and verb of a sentence; empty where there are none."""
+    subject = " and ".join(f"run {run_id} of {person}" for run_id, person in runs.items())
+    return f"{subject} {'is' if len(runs) == 1 else 'are'} active" if runs else ""
 
 
 def _free(seen: holders.Seen) -> list[str]:

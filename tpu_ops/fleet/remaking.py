@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -186,7 +186,13 @@ def fresh(plan: Plan, seen: Mapping[str, Seen]) -> set[str]:
 
 
 def bring_back(
-    tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None], asked: Requests | None = None
+    tpu: Tpu,
+    plan: Plan,
+    request: str,
+    told: Callable[[str], None],
+    asked: Requests | None = None,
+    *,
+    used: Callable[[Collection[str]], str] = lambda _: "",
 ) -> dict[str, Seen]:
     """Return once all nodes of a plan are READY, whatever had to be done for that; how they are then.
 
@@ -198,12 +204,17 @@ def bring_back(
         request: A name of what is done here, the same for everybody who does the same.
         told: Told what is done, from several threads.
         asked: Keeps what is asked for from before it is asked for; None keeps it nowhere.
+        used: Given resource names of READY nodes, returns which run of somebody else is active there, in words; called
+            before a queued resource is deleted with them.
 
     Raises:
-        CloudError: The API refused for good, or a node did not come back in time.
+        CloudError: The API refused for good, a node did not come back in time, or a run is active on one that would be
+            deleted.
     """
     asked = asked or Requests()
-    work: list[Callable[[], None]] = [_Queue(tpu, plan, name, request, told, asked=asked).bring for name in plan.queued]
+    work: list[Callable[[], None]] = [
+        _Queue(tpu, plan, name, request, told, asked=asked, used=used).bring for name in plan.queued
+    ]
     work += [_Single(tpu, made, told, asked).bring for made in plan.nodes if not made.queued]
     # Each waits for as long as it takes: none waits for another.
     tpu.concurrently(lambda bring: bring(), work, at_once=max(1, len(work)))
@@ -332,9 +343,18 @@ class _Queue:
     """All nodes of one queued resource: they come and go together."""
 
     def __init__(
-        self, tpu: Tpu, plan: Plan, name: str, request: str, told: Callable[[str], None], *, asked: Requests
+        self,
+        tpu: Tpu,
+        plan: Plan,
+        name: str,
+        request: str,
+        told: Callable[[str], None],
+        *,
+        asked: Requests,
+        used: Callable[[Collection[str]], str],
     ) -> None:
-        self._tpu, self._name, self._request, self._told, self._requests = tpu, name, request, told, asked
+        self._tpu, self._name, self._request, self._told = tpu, name, request, told
+        self._requests, self._used = asked, used
         self._body: Any = plan.queued[name]
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
@@ -377,6 +397,11 @@ class _Queue:
             if found.state == "FAILED" and self._tries and self._paused != (found.created, self._tries):
                 self._paused = (found.created, self._tries)
                 raise self._failed(found)
+            serving = [name for name, state in states.items() if state in SERVING_STATES]
+            if serving and (use := self._used(serving)):
+                what = f"recovery would delete all of its nodes, and {use}"
+                fix = "wait until that run has ended, or stop it; then `tpu_ops attach RUN --recover` resumes this one"
+                raise CloudError(what, where=self._where, fix=fix)
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             self._delete(found)
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
