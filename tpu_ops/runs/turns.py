@@ -126,7 +126,7 @@ class Turn:
             raise HostError(
                 f"another command is copying {self._name} there, or starting a run with it: {_command(busy)}",
                 where=texts.folded(list(busy)),
-                fix="wait until it has ended, and run the same command again",
+                fix="wait until it has ended, or end that process if its machine is gone; then run this again",
             )
 
     async def _take(self, fanout: Fanout, host: str, stack: contextlib.AsyncExitStack) -> Mapping[str, Any] | Result:
