@@ -18,6 +18,9 @@ from tests.support.environments import UV, more, plain_wheel, write_project
 
 Result = dict[str, Any]
 
+#: A lock file for several versions of Python, as `uv pip compile --universal` writes it.
+UNIVERSAL = "extra==1 ; python_version >= '3.8' # via t\nextra==2 ; python_version < '3.8' \\\n    --hash=sha256:00\n"
+
 
 class Worker:
     """One worker with an environment `t` and clones of projects, each with a remote of its own."""
@@ -174,7 +177,7 @@ def test_the_list_and_a_project_are_resolved_together(worker: Worker) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_what_only_a_project_needs_stays_with_a_lock(worker: Worker, exact: bool) -> None:
-    worker.python(requirements=[], lock="extra==1\n", exact=exact)
+    worker.python(requirements=[], lock=UNIVERSAL, exact=exact)
     worker.project("vision", ["flax"])
     worker.settle()
     assert worker.packages() == {"extra": "1", "flax": "2", "six": "1.17.0", "vision": "1"}

@@ -137,6 +137,12 @@ def pins(lock: str) -> dict[str, str]:
     return found
 
 
+def pin_lines(lock: str) -> list[str]:
+    """Given the text of a lock file, return what it pins as constraints, with the conditions on Python and platform."""
+    pattern = r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?(==[^\s;\\]+)[ \t]*(;(?:(?!--hash=)[^\\\n#])*)?"
+    return [" ".join((name + pin, marker)).strip() for name, pin, marker in re.findall(pattern, lock, re.MULTILINE)]
+
+
 def named(lock: str) -> set[str]:
     """Given the text of a lock file, return the names of what it has, whether pinned or at an address (PEP 508)."""
     found = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]*(?:\[[^]]*\])?[ \t]*(?:==|@)", lock, re.MULTILINE)

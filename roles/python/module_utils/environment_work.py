@@ -29,6 +29,7 @@ from ansible.module_utils.environment_state import (
     named,
     normalised,
     packages,
+    pin_lines,
     pins,
     python_version,
 )
@@ -198,15 +199,14 @@ class Environment:
             "digest": "" if fresh else digest(python_version(self.path), found),
             "projects": "" if fresh else projects_word(self.path),
             "overruled": overruled or [],
-            "recorded": not fresh and read_listed(self.path) == self.listed(),
+            "recorded": read_listed(self.path) == self.listed(),
         }
 
     def listed(self) -> Listed:
         """Return what the environment's list asks for, as the role workspace reads it."""
         source = "%s (environment %s)" % (self.wanted["variable"], self.wanted["name"])
         if self.wanted["lock"]:
-            pinned = ["%s==%s" % pin for pin in sorted(pins(self.wanted["lock"]).items())]
-            return Listed("the lock file of " + source, [], pinned, self.wanted["find_links"])
+            return Listed("the lock file of " + source, [], pin_lines(self.wanted["lock"]), self.wanted["find_links"])
         names = ("requirements", "constraints", "find_links")
         return Listed(source, *(list(self.wanted[name]) for name in names))
 
