@@ -1,4 +1,4 @@
-"""What of a shell Ansible gets: the inventories of the fleet and of no other machines, and a locale that it takes."""
+"""The parts of a shell's environment that Ansible gets: the fleet's inventories alone, and a locale that it accepts."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ ONE, TWO = {"jax": "1", "numpy": "1"}, {"jax": "1", "numpy": "2"}
         # People's own projects are no difference.
         ([seen(ONE), seen(ONE | {"mine": "1"}, editable=["mine"])], None, []),
         ([seen(ONE), seen(ONE | {"mine": "1"}, local=["mine"])], None, []),
-        # What only one worker's project needs stays there.
+        # A package that only this worker's project needs stays here.
         ([seen(ONE), seen(ONE | {"x": "1"}, projects="a")], None, []),
         ([seen(ONE, projects="a"), seen(TWO, projects="a"), seen(TWO)], 0, [0, 1]),
         # A new worker has no projects yet, and gets what most others have.

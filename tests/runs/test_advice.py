@@ -1,4 +1,4 @@
-"""What is said to do about a run, by what was seen of it."""
+"""The advice about a run follows from what was seen of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recovery has requested from the API is named, with how to delete it, in whatever way the recovery ends."""
+"""However a recovery ends, it names its requests to the API and the command that deletes each."""
 
 from __future__ import annotations
 

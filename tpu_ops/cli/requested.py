@@ -72,7 +72,7 @@ def settle(settings: Settings, run_id: str, *, delete: bool, ask: bool) -> tuple
     if not kept(settings, run_id):
         return [], None
     if recovery.is_held(settings.state_dir, run_id):
-        # What is deleted while a recovery goes on would be requested again.
+        # A running recovery would request it again.
         tell(settings, run_id, kept(settings, run_id))
         what = "nothing was deleted: a process on this machine is still recovering the run"
         held = OpsError(what, where=f"run {run_id}", fix="repeat the command once it has ended")

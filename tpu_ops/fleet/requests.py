@@ -1,4 +1,4 @@
-"""What a recovery has asked the API for and no run is on yet: it is or will be billed, also without the recovery."""
+"""The requests of a recovery that no run uses yet: each is or will be billed, also without the recovery."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _BEAT = 1.0
 
 
 class Copy:
-    """What a sync has brought to the directory where a command starts.
+    """The synced files in the directory where a command starts.
 
     Args:
         cwd: The directory.

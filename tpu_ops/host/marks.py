@@ -1,4 +1,4 @@
-"""What a sync has brought to a worker: the list of its files, their marks and digest, and the locks of the directory.
+"""Synced code on a worker: the list of its files, their marks and digest, and the locks of the directory.
 
 The controller sends the text of this module to workers with that of `runs/synced.py`, so it imports the standard
 library alone. Names of files are bytes.
@@ -101,7 +101,7 @@ def turn_lock(parent: bytes, name: bytes) -> bytes:
 def opened(path: bytes) -> int | None:
     """Return the descriptor of a lock's file, made where it is missing; None where it cannot be opened or made."""
     try:
-        # What the person has put in its place may be a link, or a pipe that nobody reads.
+        # The person may have put a link or a pipe in its place.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""What a person's shell exports for Ansible: inventories, of which the fleet's own is to be one, and a locale."""
+"""The shell variables that Ansible gets: the inventories, which must include the fleet's, and a locale."""
 
 from __future__ import annotations
 

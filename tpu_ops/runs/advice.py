@@ -1,4 +1,4 @@
-"""What to do about a run, in words, from what was seen of it: the only place that decides this on the controller.
+"""Advice about a run from what was seen of it; no other module of the controller decides this.
 
 What a worker has seen itself, as the run that has it, it says itself (`host/fitness.py`). Commands in the words are on
 no fleet yet (`cli/commands.py`).
@@ -23,7 +23,7 @@ RECOVERING = "recovering"
 
 
 class Recoverer(NamedTuple):
-    """What recovers a run on this machine, or could.
+    """The recovery of a run on this machine, with or without a process.
 
     Attributes:
         run_id: The run.
@@ -49,7 +49,7 @@ class Recoverer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do: what for in a word, and how."""
+    """One step of an advice: its purpose in a word, and the command."""
 
     what: str
     how: str

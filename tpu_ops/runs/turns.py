@@ -67,7 +67,7 @@ class _Holder:
 
 
 class Turn:
-    """What keeps other syncs from a directory of these workers, and starts with it, for as long as it is held.
+    """A lock on a directory of these workers: while it is held, no other sync or start uses the directory.
 
     Args:
         name: Of the directory below ~/tpu_ops.
@@ -101,7 +101,7 @@ class Turn:
             where = texts.folded(list(used))
             _log.warning("%s: %s ~/%s/%s: its files are replaced under it", where, what, sync.PARENT, self._name)
         yield
-        # What failed before ends the turn.
+        # After a failure, the end of the turn frees it.
         await self._all(b"free\n")
 
     async def _all(self, said: bytes) -> dict[str, Mapping[str, Any]]:

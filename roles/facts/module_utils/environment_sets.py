@@ -1,4 +1,4 @@
-"""What a virtual environment's list and its editable projects ask for, read in the environment; runs on Python 3.8.
+"""The requirements of a virtual environment's list and of its editable projects; runs on Python 3.8.
 
 The role python owns the packages of an environment, and the role workspace installs projects into it. Each learns here
 what the other must keep.
@@ -35,7 +35,7 @@ def shortened(report: str) -> str:
 
 
 class Listed(NamedTuple):
-    """What an environment's list asks for; of a lock file, its pins are the constraints."""
+    """The requirements of an environment's list; the pins of a lock file are constraints."""
 
     #: The environment and its variable, for messages.
     source: str

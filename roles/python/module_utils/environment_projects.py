@@ -1,4 +1,4 @@
-"""What an environment's list must leave to the projects that are installed in it; runs on Python 3.8."""
+"""The packages that an environment's list must leave to the projects installed in it; runs on Python 3.8."""
 
 from __future__ import annotations
 
