@@ -77,7 +77,7 @@ def test_no_sync_comes_between_the_copy_of_a_start_and_its_ranks(
 ) -> None:
     own, other = codes
     with gate(bench, 1) as reached:
-        starter = bench.popen(*train(own, "between"), person="bob")
+        starter = bench.popen(*train(own, "replaced"), person="bob")
         bench.await_(reached, "a start that waits for worker 1")
         words = "another command is copying code there, or starting a run with it"
         refused(desk.tpu_ops("sync", "pod", other, "--force", person="bob"), words)
@@ -85,7 +85,7 @@ def test_no_sync_comes_between_the_copy_of_a_start_and_its_ranks(
         starter.communicate(timeout=20)
         # Its rank on worker 0 waits for the others.
         bench.await_(
-            lambda: "run between of bob uses" in desk.tpu_ops("sync", "pod", other, person="bob").stderr,
+            lambda: "run replaced of bob uses" in desk.tpu_ops("sync", "pod", other, person="bob").stderr,
             "the lock of the killed start is gone, and that of its rank is not",
         )
     assert there(bench) == ["code a", "code a"]

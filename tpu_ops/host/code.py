@@ -69,7 +69,7 @@ class Copy:
             raise NotReady(text.format(self._cwd, found, self._digest))
 
     def hold(self, person: Person) -> int | None:
-        """Lock the copy for as long as this process lasts; the child, which has it locked, keeps syncs out by now.
+        """Lock the copy until the descriptor is closed; the child, which has it locked, keeps syncs out by now.
 
         Returns:
             The descriptor of the lock.

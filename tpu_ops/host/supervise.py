@@ -49,6 +49,8 @@ class Supervisor:
         self.run_id = run_id
         self.record: Dict[str, Any] = {}
         self.child: Child | None = None
+        #: Descriptor of the lock that keeps syncs from the code; closed once no process of the run is left.
+        self._code: int | None = None
         self.status: int | None = None
         self.intent: Dict[str, Any] | None = None
         self.order: Dict[str, Any] | None = None
@@ -159,7 +161,7 @@ class Supervisor:
             copy = Copy(cwd, digest, holder_of(self.record)) if digest else None
             self.child = Child.fork(data["argv"], env, cwd, person, output, commit=spec.commit(data), copy=copy)
             if copy:
-                copy.hold(person)
+                self._code = copy.hold(person)
         finally:
             os.close(output)
         self.record.update(pid=self.child.pid, venv=venv, cwd=cwd)
@@ -308,6 +310,10 @@ class Supervisor:
 
     def _close(self) -> None:
         """Tell that nothing is left here, and let the link end; rank 0's waits for all others."""
+        # Before the final record: once a run has ended, a sync may replace its code.
+        if self._code is not None:
+            os.close(self._code)
+            self._code = None
         self.link.say(say="done", at=time.monotonic())
         while not self._link_closed:
             if self._listen() is None and not self._link_closed:

@@ -14,8 +14,9 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.errors import HostError
 from tpu_ops.fleet.model import label_of
+from tpu_ops.remote import openssh
 from tpu_ops.remote.fanout import Fanout, plain_errors
-from tpu_ops.remote.replies import Result
+from tpu_ops.remote.replies import SSH_FAILED, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.runs import spec, sync
 
@@ -54,6 +55,9 @@ class _Holder:
                 code = await self._process.wait()
         except TimeoutError:
             return Result(self.host, None, problem=f"no answer within {LIMIT:g} s", reached=False)
+        if code == SSH_FAILED:
+            why = openssh.reason(errors.decode(errors="replace"), code)
+            return Result(self.host, None, problem=why, reached=False)
         return Result(self.host, code, stderr=errors)
 
     async def end(self) -> None:
@@ -131,6 +135,8 @@ class Turn:
 
     async def _take(self, fanout: Fanout, host: str, stack: contextlib.AsyncExitStack) -> Mapping[str, Any] | Result:
         try:
+            # A connection that leads to where the worker was is replaced first.
+            await fanout.answer(host, limit=LIMIT)
             process = await stack.enter_async_context(fanout.attended(host, sync.RUN))
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
