@@ -319,7 +319,7 @@ def summary(rows: list[tuple[str, str, float]]) -> list[str]:
         "",
         "Try next:",
         '  .venv/bin/tpu_ops lab up && eval "$(.venv/bin/tpu_ops lab env)"   the lab again, by hand',
-        "  README.md, section From the lab to your project               the same on real TPUs",
+        "  docs/setup.md                                                 the same on real TPUs",
     ]
     return lines
 
