@@ -269,9 +269,9 @@ role's variables; set them in `inventory/group_vars/`.
 
 {chr(10).join(lines)}
 
-`tools/molecule.sh test -s NAME` runs a scenario on the lab's workers, and `make molecule` runs all of them: on Debian
-12 and 13, and on Ubuntu 22.04 and 24.04 if an image registry answers. In each, check mode has to report what converge
-then changes, a second run must change nothing, and what was broken by hand must be repaired.
+`tools/molecule.sh test -s NAME` runs a scenario on the lab's workers. `make molecule` runs all of them, on Debian 12
+and 13, and on Ubuntu 22.04 and 24.04 if an image registry answers. In each scenario, check mode has to report what
+converge then changes. A second run must change nothing, and a worker that was broken by hand must be repaired.
 [unproved.md](unproved.md) lists what no test here executes.
 
 ## When variables are at fault
@@ -285,50 +285,53 @@ first change, whatever `--tags` says. If there are errors, they end with one lis
 
 - A value must have the type given in the README: `"yes"` is not a boolean and `3.10` is not a string. `-e name=value`
   always gives a string; `-e '{{"name": false}}'` does not.
-- A variable that no role has is taken for a misspelt one if its name begins with a role's name, or is almost the name
-  of a role's variable. `facts_own_variables` lists those that are your own.
-- A variable that a role of the playbook sets itself for others to read, such as `python_uv`, is an error where you set
-  it: your value would have no effect.
+- A variable that no role has counts as misspelt if its name begins with a role's name, or is almost the name of a
+  role's variable. `facts_own_variables` lists those that are your own.
+- Some variables are set by a role of the playbook for others to read, such as `python_uv`. It is an error to set one:
+  your value would have no effect.
 - A variables file that Ansible ignores, since a directory or file with the same name takes precedence
   (`group_vars/all/` over `group_vars/all.yml`), is an error, too.
-- So is a role's variable that is set in two files of one directory, since Ansible uses only the last.
-- A file in `group_vars/` or `host_vars/` whose name is almost that of a group or host, such as `pod.yml` for the group
-  `node_pod`, is a warning. Ansible ignores any file of no group and no host without a word.
+- A role's variable that is set in two files of one directory is an error, since Ansible uses only the last.
+- A file in `group_vars/` or `host_vars/` whose name is almost that of a group or host is a warning: `pod.yml` for the
+  group `node_pod`, for example. Ansible itself silently ignores a file of no group and no host.
 - A line without a file is about a role's default, or about a value whose origin Ansible does not know.
 - Roles that can check the rest of their variables only once the types are right are named at the end; the next run
   checks them.
-- A login shell or a `tcmalloc_library` that a worker does not have is an error if nothing that the playbook installs
-  might bring it, and a warning if a package that is still to be installed might. A library outside the system's own
-  directories (/usr/local, /opt) is never more than a warning, since a disk that is mounted might contain it.
-- A file that is not valid YAML ends Ansible before all checks, without the file's name: `tpu_ops configure` says which
-  file it is, and where the error is.
+- A worker may lack a login shell or a `tcmalloc_library`. This is a warning if a package that the playbook is still to
+  install might bring it, and an error otherwise. A library outside the system's own directories (/usr/local, /opt) is
+  never more than a warning, since a disk that is mounted might contain it.
+- A file that is not valid YAML ends Ansible before all checks, without the file's name. `tpu_ops configure` names the
+  file and the place of the error.
 - A worker that does not answer is not checked; it has already dropped out. Workers that `--limit` leaves out are not
   checked either, except for what has to agree between workers, such as who serves an export.
 
 A role that you use in your own playbook also checks its variables first, on each worker. Packages of `base` and `shell`
-count as still to be installed only if the playbook lists these roles under `roles:` or uses `import_role`: what
-`include_role` will run is not known beforehand, so a login shell that it would install is refused.
+count as still to be installed only if the playbook lists these roles under `roles:` or uses `import_role`. The roles of
+`include_role` are not known beforehand, so a login shell that they would install is refused.
 
 ## While runs are active
 
-`site.yml` can be run at any time. An environment that a run may be using is not changed: a worker on which one would
+`site.yml` can be run at any time. An environment that a run may be using is not changed. A worker on which one would
 change fails with the name of the run, before the first package moves, and check mode warns of it. A run that is started
-during the change is refused, with who is at work since when. `python_fill_during_runs: true` changes it all the same
-and keeps no run from starting. New environments are made, and everything else is configured, whether or not a run is
-active: projects of the role workspace are moved too, and install what they need into their environment, unless
-`workspace_during_runs` is false; no run starts while that is done. `playbooks/upgrade.yml` does not start while one is
-active.
+during the change is refused: the message names the person at work, and since when. `python_fill_during_runs: true`
+changes the environment all the same and keeps no run from starting.
+
+New environments are made, and everything else is configured, whether or not a run is active. Projects of the role
+workspace are moved too, and install the packages they need into their environment, unless `workspace_during_runs` is
+false. No run starts while that is done. `playbooks/upgrade.yml` does not start while a run is active.
 
 ## Two playbooks at once
 
-Two people may configure the same workers at the same time. Whatever would break if it were done twice at once (the
-environments, disks, NFS, projects, files of the system) is done in turn on each worker, and packages wait for apt's
-lock. A playbook that begins while another one is at work on a worker warns of it, with the account, the address that
-it is logged in from, and since when. It waits for up to 300 s for each such step, and then fails there and names who
-is at work; nothing is half done then, and it can be run again. With different settings, the last one wins.
+Two people may configure the same workers at the same time. Steps that would break if they were done twice at once (the
+environments, disks, NFS, projects, files of the system) are done in turn on each worker. Packages wait for apt's lock.
+A playbook that begins while another one is at work on a worker warns of it. The warning has the account, the address
+that it is logged in from, and since when.
+
+The playbook waits for up to 300 s for each of these steps. It then fails there and names the person at work. Nothing is
+half done then, and it can be run again. With different settings, the last playbook wins.
 
 A turn ends with the process on the worker that has it. If a playbook is killed, the step that it has begun goes on to
-its end, and nothing is left that keeps the next one out.
+its end. Nothing is left that keeps the next playbook out.
 
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """
