@@ -263,8 +263,8 @@ def overview(roles: dict[str, Spec], names: list[str], scenarios: set[str]) -> s
         lines.append(f"| [{name}](../roles/{name}/README.md) | {does} | [{scenario}](../molecule/{scenario}/) |")
     return f"""# Roles
 
-What `ansible-playbook site.yml` runs on every worker, in this order, after it has checked the variables of the whole
-fleet. `--tags NAME` runs only one of them (and facts before it, which has no tag of its own). Each README lists the
+`ansible-playbook site.yml` checks the variables of the whole fleet, and then runs these roles on every worker, in this
+order. `--tags NAME` runs only one of them (and facts before it, which has no tag of its own). Each README lists the
 role's variables; set them in `inventory/group_vars/`.
 
 {chr(10).join(lines)}
