@@ -57,18 +57,20 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 def test_code_that_a_run_uses_is_replaced_by_force_alone(bench: Bench, desk: Bench, codes: tuple[str, str]) -> None:
     own, other = codes
-    started = bench.tpu_ops(*train(own, "uses"), person="bob")
+    started = bench.tpu_ops(*train(own, "uses-code"), person="bob")
     assert started.returncode == 0, started.stderr
     refused(
-        desk.tpu_ops("sync", "pod", other, person="bob"), "run uses of bob uses ~/tpu_ops/code", "`tpu_ops stop uses`"
+        desk.tpu_ops("sync", "pod", other, person="bob"),
+        "run uses-code of bob uses ~/tpu_ops/code",
+        "`tpu_ops stop uses-code`",
     )
-    refused(desk.tpu_ops(*train(other, "late"), person="bob"), "run uses of bob has held")
+    refused(desk.tpu_ops(*train(other, "late-code"), person="bob"), "run uses-code of bob has held")
     assert there(bench) == ["code a", "code a"]
     assert desk.tpu_ops("sync", "pod", own, person="bob").returncode == 0, "nothing differs"
     forced = desk.tpu_ops("sync", "pod", other, "--force", person="bob")
     assert (forced.returncode, there(bench)) == (0, ["code b", "code b"])
-    assert "run uses of bob uses ~/tpu_ops/code: its files are replaced under it" in forced.stderr
-    assert bench.tpu_ops("stop", "uses", person="bob").returncode == 0
+    assert "run uses-code of bob uses ~/tpu_ops/code: its files are replaced under it" in forced.stderr
+    assert bench.tpu_ops("stop", "uses-code", person="bob").returncode == 0
     assert desk.tpu_ops("sync", "pod", own, person="bob").returncode == 0, "the lock ended with the run"
 
 
@@ -77,7 +79,7 @@ def test_no_sync_comes_between_the_copy_of_a_start_and_its_ranks(
 ) -> None:
     own, other = codes
     with gate(bench, 1) as reached:
-        starter = bench.popen(*train(own, "replaced"), person="bob")
+        starter = bench.popen(*train(own, "started-code"), person="bob")
         bench.await_(reached, "a start that waits for worker 1")
         words = "another command is copying code there, or starting a run with it"
         refused(desk.tpu_ops("sync", "pod", other, "--force", person="bob"), words)
@@ -85,7 +87,7 @@ def test_no_sync_comes_between_the_copy_of_a_start_and_its_ranks(
         starter.communicate(timeout=20)
         # Its rank on worker 0 waits for the others.
         bench.await_(
-            lambda: "run replaced of bob uses" in desk.tpu_ops("sync", "pod", other, person="bob").stderr,
+            lambda: "run started-code of bob uses" in desk.tpu_ops("sync", "pod", other, person="bob").stderr,
             "the lock of the killed start is gone, and that of its rank is not",
         )
     assert there(bench) == ["code a", "code a"]
