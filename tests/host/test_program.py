@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tpu_ops.host import build, marks
+from tpu_ops import host, protocol
+from tpu_ops.host import build
 from tpu_ops.host import compiled as compiled_copy
 from tpu_ops.host.wire import PROTOCOL
 from tpu_ops.runs import synced
 
-SOURCES = sorted(path for path in Path(build.__file__).parent.glob("*.py") if path.name != "build.py")
+FOLDERS = [Path(*package.__path__) for package in (host, protocol)]
+SOURCES = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if path.name != "build.py")
 #: Newer than Python 3.8.
 TOO_NEW = re.compile(
     r"\.removeprefix|\.removesuffix|pidfd_open|waitstatus_to_exitcode|functools\.cache\b|math\.lcm|process_group=|"
@@ -27,7 +29,7 @@ TOO_NEW = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", [*SOURCES, Path(synced.__file__)], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SOURCES, Path(synced.__file__)], ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_module_is_python_3_8_and_imports_only_the_standard_library(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text, str(path), feature_version=(3, 8))
@@ -36,9 +38,8 @@ def test_every_module_is_python_3_8_and_imports_only_the_standard_library(path: 
         if isinstance(statement, ast.Import):
             assert {alias.name.split(".")[0] for alias in statement.names} <= sys.stdlib_module_names
         if isinstance(statement, ast.ImportFrom) and statement.level == 0:
-            # Workers get the text of both.
-            sent = statement.module == marks.__name__
-            assert sent or (statement.module or "").split(".")[0] in sys.stdlib_module_names
+            package = ".".join((statement.module or "").split(".")[:2])
+            assert package == protocol.__name__ or package.split(".")[0] in sys.stdlib_module_names
     evaluated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and node in tree.body]
     for node in evaluated:
         assert not re.search(r"\b(dict|list|set|tuple)\[|\|", ast.unparse(node.annotation)), "evaluated by 3.8"

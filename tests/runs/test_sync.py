@@ -20,7 +20,7 @@ import pytest
 
 from tpu_ops.cli import main
 from tpu_ops.errors import HostError, OpsError
-from tpu_ops.host import marks
+from tpu_ops.protocol import marks
 from tpu_ops.remote import ssh
 from tpu_ops.remote.replies import Result
 from tpu_ops.runs import sync, synced, turns

@@ -16,8 +16,9 @@ def checker(tmp_path, monkeypatch):
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for folder in ("tpu_ops/cloud", "tpu_ops/fleet", "tpu_ops/cli", "tpu_ops/lab", "roles/base/tasks"):
-        (tmp_path / folder).mkdir(parents=True)
+    for room in ("cloud", "fleet", "cli", "lab", "host", "protocol"):
+        (tmp_path / "tpu_ops" / room).mkdir(parents=True)
+    (tmp_path / "roles/base/tasks").mkdir(parents=True)
     (tmp_path / "tpu_ops/config.py").touch()
     (tmp_path / "tpu_ops/options.py").touch()
     (tmp_path / "site.yml").touch()
@@ -36,6 +37,8 @@ def checker(tmp_path, monkeypatch):
             "from tpu_ops.cloud.client import connect\n",
             "may not import tpu_ops.cloud.client.connect",
         ),
+        ("tpu_ops/host/a.py", "from tpu_ops.errors import OpsError\n", "may not import tpu_ops.errors.OpsError"),
+        ("tpu_ops/protocol/a.py", "from tpu_ops.host import proc\n", "may not import tpu_ops.host.proc"),
         ("tpu_ops/cli/run.py", "from tpu_ops.lab import instance\n", "may not import tpu_ops.lab.instance"),
         ("tpu_ops/fleet/a.py", 'if zone == "lab":\n    pass\n', "a.py:1: knows the lab"),
         ("roles/base/tasks/main.yml", "---\n- when: in_lab\n", "main.yml:2: knows the lab"),
@@ -50,6 +53,8 @@ def test_what_is_out_of_place_is_named(checker, tmp_path, path, text, said):
     ("path", "text"),
     [
         ("tpu_ops/lab/a.py", "from tpu_ops.cloud.accelerators import accelerator_type\n"),
+        ("tpu_ops/host/a.py", "from tpu_ops.protocol import wire\n"),
+        ("tpu_ops/cloud/a.py", "from tpu_ops.protocol import wire\n"),
         ("tpu_ops/cli/lab.py", "from tpu_ops.lab import instance\n"),
         ("tpu_ops/fleet/a.py", "label = labels = 'available'\n"),
     ],

@@ -29,16 +29,17 @@ program(compiled)
 """
 #: The oldest time that a zip archive can hold.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_CONTROLLER_ONLY = {"build.py"}
+_PACKAGES = ("host", "protocol")
 
 
 def archive() -> bytes:
-    """Return the program's bytes: the interpreter line and a zip archive of this package."""
-    here = Path(__file__).resolve().parent
+    """Return the program's bytes: the interpreter line and a zip archive of this package and `tpu_ops/protocol/`."""
+    here = Path(__file__).resolve()
     members = {"__main__.py": _ENTRY, "tpu_ops/__init__.py": b""}
-    for path in here.glob("*.py"):
-        if path.name not in _CONTROLLER_ONLY:
-            members[f"tpu_ops/host/{path.name}"] = path.read_bytes()
+    for package in _PACKAGES:
+        for path in (here.parents[1] / package).glob("*.py"):
+            if path != here:
+                members[f"tpu_ops/{package}/{path.name}"] = path.read_bytes()
     buffer = io.BytesIO()
     # Stored, not deflated: zlib's versions do not all write the same bytes.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from . import TYPE_CHECKING, marks
+from tpu_ops.protocol import marks
+
+from . import TYPE_CHECKING
 from .command import NotReady
 from .person import acting_as
 from .spec import encode

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.host import marks as marks_of
+from tpu_ops.protocol import marks as marks_of
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import SSH_FAILED, Result

@@ -1,7 +1,7 @@
 """What stands in a directory beside what is to stand there, and what an earlier sync has put there.
 
-Its text and that of `host/marks.py` are sent to the workers, where the system's Python, 3.8 on the oldest images, runs
-them as the person. Names of files are bytes, in JSON each byte a character.
+Its text and that of `protocol/marks.py` are sent to the workers, where the system's Python, 3.8 on the oldest images,
+runs them as the person. Names of files are bytes, in JSON each byte a character.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 
-from tpu_ops.host.marks import FOLDER, LISTS, PARENT, listed, mark, opened, said, say, take, turn_lock, use_lock
+from tpu_ops.protocol.marks import FOLDER, LISTS, PARENT, listed, mark, opened, said, say, take, turn_lock, use_lock
 
 _LISTS = os.path.join(PARENT, LISTS)
 

@@ -1,4 +1,4 @@
-"""The locks of a directory on the workers: one sync or start at a time, and no sync under a run (`host/marks.py`)."""
+"""The locks of a directory on the workers: one sync or start at a time, no sync under a run (`protocol/marks.py`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Synced code on a worker: the list of its files, their marks and digest, and the locks of the directory.
 
-The controller sends the text of this module to workers with that of `runs/synced.py`, so it imports the standard
-library alone. Names of files are bytes.
+The controller also sends the text of this module to workers, with that of `runs/synced.py`: it imports no other module
+of this package. Names of files are bytes.
 """
 
 from __future__ import annotations
