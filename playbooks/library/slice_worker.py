@@ -89,8 +89,8 @@ def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str
     """
     sys.path.insert(0, os.path.realpath(program))
     try:
-        from tpu_ops.host.environment import MEGASCALE, SYSTEM_PATH, from_files, load_config
-        from tpu_ops.host.wire import Refused
+        # All from one module, which launchers of every version have.
+        from tpu_ops.host.environment import MEGASCALE, SYSTEM_PATH, Refused, from_files, load_config
     except ImportError as exc:
         raise CannotRunError("no launcher at {} ({}); site.yml installs it".format(program, exc)) from exc
     finally:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.cli import run
-from tpu_ops.remote import wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import envelope
 from tpu_ops.remote.replies import Output, Result, result_of
 
 LINE = "; for a shell line: --shell -- 'LINE'"
@@ -24,7 +25,7 @@ WHOLE = "; give the full path of an environment's, as in /opt/venvs/jax/bin/pyth
 def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Result:
     """Run a command here as on a worker."""
     marker = wire.new_marker()
-    command = ["/bin/sh", "-c", wire.enveloped(marker, argv, limit).replace("timeout", "/usr/bin/timeout", 1)]
+    command = ["/bin/sh", "-c", envelope.enveloped(marker, argv, limit).replace("timeout", "/usr/bin/timeout", 1)]
     done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, check=False)
     streams = [Output(marker), Output()]
     for stream, said in zip(streams, (done.stdout, done.stderr), strict=True):
@@ -74,7 +75,7 @@ def test_a_command_is_a_program_and_never_what_a_shell_has_under_its_name() -> N
 def test_a_word_is_no_program_s_path_to_a_login_shell_that_looks_for_one() -> None:
     """As zsh does for =ls."""
     words = ["=ls", "a=b", "it's", "=it's", "$HOME", ""]
-    line = wire.joined(words)
+    line = envelope.joined(words)
     assert shlex.split(line) == words
     assert [word for word in line.split(" ") if word.startswith("=")] == []
 

@@ -1,4 +1,4 @@
-"""What `tpu_ops stop` and `unlock` promise, held against what the workers do."""
+"""The grace that `tpu_ops stop` and `unlock` accept."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import ModuleType
 import pytest
 
 from tpu_ops.cli import stop, unlock
-from tpu_ops.host import chips
 from tpu_ops.host import spec as host
+from tpu_ops.protocol import wire
 
 
 @pytest.mark.parametrize(
-    ("command", "most"), [(stop, host.MAX_GRACE), (unlock, chips.MAX_GRACE)], ids=["stop", "unlock"]
+    ("command", "most"), [(stop, host.MAX_GRACE), (unlock, wire.MAX_UNLOCK_GRACE)], ids=["stop", "unlock"]
 )
-def test_no_grace_is_promised_that_a_worker_does_not_give(
+def test_a_grace_that_workers_do_not_allow_is_a_usage_error(
     command: ModuleType, most: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.host import actions, chips, follow, logs, record, requests, spec, supervise, unit, wire
+from tpu_ops.host import actions, chips, follow, logs, record, requests, spec, supervise, unit
 from tpu_ops.host.after import after
+from tpu_ops.host.caller import Caller, Gone
 from tpu_ops.host.store import Store
-from tpu_ops.remote import wire as controller
+from tpu_ops.protocol import wire
+from tpu_ops.remote.stream import Frame
 
 MARKER = "0123456789abcdef"
 #: Rank 0 of a run of two workers.
@@ -37,8 +39,8 @@ class Line(NamedTuple):
     host: socket.socket
     controller: socket.socket
 
-    def caller(self, *, attended: bool = True) -> wire.Caller:
-        return wire.Caller(self.host.fileno(), attended)
+    def caller(self, *, attended: bool = True) -> Caller:
+        return Caller(self.host.fileno(), attended)
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_a_request_that_is_piped_in_by_hand_is_answered(
 
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", end)
     said = served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
-    assert controller.find_answer(said, MARKER)["record"]["state"] == "stopped"
+    assert wire.find_answer(said, MARKER)["record"]["state"] == "stopped"
 
 
 def test_a_caller_is_waited_for_only_as_long_as_they_are_there(line: Line) -> None:
@@ -127,7 +129,7 @@ def test_a_caller_is_waited_for_only_as_long_as_they_are_there(line: Line) -> No
     caller.pause(0.05)
     assert time.monotonic() - begun >= 0.05
     line.controller.close()
-    with pytest.raises(wire.Gone):
+    with pytest.raises(Gone):
         caller.pause(60)
     begun = time.monotonic()
     line.caller(attended=False).pause(0.05)
@@ -137,17 +139,17 @@ def test_a_caller_is_waited_for_only_as_long_as_they_are_there(line: Line) -> No
 # --- follow ---------------------------------------------------------------------------------------------------
 
 
-def frames(said: bytes) -> list[controller.Frame]:
+def frames(said: bytes) -> list[Frame]:
     """Return the frames behind the answer."""
     stream = io.BytesIO(said.partition(f"\n{MARKER}\n".encode())[2].partition(b"\n")[2])
     found = []
-    while head := stream.read(controller.FRAME.size):
-        kind, offset, size = controller.FRAME.unpack(head)
-        found.append(controller.Frame(kind, offset, stream.read(size)))
+    while head := stream.read(wire.FRAME.size):
+        kind, offset, size = wire.FRAME.unpack(head)
+        found.append(Frame(kind, offset, stream.read(size)))
     return found
 
 
-def followed(store: Store, caller: wire.Caller, sink: int, **changes: Any) -> None:
+def followed(store: Store, caller: Caller, sink: int, **changes: Any) -> None:
     request = {"marker": MARKER, "protocol": wire.PROTOCOL, "run_id": "r1", **changes}
     follow.follow(request, store, caller, sink)
 
@@ -171,7 +173,7 @@ def test_a_rank_that_writes_without_end_holds_nothing_back(
     monkeypatch.setattr(follow, "_TURN", 10)
     with sent.open("wb") as file:
         if live:
-            with pytest.raises(wire.Gone):
+            with pytest.raises(Gone):
                 followed(store, line.caller(), file.fileno())
         else:
             followed(store, line.caller(), file.fileno(), live=False)
@@ -191,7 +193,7 @@ def test_the_end_of_a_run_comes_behind_all_of_its_log(
         followed(store, line.caller(), file.fileno())
     found = frames(sent.read_bytes())
     assert b"".join(frame.payload for frame in found[:-1]) == data
-    assert (found[-1].kind, found[-1].offset) == (controller.END, 200)
+    assert (found[-1].kind, found[-1].offset) == (wire.END, 200)
 
 
 def test_no_text_stands_among_frames(
@@ -205,7 +207,7 @@ def test_no_text_stands_among_frames(
 
     monkeypatch.setattr(logs, "read", fails)
     said = served(store, {"action": "follow", "run_id": "r1"}, line, code=1)
-    assert controller.find_answer(said, MARKER)["record"]["run_id"] == "r1"
+    assert wire.find_answer(said, MARKER)["record"]["run_id"] == "r1"
     assert frames(said) == []
     assert "Input/output error" in capsys.readouterr().err
 
@@ -237,7 +239,7 @@ def test_a_stop_is_waited_for_as_long_as_its_grace(
     now, killed = [1000.0], list[float]()
     began = now[0]
 
-    def pause(_self: wire.Caller, _seconds: float) -> None:
+    def pause(_self: Caller, _seconds: float) -> None:
         now[0] += 1
 
     def call(command: list[str], _limit: float) -> tuple[int, str]:
@@ -247,7 +249,7 @@ def test_a_stop_is_waited_for_as_long_as_its_grace(
 
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *_: None)
     monkeypatch.setattr("tpu_ops.host.actions.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(Caller, "pause", pause)
     monkeypatch.setattr("tpu_ops.host.actions.unit.call", call)
     asked, earlier = graces
     request = {"protocol": wire.PROTOCOL, "run_id": "r1"} | ({} if asked is None else {"grace": asked})
@@ -269,7 +271,7 @@ def test_a_supervisor_that_ends_just_before_it_is_told_is_no_fault(
 
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", gone)
     said = served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
-    assert controller.find_answer(said, MARKER)["record"]["state"] == "succeeded"
+    assert wire.find_answer(said, MARKER)["record"]["state"] == "succeeded"
 
 
 def test_a_start_whose_asker_has_gone_starts_nothing(
@@ -325,7 +327,7 @@ def test_a_stop_waits_for_a_start_that_has_no_record_yet(
     spec.put(store.run_dir, spec.check(good(run_id="r1")), os.getuid(), os.getuid(), MARKER)
     waited: list[float] = []
 
-    def pause(_self: wire.Caller, seconds: float) -> None:
+    def pause(_self: Caller, seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 3:
             if begins:
@@ -335,9 +337,9 @@ def test_a_stop_waits_for_a_start_that_has_no_record_yet(
     def end(*_: object) -> None:
         store.write(dict(store.read("r1") or {}, state="refused"))
 
-    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(Caller, "pause", pause)
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", end)
-    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     if begins:
         assert answer["record"]["state"] == "refused"
     else:
@@ -351,7 +353,7 @@ def test_an_earlier_attempt_that_has_ended_is_not_the_one_that_its_starter_gives
 ) -> None:
     store = on(tmp_path, state="failed")
     request = {"action": "stop", "run_id": "r1", "attempt": attempt, "reason": "not started: w1"}
-    answer = controller.find_answer(served(store, request, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, request, line, attended=False), MARKER)
     assert (answer.get("error") or {}).get("kind", "") == kind
     assert (store.read("r1") or {})["stop_requested_by"] == "", "nobody wants that the run does not go on"
 
@@ -361,13 +363,13 @@ def test_a_run_that_somebody_stopped_is_started_again_by_nobody_who_has_looked_b
 ) -> None:
     store = on(tmp_path, state="failed", stop_requested_by="ada", marker="another request's")
     request = {"action": "start", "spec": good(run_id="r1", attempt=2)}
-    answer = controller.find_answer(served(store, request, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, request, line, attended=False), MARKER)
     assert answer["error"]["message"] == "run r1 was stopped by ada"
 
 
 def test_a_stop_of_a_run_that_the_host_went_down_under_is_kept(tmp_path: Path, line: Line) -> None:
     store = on(tmp_path, state="running", init_start=-1)
-    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     assert (answer["already"], answer["record"]["state"]) == (True, "lost")
     found = store.observe("r1") or {}
     assert (found["state"], found["stop_requested_by"]) == ("lost", myself().name)
@@ -411,7 +413,7 @@ def test_who_stops_a_run_that_has_ended_wants_no_other_attempt(
     tmp_path: Path, line: Line, state: str, wish: bool
 ) -> None:
     store = on(tmp_path, state=state, supervisor={"pid": os.getpid(), "start": -1})
-    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     found = store.read("r1") or {}
     assert (answer["already"], found["state"]) == (True, state)
     assert found["stop_requested_by"] == (myself().name if wish else "")
@@ -432,7 +434,7 @@ def test_a_stop_leaves_the_next_run_alone_which_has_the_same_unit(
         store.write(dict(store.read("r1") or {}, state=state))
 
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", end)
-    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     assert answer["record"]["state"] == state
 
 
@@ -441,12 +443,12 @@ def test_a_start_that_is_sent_again_waits_until_the_others_can_be_told_where_to_
 ) -> None:
     store = on(tmp_path, **{key: good(**PAIR)[key] for key in ("rank", "world_size", "workers")})
 
-    def pause(_self: wire.Caller, _seconds: float) -> None:
+    def pause(_self: Caller, _seconds: float) -> None:
         store.write(dict(store.read("r1") or {}, port=8503))
 
-    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(Caller, "pause", pause)
     again = {"action": "start", "spec": good(run_id="r1", **PAIR), "reserve": True}
-    answer = controller.find_answer(served(store, again, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, again, line, attended=False), MARKER)
     assert answer["record"]["port"] == 8503
 
 
@@ -455,7 +457,7 @@ def test_a_systemd_that_hangs_is_said(tmp_path: Path, line: Line, monkeypatch: p
     monkeypatch.setattr(unit, "START_LIMIT", 0.1)
     monkeypatch.setattr(actions, "_SYSTEMD_LIMIT", 0.1)
     said = served(Store(str(tmp_path)), {"action": "start", "spec": good()}, line, attended=False)
-    error = controller.find_answer(said, MARKER)["error"]
+    error = wire.find_answer(said, MARKER)["error"]
     assert (error["kind"], "systemd did not answer `sleep`" in error["message"]) == ("failed", True)
     assert "systemctl list-jobs" in error["fix"]
 
@@ -473,7 +475,7 @@ def test_a_start_whose_connection_broke_is_answered_when_it_is_sent_again(
     lock = store.lock(record.holder_of(store.read("r1") or {}))
     assert lock is not None
     again = {"action": "start", "spec": good(run_id="r1"), "reserve": True}
-    answer = controller.find_answer(served(store, again, line, attended=False), MARKER)
+    answer = wire.find_answer(served(store, again, line, attended=False), MARKER)
     lock.close()
     if state == "refused":
         assert (answer["error"]["message"], answer["error"]["blamed"]) == ("no such program", [1])
@@ -492,10 +494,10 @@ def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
         spec.discard(store.run_dir, "r1", MARKER)
         on(tmp_path, state="running", began=time.time())
 
-    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(Caller, "pause", pause)
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
     said = served(store, {"action": "start", "spec": asked}, line, attended=False)
-    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+    assert wire.find_answer(said, MARKER)["record"]["state"] == "running"
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["its spec waits", "its record is there"])
@@ -521,10 +523,10 @@ def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
     if not waits:
         monkeypatch.setattr(spec, "put", put)
         monkeypatch.setattr(spec, "sweep", sweep)
-    monkeypatch.setattr(wire.Caller, "pause", began)
+    monkeypatch.setattr(Caller, "pause", began)
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
     said = served(store, {"action": "start", "spec": asked}, line, attended=False)
-    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+    assert wire.find_answer(said, MARKER)["record"]["state"] == "running"
 
 
 @pytest.mark.parametrize("has_lock", [True, False], ids=["its run has the worker", "its record is read"])
@@ -541,7 +543,7 @@ def test_a_start_that_comes_again_a_moment_later_is_not_refused_for_its_own_run(
     monkeypatch.setattr(Store, "holder", holder)
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
     said = served(store, {"action": "start", "spec": good(run_id="r1")}, line, attended=False)
-    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+    assert wire.find_answer(said, MARKER)["record"]["state"] == "running"
 
 
 def test_a_start_that_comes_again_waits_once_for_a_supervisor_that_never_comes(
@@ -554,9 +556,9 @@ def test_a_start_that_comes_again_waits_once_for_a_supervisor_that_never_comes(
         clock[0] += seconds
 
     monkeypatch.setattr(actions, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(Caller, "pause", pause)
     said = served(store, {"action": "start", "spec": asked}, line, attended=False)
-    error = controller.find_answer(said, MARKER)["error"]
+    error = wire.find_answer(said, MARKER)["error"]
     assert (error["kind"], "is being started here already" in error["message"]) == ("held", True)
     assert clock[0] - 100.0 == pytest.approx(unit.START_LIMIT, abs=0.1)
 
@@ -593,7 +595,7 @@ def test_another_start_of_the_same_name_is_refused(tmp_path: Path, line: Line, c
     assert lock is not None
     said = served(store, {"action": "start", "spec": good(run_id="r1")}, line, attended=False)
     lock.close()
-    assert controller.find_answer(said, MARKER)["error"]["kind"] == "held"
+    assert wire.find_answer(said, MARKER)["error"]["kind"] == "held"
 
 
 # --- what is sent by hand -------------------------------------------------------------------------------------
@@ -628,11 +630,11 @@ def test_a_request_of_wrong_types_is_refused_and_the_key_is_named(
 ) -> None:
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *_: pytest.fail("it is carried out"))
     said = served(on(tmp_path, state="running"), request_, line, attended=False)
-    error = controller.find_answer(said, MARKER)["error"]
+    error = wire.find_answer(said, MARKER)["error"]
     assert (error["kind"], f"the request's {key} is " in error["message"]) == ("invalid", True), error
 
 
 def test_a_key_that_is_null_or_unknown_is_none(tmp_path: Path, line: Line) -> None:
     request = {"action": "status", "run_id": None, "count": None, "colour": "green"}
-    answer = controller.find_answer(served(on(tmp_path, state="failed"), request, line, attended=False), MARKER)
+    answer = wire.find_answer(served(on(tmp_path, state="failed"), request, line, attended=False), MARKER)
     assert [record["run_id"] for record in answer["records"]] == ["r1"]

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from tests.support.specs import myself
-from tpu_ops.host import chips, ending, proc, wire
+from tpu_ops.host import chips, ending, proc
+from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import wire
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def two(chip: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 def unlock(folder: Path, **request: Any) -> dict[str, Any]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        caller = wire.Caller(ours.fileno(), attended=False)
+        caller = Caller(ours.fileno(), attended=False)
         return chips.unlock({"protocol": wire.PROTOCOL, "grace": 5, **request}, Store(str(folder)), caller)
 
 

@@ -12,7 +12,7 @@ from ansible.template import Templar
 
 from tests.support.specs import good, good_net, myself
 from tpu_ops.host import environment, fitness, spec
-from tpu_ops.host.wire import Refused
+from tpu_ops.protocol.wire import Refused
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 

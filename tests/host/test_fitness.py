@@ -29,7 +29,7 @@ from tpu_ops.host import (
 )
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
-from tpu_ops.host.wire import Refused
+from tpu_ops.protocol.wire import Refused
 
 JOURNAL = "`sudo journalctl -u tpu-run.service` on this worker shows more"
 CHIPS = [f"/dev/accel{number}" for number in range(4)]

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.host import follow, logs, wire
+from tpu_ops.host import follow, logs
+from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import wire
 
 
 def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +28,7 @@ def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch:
     source, sink = os.pipe()
     other, said = os.pipe()
     request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1"}
-    follow.follow(request, store, wire.Caller(source, attended=True), said)
+    follow.follow(request, store, Caller(source, attended=True), said)
     os.close(said)
     with os.fdopen(other, "rb") as file:
         answer, found = file.read(), []
@@ -57,7 +59,7 @@ def test_who_asks_for_lines_before_the_oldest_that_are_kept_hears_that_some_are_
     Path(folder, f"{9:020d}.index").write_text("100.000 9\n200.000 11\n")
     rank: Any = SimpleNamespace(observe=lambda: {"state": "failed"}, aside=True)
     with (tmp_path / "said").open("wb") as said:
-        caller = wire.Caller(said.fileno(), attended=False)
+        caller = Caller(said.fileno(), attended=False)
         follow._send({"since": since, "live": False}, rank, str(folder), caller, said.fileno())
     sent = (tmp_path / "said").read_bytes()
     assert sent[: len(frames)] == frames
@@ -71,7 +73,7 @@ def test_what_is_missing_right_behind_the_time_that_was_asked_for_is_counted_fro
     Path(tmp_path, f"{20:020d}.log").write_bytes(b"de")
     rank: Any = SimpleNamespace(observe=lambda: {"state": "failed"}, aside=True)
     with (tmp_path / "said").open("wb") as said:
-        caller = wire.Caller(said.fileno(), attended=False)
+        caller = Caller(said.fileno(), attended=False)
         follow._send({"since": 150.0, "live": False}, rank, str(tmp_path), caller, said.fileno())
     frames = wire.frame(wire.DATA, 12) + wire.frame(wire.GAP, 20) + wire.frame(wire.DATA, 20, b"de")
     assert (tmp_path / "said").read_bytes().startswith(frames)
@@ -90,7 +92,7 @@ def test_frames_end_without_an_end_where_another_attempt_begins(
     Path(store.logs("r1"), f"{0:020d}.log").write_bytes(b"abc")
     with (tmp_path / "said").open("wb") as said, Path(os.devnull).open("rb") as source:
         request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1"}
-        follow.follow(request, store, wire.Caller(source.fileno(), attended=False), said.fileno())
+        follow.follow(request, store, Caller(source.fileno(), attended=False), said.fileno())
     frames = (tmp_path / "said").read_bytes().split(b"\n", 3)[3]
     assert frames == wire.frame(wire.DATA, 0, b"abc")
 
@@ -107,14 +109,14 @@ def test_what_looks_lost_is_waited_for_only_where_systemd_may_be_closing_its_rec
     monkeypatch.setattr(store, "observe", lambda _: known)
     Path(store.logs("r1")).mkdir(parents=True)
 
-    def pause(_self: wire.Caller, _seconds: float) -> None:
+    def pause(_self: Caller, _seconds: float) -> None:
         now[0] += 1
 
     monkeypatch.setattr("tpu_ops.host.follow.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(Caller, "pause", pause)
     with (tmp_path / "said").open("wb") as said, Path(os.devnull).open("rb") as source:
         request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1"}
-        follow.follow(request, store, wire.Caller(source.fileno(), attended=False), said.fileno())
+        follow.follow(request, store, Caller(source.fileno(), attended=False), said.fileno())
     assert (now[0] >= follow._CLOSING_LIMIT) is not rebooted
 
 
@@ -152,7 +154,7 @@ class Lagging:
         monkeypatch.setattr(wire, "write_all", write_all)
         request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1", "live": live}
         with Path(os.devnull).open("rb") as source:
-            follow.follow(request, self.store, wire.Caller(source.fileno(), attended=False), self._sink)
+            follow.follow(request, self.store, Caller(source.fileno(), attended=False), self._sink)
         rest = os.pread(self._sink, 2**20, 0).split(b"\n", 3)[3]
         os.close(self._sink)
         found = []

@@ -16,9 +16,11 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, proc, record, spec, supervise, unit, wire
+from tpu_ops.host import actions, proc, record, spec, supervise, unit
 from tpu_ops.host.after import after
+from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import wire
 
 STOP = {"kind": "stop", "by": "ada", "requested": True}
 
@@ -63,7 +65,7 @@ def left(store: Store) -> set[str]:
 
 def stop(store: Store, **request: Any) -> dict[str, Any]:
     asked = {"protocol": wire.PROTOCOL, "run_id": "r1", **request}
-    return actions.stop(asked, store, wire.Caller(0, attended=False))
+    return actions.stop(asked, store, Caller(0, attended=False))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from tpu_ops import host, protocol
 from tpu_ops.host import build
 from tpu_ops.host import compiled as compiled_copy
-from tpu_ops.host.wire import PROTOCOL
+from tpu_ops.protocol.wire import PROTOCOL
 from tpu_ops.runs import synced
 
 FOLDERS = [Path(*package.__path__) for package in (host, protocol)]
@@ -176,7 +176,7 @@ def test_a_compiled_copy_that_is_there_stays_since_it_may_be_in_use(tmp_path: Pa
 def test_a_traceback_of_the_compiled_copy_shows_the_lines(tmp_path: Path) -> None:
     program, _ = build.build(tmp_path)
     compiled(program)
-    run = "import sys, traceback; sys.path.insert(0, sys.argv[1]); from tpu_ops.host import wire\n"
+    run = "import sys, traceback; sys.path.insert(0, sys.argv[1]); from tpu_ops.protocol import wire\n"
     run += "try: wire.parse_request(None)\nexcept AttributeError: print(traceback.format_exc())"
     copy = compiled(program)
     done = subprocess.run([sys.executable, "-IS", "-c", run, copy], capture_output=True, text=True, check=True)

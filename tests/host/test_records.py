@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, logs, proc, record, wire
+from tpu_ops.host import actions, logs, proc, record
+from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
-from tpu_ops.host.wire import Refused
+from tpu_ops.protocol import wire
+from tpu_ops.protocol.wire import Refused
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ def test_a_damaged_record_is_named_and_no_other_run_is_affected(
     assert [record["run_id"] for record in answer["records"]] == ["r1"]
     assert answer["damaged"] == [{"message": message, "fix": raised.value.fix}]
     with pytest.raises(Refused, match=what):
-        actions.stop({"protocol": wire.PROTOCOL, "run_id": "damaged"}, store, wire.Caller(0, attended=False))
+        actions.stop({"protocol": wire.PROTOCOL, "run_id": "damaged"}, store, Caller(0, attended=False))
     recorded(store, run_id="next")
     assert Path(store.directory("damaged"), "log").is_dir(), "an administrator may repair its record"
 
@@ -338,7 +340,7 @@ def test_of_an_active_run_with_a_damaged_record_it_is_said_how_to_end_it(tmp_pat
     with lock:
         _empty(Path(store.directory("r1"), "record.json"))
         with pytest.raises(Refused) as raised:
-            actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+            actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, Caller(0, attended=False))
         store.write(found)
     assert raised.value.fix.startswith("the run is active: `sudo systemctl stop tpu-run.service` on this worker")
     assert store.read("r1") == found, "the supervisor's next record replaces it"

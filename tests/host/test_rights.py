@@ -17,8 +17,7 @@ import pytest
 from tests.support.specs import myself
 from tpu_ops.host import actions, fitness, person, requests, rights, space
 from tpu_ops.host.store import Store
-from tpu_ops.host.wire import PROTOCOL, Refused
-from tpu_ops.remote.wire import find_answer
+from tpu_ops.protocol.wire import PROTOCOL, Refused, find_answer
 
 MARKER = "0123456789abcdef"
 WAIT = "wait for it (`tpu_ops attach r1` follows it), or "

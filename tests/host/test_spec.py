@@ -14,7 +14,7 @@ import pytest
 from tests.support.specs import good, good_net, myself
 from tpu_ops.host import record, spec
 from tpu_ops.host.store import Store
-from tpu_ops.host.wire import Refused
+from tpu_ops.protocol.wire import Refused
 
 
 @pytest.mark.parametrize(

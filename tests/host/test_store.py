@@ -20,9 +20,11 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, ending, logs, private, proc, record, spec, supervise, wire
+from tpu_ops.host import actions, ending, logs, private, proc, record, spec, supervise
 from tpu_ops.host.after import after
+from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import wire
 
 #: Locks the file that it is called with until its input ends.
 LOCKER = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, 2); print('locked', flush=True); input()"
@@ -190,7 +192,7 @@ def test_a_stop_that_cannot_be_noted_is_said(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(actions, "require_root", lambda: None)
     monkeypatch.setattr(actions, "asking", myself)
     ended(store, supervisor={"pid": os.getpid(), "start": -1})
-    request, caller = {"protocol": wire.PROTOCOL, "run_id": "r1"}, wire.Caller(0, attended=False)
+    request, caller = {"protocol": wire.PROTOCOL, "run_id": "r1"}, Caller(0, attended=False)
     if not own:
 
         def refuse(*_: object) -> None:
@@ -373,7 +375,7 @@ def test_a_run_that_has_ended_is_settled_where_another_one_has_its_control_group
     assert lock is not None
     with lock:
         assert store.settled(found) == other
-        actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+        actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, Caller(0, attended=False))
     assert (slept == []) == other
 
 
@@ -387,7 +389,7 @@ def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
     monkeypatch.setattr(Store, "settle", lambda _, found, **__: waited.append(found["run_id"]))
     supervisor = {"pid": os.getpid(), "start": proc.start_time(os.getpid()) if alive else -1}
     ended(store, supervisor=supervisor)
-    actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+    actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, Caller(0, attended=False))
     assert waited == ["r1"]
 
 
@@ -406,7 +408,7 @@ def test_a_stop_behind_a_killed_supervisor_waits_for_what_that_has_left_and_tell
 
     monkeypatch.setattr(Store, "settle", settle)
     request = {"protocol": wire.PROTOCOL, "run_id": "r1"}
-    said = actions.stop(request, store, wire.Caller(0, attended=False))
+    said = actions.stop(request, store, Caller(0, attended=False))
     assert (said["record"]["state"], said["record"]["stuck"]) == ("failed", [{"pid": 7}])
     assert waited[0] > ending.KILL_LIMIT, "as long as what is left is given to go"
 

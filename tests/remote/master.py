@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tpu_ops.remote import wire
+from tpu_ops.remote import envelope
 
 
 def worker_runs(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Have workers run a script in place of every command, without what would end it in time; $0 is the marker."""
-    monkeypatch.setattr(wire, "enveloped", lambda marker, *_: shlex.join(["/bin/sh", "-c", script, marker]))
+    monkeypatch.setattr(envelope, "enveloped", lambda marker, *_: shlex.join(["/bin/sh", "-c", script, marker]))
 
 
 class Master:

@@ -12,7 +12,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh, replies, ssh, stream, wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import openssh, replies, ssh, stream
 from tpu_ops.remote.fanout import SESSIONS, Fanout
 from tpu_ops.remote.replies import reply_of
 from tpu_ops.remote.stream import Broken

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tpu_ops.remote import replies, wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import replies
 from tpu_ops.remote.replies import Output, result_of
 
 MARKER = "0123456789abcdef0123456789abcdef"

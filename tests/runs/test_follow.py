@@ -17,9 +17,9 @@ import pytest
 
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.protocol.wire import DATA, END, GAP, NOTE
 from tpu_ops.remote.replies import Reply
-from tpu_ops.remote.stream import Broken
-from tpu_ops.remote.wire import DATA, END, GAP, NOTE, Frame
+from tpu_ops.remote.stream import Broken, Frame
 from tpu_ops.runs import fetch, fold, follow
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower

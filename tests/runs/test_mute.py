@@ -17,9 +17,10 @@ import pytest
 from tests.runs.test_follow import RECORD, Second, Stream, Workers, end, followed
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode
+from tpu_ops.protocol.wire import DATA, END
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.wire import DATA, END, Frame
+from tpu_ops.remote.stream import Frame
 from tpu_ops.runs import follow, mute
 from tpu_ops.runs.control import Found, RunRef
 

@@ -15,7 +15,7 @@ import pytest
 from tests.runs.conftest import BOTH, SIZE
 from tests.support.folded import lines_of
 from tests.support.runs import Bench
-from tpu_ops.host.wire import PROTOCOL
+from tpu_ops.protocol.wire import PROTOCOL
 
 pytestmark = pytest.mark.lab
 

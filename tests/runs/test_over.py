@@ -15,9 +15,10 @@ import pytest
 
 from tests.runs.world import DONE, STOPPED, World
 from tpu_ops.cli import attempt
+from tpu_ops.protocol.wire import DATA, END
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.wire import DATA, END, Frame
+from tpu_ops.remote.stream import Frame
 from tpu_ops.runs import endings, follow, records, recovery
 from tpu_ops.runs.outcomes import Outcome, outcome_of
 

@@ -28,8 +28,8 @@ from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import environment as host_environment
 from tpu_ops.host import fitness
 from tpu_ops.host import spec as host_spec
-from tpu_ops.host.wire import Refused, require_protocol
-from tpu_ops.remote import wire
+from tpu_ops.protocol import wire
+from tpu_ops.protocol.wire import Refused, require_protocol
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync

@@ -13,8 +13,8 @@ from tests.runs.conftest import BOTH
 from tests.support.folded import lines_of
 from tests.support.gate import gate
 from tests.support.runs import Bench
-from tpu_ops.cli import unlock
 from tpu_ops.host.referee import SETTLE
+from tpu_ops.protocol.wire import UNLOCK_GRACE
 from tpu_ops.runs import sync
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.runs.follow import ALONE_LIMIT, STOP_MARGIN
@@ -37,7 +37,7 @@ COMMANDS = {
     "attach": (("attach", "under-way", "--rank", "all"), "ada", LEASE + SETTLE + GRACE_FAILURE + LIMIT + ALONE_LIMIT),
     "status": (("status", "under-way"), "ada", LIMIT),
     "who": (("who", "pod"), "bob", LIMIT),
-    "unlock": (("unlock", "pod", "--yes"), "bob", LIMIT + LIMIT + unlock.GRACE + 20.0),
+    "unlock": (("unlock", "pod", "--yes"), "bob", LIMIT + LIMIT + UNLOCK_GRACE + 20.0),
     "doctor": (("doctor", "pod"), "bob", LIMIT),
     "train": (("train", "pod", "--", "true"), "bob", LIMIT),
     "sync": (("sync", "pod", CODE), "bob", sync._STEP_LIMIT),

@@ -20,10 +20,11 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.requests import Requests
+from tpu_ops.protocol.wire import DATA, END
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.wire import DATA, END, Frame
+from tpu_ops.remote.stream import Frame
 from tpu_ops.runs import follow, recovery, spec
 
 NODE = pod(2)[0].node.full_name

@@ -13,14 +13,15 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
-from tpu_ops.remote import openssh, wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import envelope, openssh
 from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
 #: How the shell of the envelope, dash or bash, says before all else that there is no such command.
 _NOT_STARTED = re.compile(
-    rb"(?ms)\A" + wire.SHELL_SAYS + rb"(?:line )?1: exec: (.*?): (?:cannot execute: )?"
+    rb"(?ms)\A" + envelope.SHELL_SAYS + rb"(?:line )?1: exec: (.*?): (?:cannot execute: )?"
     rb"(not found|No such file or directory|Permission denied)$"
 )
 #: What only a shell reads, and what to do then.
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     command = words(args.command, f"tpu_ops run {shlex.quote(args.target)} -- hostname")
     if args.shell:
         command = ["/bin/sh", "-c", " ".join(command)]
-    if (size := len(os.fsencode(wire.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
+    if (size := len(os.fsencode(envelope.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
         what = f"the command is {size - _LONGEST} bytes longer than a worker accepts"
         raise UsageError(what, where="after `--`", fix="copy what is long as a file (tpu_ops sync)")
     fleet, workers = contact.find(config.load(args.fleet), args.target)

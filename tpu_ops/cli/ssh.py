@@ -13,7 +13,7 @@ from tpu_ops.errors import UnreachableError, UsageError
 from tpu_ops.fleet import contact, selection, targets
 from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import openssh, wire
+from tpu_ops.remote import envelope, openssh
 from tpu_ops.remote.ssh import Unreachable
 
 #: Seconds for a worker to show that it is there before ssh is left to wait for it.
@@ -99,5 +99,5 @@ def ssh_argv(fleet: Fleet, worker: Worker, command: Sequence[str]) -> list[str]:
 
     One word of a command goes to the remote shell as it is; several arrive as the same several words.
     """
-    remote = list(command) if len(command) < 2 else [wire.joined(command)]
+    remote = list(command) if len(command) < 2 else [envelope.joined(command)]
     return ["ssh", "-F", str(fleet.ssh_config), worker.host, *(["--", *remote] if remote else [])]

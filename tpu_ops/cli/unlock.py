@@ -14,12 +14,10 @@ from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.wire import MAX_UNLOCK_GRACE, UNLOCK_GRACE
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder, Unlocked
 from tpu_ops.runs.outcomes import Outcome
-
-#: Seconds between SIGTERM and SIGKILL.
-GRACE = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--grace",
-        type=options.grace(holders.MAX_GRACE),
-        default=GRACE,
+        type=options.grace(MAX_UNLOCK_GRACE),
+        default=UNLOCK_GRACE,
         metavar="SECONDS",
-        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE:.0f}, at most {holders.MAX_GRACE:.0f})",
+        help=f"seconds from SIGTERM until SIGKILL (default: {UNLOCK_GRACE:.0f}, at most {MAX_UNLOCK_GRACE:.0f})",
     )
     parser.add_argument("target", help="a node, a worker, a node set or a group")
     parser.epilog = (

@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 
+from tpu_ops.protocol.wire import Refused, require_protocol
+
 from . import TYPE_CHECKING, proc, spec, unit
+from .caller import Caller
 from .person import Person, asking
 from .rights import require_control, require_root, runs_as
 from .store import FINAL, Store
-from .wire import Caller, Refused, require_protocol
 
 if TYPE_CHECKING:
     from typing import Any, Dict

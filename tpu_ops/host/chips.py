@@ -6,19 +6,18 @@ import pwd
 import signal
 import time
 
+from tpu_ops.protocol.wire import MAX_UNLOCK_GRACE, UNLOCK_GRACE, Refused, require_protocol
+
 from . import TYPE_CHECKING, proc
+from .caller import Caller
 from .ending import chips_after, send
 from .person import Person, asking
 from .rights import administers, require_root
 from .store import Store
-from .wire import Caller, Refused, require_protocol
 
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: Seconds between SIGTERM and SIGKILL where the request does not say, and the most that it may say.
-GRACE = 10.0
-MAX_GRACE = 600.0
 #: Seconds that SIGKILL is given.
 _KILL_LIMIT = 5.0
 _POLL = 0.05
@@ -66,9 +65,9 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
     require_protocol(request)
     person = asking()
     uid = _allowed(person, request.get("user") or "")
-    grace = GRACE if request.get("grace") is None else request["grace"]
-    if not 0 <= grace <= MAX_GRACE:
-        raise Refused("invalid", "the grace period is not between 0 and {:.0f} s".format(MAX_GRACE))
+    grace = UNLOCK_GRACE if request.get("grace") is None else request["grace"]
+    if not 0 <= grace <= MAX_UNLOCK_GRACE:
+        raise Refused("invalid", "the grace period is not between 0 and {:.0f} s".format(MAX_UNLOCK_GRACE))
     meant = request.get("processes")
     doomed = [
         entry

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 
+from tpu_ops.protocol.wire import Refused as Refused  # noqa: PLC0414 - playbooks/library/slice_worker.py has it from here
+
 from . import TYPE_CHECKING, private
 from .person import Person
 from .spec import encode
-from .wire import Refused
 
 if TYPE_CHECKING:
     from typing import Any, Mapping

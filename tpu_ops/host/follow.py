@@ -8,7 +8,10 @@ import os
 import sys
 import time
 
-from . import TYPE_CHECKING, logs, wire
+from tpu_ops.protocol import wire
+
+from . import TYPE_CHECKING, logs
+from .caller import Caller
 from .private import Damaged
 from .rights import require_root
 from .spec import check_run_id
@@ -28,7 +31,7 @@ _LOG_LIMIT = 1.0
 _TAIL = 4096
 
 
-def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int) -> None:
+def follow(request: Dict[str, Any], store: Store, caller: Caller, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
     Where another attempt begins meanwhile, this one is read to its end from where it was set aside; without its record
@@ -57,7 +60,7 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
         sys.stderr.write("tpu-host: {}\n".format(damage.message))
 
 
-def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: wire.Caller, sink: int) -> None:
+def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Caller, sink: int) -> None:
     """Send the frames that follow the answer."""
     offset = max(0, request.get("offset") or 0)
     if not offset and request.get("since"):
@@ -140,7 +143,7 @@ class _Attempt:
 
 
 @contextlib.contextmanager
-def _log_of(store: Store, record: Dict[str, Any], caller: wire.Caller) -> Iterator[str]:
+def _log_of(store: Store, record: Dict[str, Any], caller: Caller) -> Iterator[str]:
     """Give a path of an attempt's log that stays the same directory when the next attempt sets it aside."""
     deadline = time.monotonic() + _LOG_LIMIT
     descriptor = _opened(store, record)

@@ -7,8 +7,9 @@ import json
 import os
 import time
 
+from tpu_ops.protocol.wire import Refused
+
 from . import TYPE_CHECKING, private, space
-from .wire import Refused
 
 if TYPE_CHECKING:
     from typing import Any

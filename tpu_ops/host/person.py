@@ -7,8 +7,9 @@ import grp
 import os
 import pwd
 
+from tpu_ops.protocol.wire import Refused
+
 from . import TYPE_CHECKING
-from .wire import Refused
 
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Mapping

@@ -10,8 +10,9 @@ import os
 import stat
 import time
 
+from tpu_ops.protocol.wire import Refused
+
 from . import TYPE_CHECKING, proc
-from .wire import Refused
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, TextIO

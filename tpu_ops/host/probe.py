@@ -8,11 +8,12 @@ import re
 import sys
 import time
 
+from tpu_ops.protocol.wire import PROTOCOL, Refused
+
 from . import TYPE_CHECKING, ending, environment, fitness, mounts, proc
 from .person import Person, acting_as
 from .record import occupant
 from .store import Store
-from .wire import PROTOCOL, Refused
 
 if TYPE_CHECKING:
     from typing import Any, Dict

@@ -6,10 +6,11 @@ import os
 import signal
 import time
 
+from tpu_ops.protocol.wire import PROTOCOL
+
 from . import TYPE_CHECKING, proc, spec
 from .person import Person
 from .store import FINAL, Store
-from .wire import PROTOCOL
 
 if TYPE_CHECKING:
     from typing import Any, Dict

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from . import TYPE_CHECKING, actions, space, wire
+from tpu_ops.protocol import wire
+
+from . import TYPE_CHECKING, actions, space
+from .caller import Caller, Gone
 from .person import asking
 from .rights import require_right
 
@@ -19,13 +22,13 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "status": actions.status,
 }
 #: Those that wait for something, and end when whoever asked has gone.
-_WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any]]] = {
+_WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] = {
     "start": actions.start,
     "stop": actions.stop,
 }
 
 
-def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
+def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """Return the answer to a request.
 
     Raises:
@@ -69,12 +72,12 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
         if request["action"] == "follow":
             from . import follow
 
-            follow.follow(request, store, wire.Caller(source, attended=True), sink)
+            follow.follow(request, store, Caller(source, attended=True), sink)
             return 0
-        value = _carried_out(request, store, wire.Caller(source, request.get("attended") is True))
+        value = _carried_out(request, store, Caller(source, request.get("attended") is True))
     except wire.Refused as refusal:
         value = refusal.to_json()
-    except (wire.Gone, BrokenPipeError):
+    except (Gone, BrokenPipeError):
         return 0
     except Exception as exc:
         import traceback  # half of what else an answer imports

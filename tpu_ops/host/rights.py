@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+from tpu_ops.protocol.wire import Refused
+
 from . import TYPE_CHECKING
 from .person import LAUNCHER_GROUP, Person, by_name, groups_of
-from .wire import Refused
 
 if TYPE_CHECKING:
     from typing import Callable

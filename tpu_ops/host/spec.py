@@ -9,8 +9,9 @@ import os
 import re
 import time
 
+from tpu_ops.protocol.wire import Refused
+
 from . import TYPE_CHECKING, private
-from .wire import Refused
 
 if TYPE_CHECKING:
     from typing import Any

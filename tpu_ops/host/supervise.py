@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Any, Dict, TextIO
 
+from tpu_ops.protocol.wire import Refused
+
 from . import environment, fitness, proc, space, spec, unit
 from .child import Child, output_pipe
 from .code import Copy
@@ -22,7 +24,6 @@ from .person import by_uid
 from .record import cause_of, exit_of, first_in, grace, holder_of, intent_of, new_record, requested_by, verdict
 from .store import Store
 from .tracebacks import STILL
-from .wire import Refused
 
 #: Sent by the link's thread to the main one: there is an order.
 _WAKE = signal.SIGUSR1

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 
+from tpu_ops.protocol.wire import Refused
+
 from . import mounts
 from .store import SECRETS
-from .wire import Refused
 
 UNIT = "tpu-run.service"
 INTERPRETER = ["/usr/bin/python3", "-IS"]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh, room, silence, ssh, wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import envelope, openssh, room, silence, ssh
 from tpu_ops.remote.renewal import Renew, Renewal, paused
 from tpu_ops.remote.replies import SSH_FAILED, Output, Reply, Result, late, reply_of, result_of
 from tpu_ops.remote.silence import Silence
@@ -156,7 +157,7 @@ class Fanout:
         """
         with self._room(1):
             await self.reach(host)
-            command = openssh.session(self.ssh_config, host, wire.joined(argv))
+            command = openssh.session(self.ssh_config, host, envelope.joined(argv))
             async with self._session(host), ssh.started(command) as process:
                 yield process
 
@@ -318,7 +319,7 @@ class Fanout:
 
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
         marker = wire.new_marker()
-        command = wire.enveloped(marker, argv, limit)
+        command = envelope.enveloped(marker, argv, limit)
         begun, said = asyncio.get_running_loop().time(), ssh.Said(Output(marker), Output())
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:

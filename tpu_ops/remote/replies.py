@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tpu_ops.remote import openssh, wire
+from tpu_ops.remote import envelope, openssh
 
 #: What ssh itself ends with when it fails; a remote command may end with the same.
 SSH_FAILED = 255
@@ -26,7 +26,7 @@ class Output:
 
     def __init__(self, marker: str = "") -> None:
         self.data, self.cut = bytearray(), False
-        self._told = wire.end(marker) if marker else b""
+        self._told = envelope.end(marker) if marker else b""
         self._kept = LONGEST
 
     def add(self, piece: bytes) -> None:
@@ -81,8 +81,8 @@ class Result(NamedTuple):
 
 def result_of(host: str, marker: str, code: int | None, stdout: Output, stderr: Output) -> Result:
     """Given what came of a command in the envelope, and the code of what ran it from here, return its result."""
-    body, own, started = wire.open_envelope(bytes(stdout.data), marker)
-    errors, cut = wire.behind_marker(bytes(stderr.data), marker), stdout.cut or stderr.cut
+    body, own, started = envelope.open_envelope(bytes(stdout.data), marker)
+    errors, cut = envelope.behind_marker(bytes(stderr.data), marker), stdout.cut or stderr.cut
     said = "" if own is not None else openssh.reason(errors.decode(errors="replace"), code)
     body, errors = stdout.shown(body), stderr.shown(errors)
     if own is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
 
-from tpu_ops.remote import openssh, ssh, wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.replies import Reply, reply_of
 
 #: As `Fanout.unless_gone`.
@@ -18,6 +20,14 @@ LIMIT = 45.0
 
 class Broken(Exception):
     """A stream ended before its END frame, or went on with what is no frame; the text says why."""
+
+
+class Frame(NamedTuple):
+    """One frame of `follow`: its kind, the absolute log offset of its first byte, and its bytes."""
+
+    kind: bytes
+    offset: int
+    payload: bytes
 
 
 class Stream:
@@ -33,7 +43,7 @@ class Stream:
         self.host = host
         self._process = process
         self._unless_gone = unless_gone
-        self._marker = marker.encode("ascii")
+        self._marker = marker
 
     async def answer(self) -> Reply:
         """Return the answer that comes before the frames; a refusal is the whole of it.
@@ -43,19 +53,20 @@ class Stream:
             Unreachable: The worker is no longer where it was.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        beginning = wire.beginning(self._marker)
         try:
             async with asyncio.timeout(LIMIT), self._unless_gone(self.host):
-                await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
+                await self._process.stdout.readuntil(beginning)
                 line = await self._process.stdout.readuntil(b"\n")
         except TimeoutError:
             raise Broken(f"the launcher did not answer within {LIMIT:g} s") from None
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             code, said = await self._last_words()
             return reply_of(self.host, None, said, code)
-        answer = b"\n" + self._marker + b"\n" + line
-        return reply_of(self.host, wire.find_answer(answer, self._marker.decode()), "", 0)
+        answer = beginning + line
+        return reply_of(self.host, wire.find_answer(answer, self._marker), "", 0)
 
-    async def frames(self) -> AsyncIterator[wire.Frame]:
+    async def frames(self) -> AsyncIterator[Frame]:
         """Yield frames until the END frame, that one included; all are of the kinds that the protocol has.
 
         Raises:
@@ -74,7 +85,7 @@ class Stream:
             except asyncio.IncompleteReadError:
                 code, said = await self._last_words()
                 raise Broken(openssh.reason(said, code)) from None
-            yield wire.Frame(kind, offset, payload)
+            yield Frame(kind, offset, payload)
             if kind == wire.END:
                 return
 

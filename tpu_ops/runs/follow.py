@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import wire
+from tpu_ops.protocol import wire
 from tpu_ops.remote.fanout import Fanout, plain_errors
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Broken, Stream

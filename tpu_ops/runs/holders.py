@@ -12,8 +12,6 @@ from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.runs.outcomes import Outcome
 
-#: Longest grace that a worker gives, in seconds.
-MAX_GRACE = 600.0
 #: Seconds beyond the grace that ending processes may take.
 _MARGIN = 20.0
 

@@ -12,7 +12,8 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
-from tpu_ops.remote import openssh, wire
+from tpu_ops.protocol import wire
+from tpu_ops.remote import openssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import advice

@@ -1,9 +1,8 @@
-"""What travels between a controller and this program: one request line in, an answer or frames out.
+"""The messages between a controller and the launcher of a worker: one request line in, an answer or frames out.
 
-The request is one JSON object on one line of standard input. Shells print what they like before this program
-starts, so the answer stands behind a line that holds the random marker of the request. `follow` goes on after the
-answer with length-prefixed frames; its standard input stays open, and its end is the peer's good-bye. So it is for any
-other request that says ``attended``.
+The request is one JSON object on one line of standard input. Shells may print text before the launcher starts, so the
+answer comes after a line with the random marker of the request. After the answer to `follow` come length-prefixed
+frames. The launcher gives up a request that says ``attended``, as one to `follow`, when its standard input ends.
 """
 
 from __future__ import annotations
@@ -11,18 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import struct
-import time
 
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 #: Version of requests, answers and frames. A controller of another version is told so, never misunderstood: another
 #: kind of frame, for one, takes a new version, since controllers of this one take no frame but the four kinds below.
 PROTOCOL = 4
+#: The command line that reaches the launcher. Login shells parse it again, so nothing in it ever varies.
+COMMAND = "sudo -n /usr/local/sbin/tpu-host"
 #: Longest request accepted, in bytes: argument vectors and environments of 100 KB fit many times.
 MAX_REQUEST = 8 * 1024 * 1024
 #: One frame: kind, absolute log offset of its first byte, number of bytes that follow.
@@ -35,6 +35,12 @@ GAP = b"G"
 NOTE = b"N"
 #: JSON: the run has ended (or is not to be waited for); no frame follows.
 END = b"E"
+#: All kinds. A stream with another kind is broken.
+KINDS = (DATA, GAP, NOTE, END)
+#: Longest payload of a frame that a controller accepts, in bytes; launchers send far shorter ones.
+MAX_FRAME = 4 * 1024 * 1024
+#: Seconds between SIGTERM and SIGKILL that `unlock` gives by default, and at most.
+UNLOCK_GRACE, MAX_UNLOCK_GRACE = 10.0, 600.0
 
 _MARKER = re.compile(r"[0-9a-zA-Z]{8,64}")
 _NUMBER = (int, float)
@@ -87,37 +93,44 @@ class Refused(Exception):
         return {"ok": False, "error": error}
 
 
-class Gone(Exception):
-    """Whoever asked has gone, and nobody waits for the answer."""
+def encode(text: str) -> bytes:
+    """Return the bytes that a text of a request stands for; bytes that are no UTF-8 travel as lone surrogates."""
+    return text.encode("utf-8", "surrogateescape")
 
 
-class Caller:
-    """Whoever has sent a request.
+# --- the controller's side ------------------------------------------------------------------------------------------
 
-    Args:
-        source: The descriptor that it came from.
-        attended: Whether its end means that they have gone. Who pipes a request in by hand has closed it before.
-    """
 
-    def __init__(self, source: int, attended: bool) -> None:
-        self._source = source
-        self._poll = select.poll()
-        if attended:
-            self._poll.register(source, select.POLLIN)
+def new_marker() -> str:
+    """Return a random word that nothing prints by chance: the answer comes after it."""
+    return os.urandom(16).hex()
 
-    def pause(self, seconds: float) -> None:
-        """Wait as long as this.
 
-        Raises:
-            Gone: They have gone.
-        """
-        deadline = time.monotonic() + seconds
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            if not self._poll.poll(1000 * left):
-                return
-            if not os.read(self._source, 4096):
-                raise Gone
+def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
+    """Return the request line of a controller, which keeps the launcher's input open until the answer is there."""
+    body = {"marker": marker, "protocol": PROTOCOL, "action": action, "attended": True}
+    body.update(values)
+    return json.dumps(body).encode("ascii") + b"\n"
+
+
+def beginning(marker: str) -> bytes:
+    """Return the line that comes before an answer: it proves that the launcher was started."""
+    return "\n{}\n".format(marker).encode("ascii")
+
+
+def find_answer(output: bytes | bytearray, marker: str) -> Any:
+    """Given all that a worker printed, return the answer after the marker; None if there is none."""
+    _, found, rest = output.partition(beginning(marker))
+    line, ended, _ = rest.partition(b"\n")
+    if not found or not ended:
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+# --- the launcher's side --------------------------------------------------------------------------------------------
 
 
 def read_request(descriptor: int) -> dict[str, Any]:
@@ -196,7 +209,7 @@ def check_request(request: dict[str, Any]) -> None:
 def _is_text(value: str) -> bool:
     """Return whether the system takes a text as a name or a path."""
     try:
-        return b"\0" not in value.encode("utf-8", "surrogateescape")
+        return b"\0" not in encode(value)
     except UnicodeEncodeError:
         return False
 
@@ -210,8 +223,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def answer(descriptor: int, marker: str, value: dict[str, Any]) -> None:
     """Write the marker's line and the answer's line."""
-    text = "\n{}\n{}\n".format(marker, json.dumps(value, sort_keys=True))
-    write_all(descriptor, text.encode("ascii"))
+    write_all(descriptor, beginning(marker) + json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
 
 
 def frame(kind: bytes, offset: int, payload: bytes = b"") -> bytes:

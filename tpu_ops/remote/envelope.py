@@ -1,63 +1,9 @@
-"""The controller's side of what the host program speaks; `tpu_ops/host/wire.py` is the workers' side.
+"""The envelope of a command on a worker: a shell that marks its output, reports its exit code, and ends it in time."""
 
-The two are kept apart on purpose: an installed host program may be older than this controller, and a test holds
-them against each other.
-"""
-
-import json
-import os
 import shlex
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
 
-#: Version of requests, answers and frames that this controller speaks.
-PROTOCOL = 4
-#: The one command line that reaches the host program: login shells parse it again, so nothing in it ever varies.
-COMMAND = "sudo -n /usr/local/sbin/tpu-host"
-FRAME = struct.Struct(">cQI")
-#: The kinds of frames: any other one is no frame of this protocol, and ends the stream as a broken one.
-KINDS = DATA, GAP, NOTE, END = b"D", b"G", b"N", b"E"
-#: Longest frame accepted, in bytes; the host program sends far shorter ones.
-MAX_FRAME = 4 * 1024 * 1024
-
-
-class Frame(NamedTuple):
-    """One frame of `follow`: its kind, the absolute log offset of its first byte, and its bytes."""
-
-    kind: bytes
-    offset: int
-    payload: bytes
-
-
-def new_marker() -> str:
-    """Return a word that nothing else prints, not even by chance: an answer stands behind it."""
-    # Not by `secrets`: its import costs every command some milliseconds.
-    return os.urandom(16).hex()
-
-
-def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
-    """Return the request line; lone surrogates carry bytes that are no UTF-8.
-
-    Whoever sends it keeps the host program's input open until it has answered: its end means that nobody waits.
-    """
-    body = {"marker": marker, "protocol": PROTOCOL, "action": action, "attended": True, **values}
-    return json.dumps(body).encode("ascii") + b"\n"
-
-
-def find_answer(output: bytes | bytearray, marker: str) -> Any:
-    """Given all that a worker printed, return the answer behind the marker; None where there is none."""
-    _, found, rest = output.partition(beginning(marker))
-    if not found:
-        return None
-    line, ended, _ = rest.partition(b"\n")
-    if not ended:
-        return None
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
+from tpu_ops.protocol.wire import beginning
 
 #: Seconds between SIGTERM and SIGKILL for a command that took too long.
 _KILL_AFTER = 5
@@ -82,11 +28,6 @@ _BEHIND = 50
 
 #: Bytes of the line before a command's end that are not there by chance.
 _PART = 9
-
-
-def beginning(marker: str) -> bytes:
-    """Return what is printed before an answer, or a command's output: it proves that the command was started."""
-    return f"\n{marker}\n".encode("ascii")
 
 
 def end(marker: str) -> bytes:
