@@ -8,12 +8,11 @@ from types import ModuleType
 import pytest
 
 from tpu_ops.cli import stop, unlock
-from tpu_ops.host import spec as host
-from tpu_ops.protocol import wire
+from tpu_ops.protocol import spec, wire
 
 
 @pytest.mark.parametrize(
-    ("command", "most"), [(stop, host.MAX_GRACE), (unlock, wire.MAX_UNLOCK_GRACE)], ids=["stop", "unlock"]
+    ("command", "most"), [(stop, spec.MAX_GRACE), (unlock, wire.MAX_UNLOCK_GRACE)], ids=["stop", "unlock"]
 )
 def test_a_grace_that_workers_do_not_allow_is_a_usage_error(
     command: ModuleType, most: float, capsys: pytest.CaptureFixture[str]

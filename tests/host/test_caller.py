@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.host import actions, chips, follow, logs, record, requests, spec, supervise, unit
+from tpu_ops.host import actions, chips, follow, logs, record, requests, spec_files, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller, Gone
 from tpu_ops.host.store import Store
-from tpu_ops.protocol import wire
+from tpu_ops.protocol import spec, wire
 from tpu_ops.remote.stream import Frame
 
 MARKER = "0123456789abcdef"
@@ -324,7 +324,7 @@ def test_a_stop_waits_for_a_start_that_has_no_record_yet(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
     store = Store(str(tmp_path))
-    spec.put(store.run_dir, spec.check(good(run_id="r1")), os.getuid(), os.getuid(), MARKER)
+    spec_files.put(store.run_dir, spec.check(good(run_id="r1")), os.getuid(), os.getuid(), MARKER)
     waited: list[float] = []
 
     def pause(_self: Caller, seconds: float) -> None:
@@ -332,7 +332,7 @@ def test_a_stop_waits_for_a_start_that_has_no_record_yet(
         if len(waited) == 3:
             if begins:
                 on(tmp_path)
-            spec.discard(store.run_dir, "r1", MARKER)
+            spec_files.discard(store.run_dir, "r1", MARKER)
 
     def end(*_: object) -> None:
         store.write(dict(store.read("r1") or {}, state="refused"))
@@ -394,9 +394,9 @@ def test_what_comes_behind_a_run_takes_the_spec_of_its_own_start_alone(
 ) -> None:
     monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
     store, marker = on(tmp_path, state=state), MARKER if own else MARKER[::-1]
-    spec.put(store.run_dir, good(run_id="r1", attempt=1 if own else 2), os.getuid(), os.getuid(), marker)
+    spec_files.put(store.run_dir, good(run_id="r1", attempt=1 if own else 2), os.getuid(), os.getuid(), marker)
     after(store, "r1", MARKER)
-    assert spec.waits(store.run_dir, "r1", marker) is not own
+    assert spec_files.waits(store.run_dir, "r1", marker) is not own
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -488,10 +488,10 @@ def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
 ) -> None:
     """The supervisor has not taken the spec yet."""
     store, asked = Store(str(tmp_path)), good(run_id="r1")
-    spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+    spec_files.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
 
     def pause(*_: object) -> None:
-        spec.discard(store.run_dir, "r1", MARKER)
+        spec_files.discard(store.run_dir, "r1", MARKER)
         on(tmp_path, state="running", began=time.time())
 
     monkeypatch.setattr(Caller, "pause", pause)
@@ -505,11 +505,11 @@ def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     """The first one is heard while the second one looks whether there was one."""
-    store, asked, sweep = Store(str(tmp_path)), good(run_id="r1"), spec.sweep
+    store, asked, sweep = Store(str(tmp_path)), good(run_id="r1"), spec_files.sweep
 
     def first(*words: Any) -> None:
         sweep(*words)
-        spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+        spec_files.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
 
     def put(*_: object) -> None:
         began()
@@ -517,12 +517,12 @@ def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
 
     def began(*_: object) -> None:
         on(tmp_path, state="running", began=time.time())
-        spec.discard(store.run_dir, "r1", MARKER)
+        spec_files.discard(store.run_dir, "r1", MARKER)
 
-    monkeypatch.setattr(spec, "sweep", first)
+    monkeypatch.setattr(spec_files, "sweep", first)
     if not waits:
-        monkeypatch.setattr(spec, "put", put)
-        monkeypatch.setattr(spec, "sweep", sweep)
+        monkeypatch.setattr(spec_files, "put", put)
+        monkeypatch.setattr(spec_files, "sweep", sweep)
     monkeypatch.setattr(Caller, "pause", began)
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
     said = served(store, {"action": "start", "spec": asked}, line, attended=False)
@@ -550,7 +550,7 @@ def test_a_start_that_comes_again_waits_once_for_a_supervisor_that_never_comes(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, asked, clock = Store(str(tmp_path)), good(run_id="r1"), [100.0]
-    spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+    spec_files.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
 
     def pause(_: object, seconds: float) -> None:
         clock[0] += seconds
@@ -568,15 +568,15 @@ def test_a_start_that_comes_again_meets_the_spec_until_there_is_a_record(
 ) -> None:
     store, seen = Store(str(tmp_path)), []
     alone = good(run_id="r1", rank=0, world_size=1, workers=["pod-w0"], net=None)
-    spec.put(store.run_dir, spec.check(alone), os.getuid(), os.getuid(), MARKER)
+    spec_files.put(store.run_dir, spec.check(alone), os.getuid(), os.getuid(), MARKER)
     write = Store.write
 
     def written(one: Store, found: dict[str, Any]) -> None:
-        seen.append(spec.waits(store.run_dir, "r1", MARKER))
+        seen.append(spec_files.waits(store.run_dir, "r1", MARKER))
         write(one, found)
 
     def prepare(*_: object) -> None:
-        seen.append(spec.waits(store.run_dir, "r1", MARKER))
+        seen.append(spec_files.waits(store.run_dir, "r1", MARKER))
         raise wire.Refused("failed", "no more of it is wanted")
 
     monkeypatch.setattr(Store, "write", written)

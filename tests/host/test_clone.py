@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, clone, spec
+from tpu_ops.host import child, clone
 from tpu_ops.host.command import NotReady
+from tpu_ops.protocol import spec
 
 Git = Callable[..., str]
 

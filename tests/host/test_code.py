@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, code, spec
+from tpu_ops.host import child, code
 from tpu_ops.host.code import Copy
 from tpu_ops.host.command import NotReady
-from tpu_ops.protocol import marks
+from tpu_ops.protocol import marks, spec
 
 FILES = {"train.py": "x", "pkg/part.py": "y"}
 

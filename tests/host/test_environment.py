@@ -11,7 +11,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.host import environment, fitness, spec
+from tpu_ops.host import environment, fitness
+from tpu_ops.protocol import spec
 from tpu_ops.protocol.wire import Refused
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"

@@ -23,12 +23,13 @@ from tpu_ops.host import (
     probe,
     proc,
     record,
-    spec,
+    spec_files,
     supervise,
     unit,
 )
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import spec
 from tpu_ops.protocol.wire import Refused
 
 JOURNAL = "`sudo journalctl -u tpu-run.service` on this worker shows more"
@@ -119,7 +120,7 @@ def test_why_a_rank_cannot_start_is_recorded_with_what_to_do(
     store = Store(str(tmp_path))
     data = spec.check(good(run_id="r1", rank=0, net=good_net(port=0)))
     private.directory(store.run_dir, "specs")
-    spec.put(store.run_dir, data, os.getuid(), os.getuid(), "0123456789")
+    spec_files.put(store.run_dir, data, os.getuid(), os.getuid(), "0123456789")
     supervisor = supervise.Supervisor(store, "r1")
 
     def fail(*_: Any) -> None:
@@ -144,7 +145,7 @@ def test_a_start_that_is_refused_tells_which_checks_failed(
     store = Store(str(tmp_path))
     private.directory(store.run_dir, "specs")
     data = spec.check(good(run_id="r1", rank=0, net=good_net(port=0), venv=venv))
-    spec.put(store.run_dir, data, os.getuid(), os.getuid(), "0123456789")
+    spec_files.put(store.run_dir, data, os.getuid(), os.getuid(), "0123456789")
     assert supervise.Supervisor(store, "r1").run() == 1
     found = store.read("r1")
     assert found

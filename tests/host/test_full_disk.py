@@ -17,10 +17,11 @@ import pytest
 from tests.support.alone import ALONE, live
 from tests.support.specs import good, myself
 from tpu_ops.host import after as behind
-from tpu_ops.host import child, ending, keeper, link, logs, private, record, spec, supervise, unit
+from tpu_ops.host import child, ending, keeper, link, logs, private, record, spec_files, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import spec
 
 FULL = "No space left on device"
 
@@ -374,7 +375,7 @@ def test_what_a_dead_supervisor_left_running_is_ended(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("waits")
 def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path))
-    spec.put(store.run_dir, spec.check(good(**ALONE)), os.getuid(), os.getuid(), "")
+    spec_files.put(store.run_dir, spec.check(good(**ALONE)), os.getuid(), os.getuid(), "")
     supervisor = supervise.Supervisor(store, "r1")
     monkeypatch.setattr(supervisor, "_prepare", lambda *_: pytest.fail("nothing is to be prepared"))
     assert supervisor.run() == 1

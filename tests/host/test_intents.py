@@ -16,11 +16,11 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, proc, record, spec, supervise, unit
+from tpu_ops.host import actions, proc, record, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
-from tpu_ops.protocol import wire
+from tpu_ops.protocol import spec, wire
 
 STOP = {"kind": "stop", "by": "ada", "requested": True}
 

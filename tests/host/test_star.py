@@ -15,10 +15,11 @@ import pytest
 
 from tests.support.specs import good, myself
 from tests.support.star import LEASE, Star, ended, team
-from tpu_ops.host import child, hub, logs, peer, record, spec, supervise
+from tpu_ops.host import child, hub, logs, peer, record, supervise
 from tpu_ops.host.link import Alone, Networked
 from tpu_ops.host.peer import Peer
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import spec
 
 
 def test_all_go_together_and_are_over_together(star: Callable[..., Star]) -> None:

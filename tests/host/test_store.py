@@ -20,11 +20,11 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, ending, logs, private, proc, record, spec, supervise
+from tpu_ops.host import actions, ending, logs, private, proc, record, spec_files, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
-from tpu_ops.protocol import wire
+from tpu_ops.protocol import spec, wire
 
 #: Locks the file that it is called with until its input ends.
 LOCKER = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, 2); print('locked', flush=True); input()"
@@ -63,7 +63,7 @@ def shown(store: Store) -> tuple[int, bytes]:
 
 
 def _put(store: Store) -> None:
-    spec.put(store.run_dir, spec.check(good()), os.getuid(), os.getuid(), "")
+    spec_files.put(store.run_dir, spec.check(good()), os.getuid(), os.getuid(), "")
 
 
 def _change(store: Store) -> None:
@@ -233,7 +233,7 @@ def test_a_start_that_is_refused_for_a_lock_is_on_record_and_loses_no_stop(
     with kept(store) as pid, kept(store, "r2") as other:
         for run_id, attempt in (("r1", 2), ("r2", 1)):
             data = spec.check(good(**ALONE | {"run_id": run_id, "attempt": attempt}))
-            spec.put(store.run_dir, data, os.getuid(), os.getuid(), "")
+            spec_files.put(store.run_dir, data, os.getuid(), os.getuid(), "")
             assert supervise.Supervisor(store, run_id).run() == 1
     store.restore()
     again, new = (store.read(run_id) or {} for run_id in ("r1", "r2"))

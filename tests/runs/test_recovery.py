@@ -21,10 +21,10 @@ from tpu_ops.cli import recovering, runs_output, train
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.remaking import Made, Plan
 from tpu_ops.host import record, supervise
-from tpu_ops.host import spec as host_spec
 from tpu_ops.host.after import after
 from tpu_ops.host.referee import Referee
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import spec as protocol_spec
 from tpu_ops.runs import copies, endings, recovery, spec, sync
 from tpu_ops.runs.outcomes import Outcome, outcome_of
 
@@ -94,7 +94,7 @@ def test_what_became_of_the_nodes_comes_before_what_failed(
 def of_host(store: Store, number: int, **changes: Any) -> dict[str, Any]:
     """Return the record that the host program begins for a rank of two, kept on that rank's worker."""
     both = {"rank": number, "world_size": 2, "worker": f"pod-w{number}", "workers": ["pod-w0", "pod-w1"]}
-    data = host_spec.check(good(run_id="r1", **both, net=good_net(port=8500 if number else 0)))
+    data = protocol_spec.check(good(run_id="r1", **both, net=good_net(port=8500 if number else 0)))
     found = record.new_record(data, myself(), os.getuid()) | changes
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(found)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, link, logs, record, spec, supervise
+from tpu_ops.host import child, link, logs, record, supervise
 from tpu_ops.host.store import Store
+from tpu_ops.protocol import spec
 
 #: What the spec of a run of one worker has of its own.
 ALONE: dict[str, Any] = {"run_id": "r1", "rank": 0, "world_size": 1, "worker": "w0", "workers": ["w0"], "net": None}

@@ -15,12 +15,13 @@ from tpu_ops.cli import commands, options, output, requested, runs_output
 from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.protocol.spec import MAX_GRACE
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.outcomes import Outcome, of_refused
-from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
+from tpu_ops.runs.spec import GRACE_STOP
 
 #: Why a rank is gone of a run that is stopped between two attempts.
 NOT_ON = "no attempt was running"
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace",
         type=options.grace(MAX_GRACE),
         metavar="SECONDS",
-        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE:.0f})",
+        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE})",
     )
     parser.add_argument(
         requested.DELETE,

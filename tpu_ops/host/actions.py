@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 
+from tpu_ops.protocol import spec
 from tpu_ops.protocol.wire import Refused, require_protocol
 
-from . import TYPE_CHECKING, proc, spec, unit
+from . import TYPE_CHECKING, proc, spec_files, unit
 from .caller import Caller
 from .person import Person, asking
 from .rights import require_control, require_root, runs_as
@@ -68,8 +69,8 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
             if holder is not None:
                 raise held(holder, asker)
             _check_earlier(store.read(run_id), data, person)
-            spec.sweep(store.run_dir)
-            spec.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
+            spec_files.sweep(store.run_dir)
+            spec_files.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
         except Refused:
             # The same request may have come but a moment before this one, which then meets any of what it leaves.
             if not _has_come(request, run_id, store, asker, caller, deadline=deadline):
@@ -78,7 +79,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
             try:
                 _start_unit(store, data, request["marker"], caller)
             finally:
-                spec.discard(store.run_dir, run_id, request["marker"])
+                spec_files.discard(store.run_dir, run_id, request["marker"])
     record = _of_start(store.observe(run_id), data, request["marker"])
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting":
@@ -103,7 +104,7 @@ def _has_come(
     Raises:
         Gone: Nobody waits for the answer any more.
     """
-    while spec.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
+    while spec_files.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
         caller.pause(_POLL)
     record = store.read(run_id)
     if record is None:
@@ -249,7 +250,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         return {"ok": True, "record": None}
     deadline = time.monotonic() + unit.START_LIMIT
     # One that is being started has no record of it yet.
-    while os.path.exists(spec.path_of(store.run_dir, spec.check_run_id(run_id))) and time.monotonic() < deadline:
+    while os.path.exists(spec_files.path_of(store.run_dir, spec.check_run_id(run_id))) and time.monotonic() < deadline:
         caller.pause(_POLL)
     record = store.observe(run_id)
     if record is None or record["attempt"] < (request.get("attempt") or 0):
@@ -328,7 +329,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     grace = request.get("grace")
     if grace is not None:
         if not 0 <= grace <= spec.MAX_GRACE:
-            raise Refused("invalid", "the grace period is not between 0 and {:.0f} s".format(spec.MAX_GRACE))
+            raise Refused("invalid", "the grace period is not between 0 and {} s".format(spec.MAX_GRACE))
         intent["grace"] = grace
     return intent
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from . import TYPE_CHECKING, spec, unit
+from . import TYPE_CHECKING, spec_files, unit
 from .ending import chips_after, end_left
 from .private import Damaged
 from .record import note_stop_request, requested_by
@@ -36,7 +36,7 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
         The exit code.
     """
     deadline = time.monotonic() + _LIMIT
-    spec.discard(store.run_dir, run_id, marker)
+    spec_files.discard(store.run_dir, run_id, marker)
     store.drop_secrets()
     intent = store.take_intent(run_id)
     try:

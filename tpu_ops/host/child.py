@@ -9,10 +9,11 @@ import select
 import signal
 import time
 
+from tpu_ops.protocol.wire import encode
+
 from . import TYPE_CHECKING, clone, mounts, unit
 from .command import NotReady, enter, find_program, not_executed
 from .person import Person
-from .spec import encode
 
 if TYPE_CHECKING:
     from typing import Any, Dict

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import stat
 
+from tpu_ops.protocol.spec import COMMIT
+
 from .command import NotReady
-from .spec import COMMIT
 
 #: How often one reference may lead to another (`SYMREF_MAXDEPTH` in git's refs-internal.h).
 _DEEPEST = 5

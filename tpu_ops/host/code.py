@@ -6,11 +6,11 @@ import os
 import time
 
 from tpu_ops.protocol import marks
+from tpu_ops.protocol.wire import encode
 
 from . import TYPE_CHECKING
 from .command import NotReady
 from .person import acting_as
-from .spec import encode
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict

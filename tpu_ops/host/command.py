@@ -7,8 +7,9 @@ import os
 import re
 import stat
 
+from tpu_ops.protocol.wire import encode
+
 from . import TYPE_CHECKING
-from .spec import encode
 
 if TYPE_CHECKING:
     from .person import Person

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 
-from tpu_ops.protocol.wire import Refused as Refused  # noqa: PLC0414 - playbooks/library/slice_worker.py has it from here
+# MEGASCALE and Refused are exported: playbooks/library/slice_worker.py finds them here in launchers of every version.
+from tpu_ops.protocol.spec import MEGASCALE as MEGASCALE  # noqa: PLC0414
+from tpu_ops.protocol.spec import RANK_VARIABLES, RUN_DIR
+from tpu_ops.protocol.wire import Refused as Refused  # noqa: PLC0414
+from tpu_ops.protocol.wire import encode
 
 from . import TYPE_CHECKING, private
 from .person import Person
-from .spec import encode
 
 if TYPE_CHECKING:
     from typing import Any, Mapping
@@ -24,8 +27,6 @@ EPHEMERAL = 32768
 UNPRIVILEGED = 1024
 #: libtpu's own ports, and the one of Megascale.
 TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
-#: By which the slices of a run find each other: rank 0's address, how many there are, which of them this is.
-MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
 
@@ -127,7 +128,7 @@ def build(
     host's files may only say that there are none.
 
     Args:
-        spec: The run, as `tpu_ops.host.spec` checked it.
+        spec: The run, as `protocol.spec.check` returned it.
         person: Who the command runs as.
         venv: The virtual environment that comes first on PATH, or empty.
         from_host: Variables of the files that this host's configuration names, and those of the run's secrets.
@@ -148,14 +149,8 @@ def build(
         env["PATH"] = os.path.join(venv, "bin") + ":" + SYSTEM_PATH
     env.update({name: value for name, value in from_host.items() if name not in MEGASCALE or not value})
     env.update(spec["env"])
-    env["TPU_OPS_RUN_ID"] = spec["run_id"]
-    env["TPU_OPS_ATTEMPT"] = str(spec["attempt"])
-    env["TPU_OPS_RANK"] = str(spec["rank"])
-    env["TPU_OPS_WORLD_SIZE"] = str(spec["world_size"])
-    env["TPU_OPS_NODE"] = spec["node"]
-    env["TPU_OPS_SLICE"] = str(spec["slice"])
-    env["TPU_OPS_SLICES"] = str(spec["slices"])
-    env["TPU_OPS_RUN_DIR"] = run_files
+    env.update({name: str(spec[key]) for name, key in RANK_VARIABLES.items()})
+    env[RUN_DIR] = run_files
     if spec["slices"] > 1:
         address, count, index = MEGASCALE
         env.update({address: spec["net"]["hub"], count: str(spec["slices"]), index: str(spec["slice"])})

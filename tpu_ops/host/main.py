@@ -9,8 +9,9 @@ import contextlib
 import os
 import sys
 
+from tpu_ops.protocol.spec import check_run_id
+
 from . import TYPE_CHECKING
-from .spec import check_run_id
 from .store import Store
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ import os
 import signal
 import time
 
+from tpu_ops.protocol import spec
 from tpu_ops.protocol.wire import PROTOCOL
 
-from . import TYPE_CHECKING, proc, spec
+from . import TYPE_CHECKING, proc
 from .person import Person
 from .store import FINAL, Store
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple
 
-from .spec import grace_of
+from tpu_ops.protocol.spec import grace_of
 
 #: How long reports of failure are collected before it is said who was first, in seconds.
 SETTLE = 1.0

@@ -8,10 +8,12 @@ import os
 import re
 import time
 
+from tpu_ops.protocol.spec import is_run_id
+from tpu_ops.protocol.wire import encode
+
 from . import TYPE_CHECKING, private, proc
 from .intents import BESIDE, Intents
 from .person import Person
-from .spec import RUN_ID, encode
 
 if TYPE_CHECKING:
     from typing import Any, ContextManager, Dict, TextIO
@@ -195,7 +197,7 @@ class Store:
         return [
             name
             for name in os.listdir(self.runs_dir)
-            if RUN_ID.fullmatch(name)
+            if is_run_id(name)
             and os.path.isdir(self.directory(name))
             and not any(map(os.path.lexists, self._records(name)))
         ]

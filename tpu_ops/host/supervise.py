@@ -8,9 +8,10 @@ import threading
 import time
 from typing import Any, Dict, TextIO
 
+from tpu_ops.protocol import spec
 from tpu_ops.protocol.wire import Refused
 
-from . import environment, fitness, proc, space, spec, unit
+from . import environment, fitness, proc, space, spec_files, unit
 from .child import Child, output_pipe
 from .code import Copy
 from .command import NotReady
@@ -68,13 +69,13 @@ class Supervisor:
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        data, uid, asked_by, marker = spec.read(self.store.run_dir, self.run_id)
+        data, uid, asked_by, marker = spec_files.read(self.store.run_dir, self.run_id)
         person = by_uid(uid)
         self.record = new_record(data, person, asked_by, marker)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
-            spec.discard(self.store.run_dir, self.run_id, marker)
+            spec_files.discard(self.store.run_dir, self.run_id, marker)
             return _HELD
         return self._run(data, lock)
 
@@ -131,7 +132,7 @@ class Supervisor:
             text = "no record or log can be kept in {}: {}; {}"
             raise NotReady(text.format(where[0], space.why(exc, where), space.fix(exc, where))) from exc
         finally:
-            spec.discard(self.store.run_dir, self.run_id, self.record["marker"])
+            spec_files.discard(self.store.run_dir, self.run_id, self.record["marker"])
         if who:
             raise NotReady("run {} was stopped by {}".format(self.run_id, who))
 

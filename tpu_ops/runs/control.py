@@ -13,12 +13,13 @@ from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, targets
 from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.spec import is_run_id
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import advice, denied, elsewhere, preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
-from tpu_ops.runs.spec import GRACE_STOP, is_run_id
+from tpu_ops.runs.spec import GRACE_STOP
 
 #: Seconds for each worker to tell what it knows.
 LIMIT = 45.0

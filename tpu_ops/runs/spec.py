@@ -14,14 +14,12 @@ from typing import Any
 
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker
+from tpu_ops.protocol.spec import ENV_NAME, MAX_SECRET, MEGASCALE, RANK_VARIABLES, RUN_DIR, TIMES, is_run_id
 
 #: Seconds between SIGTERM and SIGKILL: after another rank's failure the survivors hang in a collective, so that a
 #: long grace helps nobody; a stop that a person asks for leaves time to write a checkpoint.
 GRACE_FAILURE = 10.0
 GRACE_STOP = 30.0
-#: Longest grace that a worker gives.
-MAX_GRACE = 3600.0
-
 #: Seconds that all workers have to become ready for a start, a cold connection and a busy host included.
 BARRIER = 60.0
 #: Seconds after which a worker that the others do not hear is given up.
@@ -29,19 +27,10 @@ LEASE = 15.0
 #: Seconds that ranks may go on when another has ended with 0; jax.distributed waits as long for the last one.
 EXIT_SKEW = 300.0
 
-#: What the workers take of these, in seconds.
-_TIMES = {"barrier": (1, 3600), "lease": (5, 3600), "exit_skew": (1, 86400)}
-#: Not `NAME.json`: beside what is kept of a run stands `NAME.json` of another one.
-_RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Bytes that Linux takes of one argument or variable, its end included, and that this takes of all together: Linux
 #: itself takes 2 MiB, what else ranks have included.
 _LONGEST_WORD, _LONGEST_WORDS = 128 * 1024, 1024 * 1024
-#: Most that the value of a secret may have, in bytes.
-MAX_SECRET = 64 * 1024
 _HOW = "write NAME, a variable that this shell exports, or NAME=FILE; a secret does not belong on a command line"
-#: Variables by which the slices of a run find each other.
-MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 #: Variables by which the processes of a run find each other: JAX believes them before it looks for itself.
 RENDEZVOUS = (
     "JAX_COORDINATOR_ADDRESS",
@@ -52,10 +41,6 @@ RENDEZVOUS = (
     "TPU_PROCESS_ADDRESSES",
     *MEGASCALE,
     "MASTER_ADDR",
-)
-#: Variables that the host program sets for every rank.
-OWN = tuple(
-    f"TPU_OPS_{name}" for name in ("RUN_ID", "ATTEMPT", "RANK", "WORLD_SIZE", "NODE", "SLICE", "SLICES", "RUN_DIR")
 )
 _FOUND = "leave it out: JAX finds its processes by itself, and TPU_OPS_* variables tell each rank where it is"
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
@@ -112,7 +97,7 @@ class RunSpec:
             )
         if not self.argv or not self.argv[0]:
             raise UsageError("no command given", fix="write it after `--`, as in: -- python train.py")
-        for name, (least, most) in _TIMES.items():
+        for name, (least, most) in TIMES.items():
             if not least <= (seconds := getattr(self, name)) <= most:
                 option = "--" + name.replace("_", "-")
                 raise UsageError(
@@ -125,7 +110,7 @@ class RunSpec:
             fix = "write the absolute path that it has on the workers, as in /home/ada/env"
             raise UsageError(f"{self.venv!r} is not an absolute path", where="--venv", fix=fix)
         for option, names in (("--env", self.env), ("--secret", self.secrets)):
-            if own := next((name for name in names if name in OWN), ""):
+            if own := next((name for name in names if name in (*RANK_VARIABLES, RUN_DIR)), ""):
                 what = f"{own} tells each rank where it is, and is set by the launcher itself"
                 raise UsageError(what, where=option, fix="choose another name")
         for name in self.secrets:
@@ -134,7 +119,7 @@ class RunSpec:
                 raise UsageError(what, where=f"--secret {name}", fix="leave out one of the two")
         self._check_lengths()
         for name, value in self.env.items():
-            if not _ENV_NAME.fullmatch(name):
+            if not ENV_NAME.fullmatch(name):
                 raise UsageError(f"{name!r} is not a name of an environment variable", where="--env", fix=_VARIABLE)
             if "\0" in value:
                 raise UsageError(f"the value of {name} contains a NUL byte", where="--env", fix="leave it out")
@@ -210,11 +195,6 @@ def here() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def is_run_id(text: str) -> bool:
-    """Return whether a run may have this id."""
-    return bool(_RUN_ID.fullmatch(text))
-
-
 def new_run_id(word: str, now: datetime | None = None, token: str | None = None) -> str:
     """Return a run id that says what and when, as in ``digits-20261120-181500-ab12``.
 
@@ -245,7 +225,7 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
     found = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
-        if not sign or not _ENV_NAME.fullmatch(name):
+        if not sign or not ENV_NAME.fullmatch(name):
             raise UsageError(f"{name!r} is not of the form KEY=VALUE", where="--env", fix=_VARIABLE)
         found[name] = value
     return found
@@ -263,7 +243,7 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
     found = {}
     for word in words:
         name, sign, path = word.partition("=")
-        if not _ENV_NAME.fullmatch(name):
+        if not ENV_NAME.fullmatch(name):
             raise UsageError("not of the form NAME or NAME=FILE", where="--secret", fix=_HOW)
         if name in found:
             raise UsageError("it is named twice", where=f"--secret {name}", fix="leave out one of the two")
@@ -326,7 +306,7 @@ def read_env_file(path: Path) -> dict[str, str]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, sign, value = line.removesuffix("\r").partition("=")
-        if not sign or not _ENV_NAME.fullmatch(name.strip()):
+        if not sign or not ENV_NAME.fullmatch(name.strip()):
             where = f"--env-file {path}, line {number}"
             raise UsageError("not of the form KEY=VALUE", where=where, fix=_VARIABLE)
         if "\0" in value:

@@ -1,31 +1,48 @@
-"""What one rank is asked to do: checked once, handed to the supervisor through a file that only root can read."""
+"""The spec of a run: what the launcher of one rank is asked to do, within which limits."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import re
-import time
 
-from tpu_ops.protocol.wire import Refused
-
-from . import TYPE_CHECKING, private
+from . import TYPE_CHECKING
+from .wire import Refused, encode
 
 if TYPE_CHECKING:
     from typing import Any
 
-RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
+#: Not `NAME.json`: a controller remembers run `NAME` in a file of that name, beside directories named after runs.
+_RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
 #: Names of commits, by SHA-1 and by SHA-256.
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Spec files that no supervisor took within this many seconds are removed.
-STALE_AFTER = 300.0
-#: Most that the value of a secret may have, in bytes: Linux takes no longer variable than 128 KiB.
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Longest value of a secret, in bytes: Linux takes no variable longer than 128 KiB.
 MAX_SECRET = 64 * 1024
-#: Longest grace accepted, in seconds.
-MAX_GRACE = 3600.0
+#: Longest grace, in seconds.
+MAX_GRACE = 3600
+#: Shortest and longest of a run's times, in seconds.
+TIMES = {
+    "grace_failure": (0, MAX_GRACE),
+    "grace_stop": (0, MAX_GRACE),
+    "barrier": (1, 3600),
+    "lease": (5, 3600),
+    "exit_skew": (1, 86400),
+}
+#: Variables by which the slices of a run find each other: rank 0's address, the number of slices, this slice's index.
+MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
+#: Variables that the launcher sets for every rank, and the keys of the spec whose values they have.
+RANK_VARIABLES = {
+    "TPU_OPS_RUN_ID": "run_id",
+    "TPU_OPS_ATTEMPT": "attempt",
+    "TPU_OPS_RANK": "rank",
+    "TPU_OPS_WORLD_SIZE": "world_size",
+    "TPU_OPS_NODE": "node",
+    "TPU_OPS_SLICE": "slice",
+    "TPU_OPS_SLICES": "slices",
+}
+#: The variable, set for every rank as well, that names a directory of the run which its person may write to.
+RUN_DIR = "TPU_OPS_RUN_DIR"
 _KEYS = {
     "run_id": str,
     "attempt": int,
@@ -61,8 +78,6 @@ _NET = {"address": str, "hub": str, "port": int, "key": str}
 _KEY = re.compile(r"[0-9a-f]{64}")
 #: What ranks of one run have of their own; the key is no part of any digest.
 _OWN = ("rank", "worker", "node", "slice", "net")
-#: Shortest and longest of the times that the supervisors of a run have for each other, in seconds.
-_TIMES = {"barrier": (1, 3600.0), "lease": (5, 3600.0), "exit_skew": (1, 86400.0)}
 
 
 def check(data: Any) -> dict[str, Any]:
@@ -83,18 +98,15 @@ def check(data: Any) -> dict[str, Any]:
     check_run_id(data["run_id"])
     if not 0 <= data["rank"] < data["world_size"]:
         raise Refused("invalid", "rank {} of {}".format(data["rank"], data["world_size"]))
-    for key in ("grace_failure", "grace_stop"):
-        if not 0 <= data[key] <= MAX_GRACE:
-            raise Refused("invalid", "the spec's {} is not between 0 and {:.0f} s".format(key, MAX_GRACE))
+    for key, (least, most) in TIMES.items():
+        if not least <= data[key] <= most:
+            raise Refused("invalid", "the spec's {} is not between {} and {} s".format(key, least, most))
     _check_team(data)
     _check_command(data)
     return data
 
 
 def _check_team(data: dict[str, Any]) -> None:
-    for key, (least, most) in _TIMES.items():
-        if not least <= data[key] <= most:
-            raise Refused("invalid", "the spec's {} is not between {:.0f} and {:.0f} s".format(key, least, most))
     if len(data["workers"]) != data["world_size"] or not all(isinstance(name, str) for name in data["workers"]):
         raise Refused("invalid", "the spec does not name {} workers".format(data["world_size"]))
     if not 0 < data["slices"] <= data["world_size"] or data["world_size"] % data["slices"]:
@@ -115,7 +127,7 @@ def _check_command(data: dict[str, Any]) -> None:
         if not isinstance(text, str) or "\0" in text:
             raise Refused("invalid", "arguments and environment are text without NUL bytes")
     for name in list(data["env"]) + list(data["secrets"]):
-        if not _ENV_NAME.fullmatch(name):
+        if not ENV_NAME.fullmatch(name):
             raise Refused("invalid", "{!r} is not a name of an environment variable".format(name))
     for name, value in data["secrets"].items():
         if len(encode(value)) > MAX_SECRET:
@@ -145,13 +157,18 @@ def grace_of(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and 0 <= value <= MAX_GRACE else None
 
 
+def is_run_id(text: str) -> bool:
+    """Return whether a run may have this id."""
+    return bool(_RUN_ID.fullmatch(text))
+
+
 def check_run_id(text: Any) -> str:
     """Return the text where it is a run id (it becomes part of a path).
 
     Raises:
         Refused: It is none.
     """
-    if not isinstance(text, str) or not RUN_ID.fullmatch(text):
+    if not isinstance(text, str) or not is_run_id(text):
         raise Refused("invalid", "{!r} is not a run id".format(text))
     return text
 
@@ -180,85 +197,3 @@ def commit(spec: dict[str, Any]) -> str:
 def copied(spec: dict[str, Any]) -> str:
     """Return the digest of what a sync has brought to the command's directory; empty where none has."""
     return "" if os.path.isabs(spec["cwd"]) or not spec["cwd"] else str(spec["code_digest"])
-
-
-def encode(text: str) -> bytes:
-    """Return the bytes that a text of a request stands for; bytes that are no UTF-8 travel as lone surrogates."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def path_of(run_dir: str, run_id: str) -> str:
-    """Return where the spec of a run waits for its supervisor."""
-    return os.path.join(run_dir, "specs", run_id + ".json")
-
-
-def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str) -> None:
-    """Write the spec for the supervisor, readable by root alone, with whose run it is, who asks and how.
-
-    Raises:
-        Refused: A spec of this run waits already: another start is at work, or died before its supervisor began.
-    """
-    path = path_of(run_dir, spec["run_id"])
-    private.directory(run_dir, "specs")
-    # Whoever finds it finds all of it: by the marker the same request knows itself when it comes again.
-    written = "{}.{}".format(path, os.getpid())
-    descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            json.dump({"spec": spec, "uid": uid, "asked_by": asked_by, "marker": marker}, file)
-        os.link(written, path)
-    except FileExistsError:
-        text = "run {} is being started here already".format(spec["run_id"])
-        fix = "wait for that start; if it died, start this one {:.0f} s after it".format(STALE_AFTER)
-        raise Refused("held", text, fix) from None
-    finally:
-        os.unlink(written)
-
-
-def waits(run_dir: str, run_id: str, marker: str) -> bool:
-    """Return whether the spec that came with this very request waits for its supervisor."""
-    try:
-        data = private.read(path_of(run_dir, run_id))
-    except private.Damaged:
-        return False  # it keeps another start away until `sweep` removes it
-    return data is not None and bool(data["marker"] == marker)
-
-
-def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
-    """Return the spec of a run, the user ids of its person and its asker, and the request's marker.
-
-    It stays until there is a record: the same request that comes again finds one of the two.
-
-    Raises:
-        OSError: There is none.
-        Damaged: It cannot be read.
-    """
-    path = path_of(run_dir, run_id)
-    data = private.read(path)
-    if data is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return check(data["spec"]), int(data["uid"]), int(data["asked_by"]), str(data["marker"])
-
-
-def discard(run_dir: str, run_id: str, marker: str) -> None:
-    """Remove the spec that came with this very request where it still waits; that of the next attempt stays."""
-    if waits(run_dir, run_id, marker):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path_of(run_dir, run_id))
-
-
-def sweep(run_dir: str, now: float | None = None) -> None:
-    """Remove specs that no supervisor took: their starters died."""
-    folder = os.path.join(run_dir, "specs")
-    limit = (time.time() if now is None else now) - STALE_AFTER
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return
-    for name in names:
-        path = os.path.join(folder, name)
-        try:
-            if os.stat(path).st_mtime < limit:
-                os.unlink(path)
-        except FileNotFoundError:
-            continue
