@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.host import actions, chips, follow, logs, record, requests, spec_files, supervise, unit
+from tpu_ops.host import actions, chips, follow, logs, rank_record, requests, spec_files, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller, Gone
 from tpu_ops.host.store import Store
@@ -62,7 +62,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
 def on(folder: Path, **changes: Any) -> Store:
     """Return a store with a run whose supervisor is this process."""
     store = Store(str(folder))
-    found = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), MARKER) | changes
+    found = rank_record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), MARKER) | changes
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(found)
     return store
@@ -472,7 +472,7 @@ def test_a_start_whose_connection_broke_is_answered_when_it_is_sent_again(
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it has been started"))
     changes: dict[str, Any] = {"state": state, "port": 8503, "began": time.time() if state == "running" else None}
     store = on(tmp_path, **changes, reason="no such program" if state == "refused" else "", blamed=[1])
-    lock = store.lock(record.holder_of(store.read("r1") or {}))
+    lock = store.lock(rank_record.holder_of(store.read("r1") or {}))
     assert lock is not None
     again = {"action": "start", "spec": good(run_id="r1"), "reserve": True}
     answer = wire.find_answer(served(store, again, line, attended=False), MARKER)
@@ -538,7 +538,7 @@ def test_a_start_that_comes_again_a_moment_later_is_not_refused_for_its_own_run(
 
     def holder(*_: object) -> dict[str, Any] | None:
         on(tmp_path, state="running", began=time.time())
-        return record.holder_of(store.read("r1") or {}) if has_lock else None
+        return rank_record.holder_of(store.read("r1") or {}) if has_lock else None
 
     monkeypatch.setattr(Store, "holder", holder)
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
@@ -591,7 +591,7 @@ def test_a_start_that_comes_again_meets_the_spec_until_there_is_a_record(
 @pytest.mark.parametrize("changes", [{"marker": "another-start"}, {"asked_by": os.getuid() + 1}])
 def test_another_start_of_the_same_name_is_refused(tmp_path: Path, line: Line, changes: dict[str, Any]) -> None:
     store = on(tmp_path, state="running", **changes)
-    lock = store.lock(record.holder_of(store.read("r1") or {}))
+    lock = store.lock(rank_record.holder_of(store.read("r1") or {}))
     assert lock is not None
     said = served(store, {"action": "start", "spec": good(run_id="r1")}, line, attended=False)
     lock.close()

@@ -22,7 +22,7 @@ from tpu_ops.host import (
     private,
     probe,
     proc,
-    record,
+    rank_record,
     spec_files,
     supervise,
     unit,
@@ -48,7 +48,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     def prepare(config: Any = None, **changes: Any) -> None:
         data = spec.check(good(run_id="r1", **changes))
         supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-        supervisor.record = record.new_record(data, myself(), os.getuid(), "")
+        supervisor.record = rank_record.new_record(data, myself(), os.getuid(), "")
         supervisor._prepare(data, config or {"venv": "", "environment_files": []})
 
     return prepare
@@ -255,13 +255,13 @@ STOP = {"kind": "stop", "by": "ada", "at": 1000.0, "reason": "stopped by ada"}
 )
 def test_a_start_is_told_when_the_run_that_is_ending_has_ended(tmp_path: Path, intent: Any, said: str) -> None:
     store = Store(str(tmp_path))
-    ending_ = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), "")
+    ending_ = rank_record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), "")
     ending_.update(state="ending", intent=intent, exited=1000.0)
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(ending_)
     looked = {"venv": {"path": ""}, "environment_files": {}, "chips": [], "holders": [], "space": {}}
-    with store.lock(record.holder_of(ending_)) or pytest.fail("another run has the host"):
-        holder = record.occupant(store)
+    with store.lock(rank_record.holder_of(ending_)) or pytest.fail("another run has the host"):
+        holder = rank_record.occupant(store)
         (fault,) = fitness.faults({**looked, "holder": holder}, 0, asker=myself())
         with pytest.raises(Refused) as refused:
             raise actions.held(holder or {}, myself())

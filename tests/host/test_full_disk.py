@@ -17,7 +17,7 @@ import pytest
 from tests.support.alone import ALONE, live
 from tests.support.specs import good, myself
 from tpu_ops.host import after as behind
-from tpu_ops.host import child, ending, keeper, link, logs, private, record, spec_files, supervise, unit
+from tpu_ops.host import child, ending, keeper, link, logs, private, rank_record, spec_files, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
@@ -68,7 +68,7 @@ def test_a_disk_that_stalls_holds_up_nothing_and_has_the_newest_record_in_the_en
             stall.let_go.set()
 
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
     supervisor._keep()
     stall.stalls = True
     supervisor._save(state="running")
@@ -89,7 +89,7 @@ def test_a_disk_that_stalls_for_ever_leaves_the_last_record_in_memory(
     monkeypatch.setattr("tpu_ops.host.store.os.fsync", stall.fsync)
     monkeypatch.setattr(keeper, "LAST_PATIENCE", 0.05)
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
     supervisor._keep()
     stall.stalls = True
     supervisor._finish(state="stopped")
@@ -103,7 +103,7 @@ def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
     tmp_path: Path, wanted: bool, noted: str, late: bool
 ) -> None:
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
     supervisor._keep()
     supervisor.intent = {"kind": "failed", "by": "the run itself"}
     supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": wanted})
@@ -115,14 +115,14 @@ def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
 
 def test_an_attempt_that_comes_just_after_a_stop_is_refused_and_the_stop_stays_on_record(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    ended = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "failed"}
+    ended = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "failed"}
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(ended)
-    record.note_stop_request(store, {**ended, "attempt": 2}, "bob")
+    rank_record.note_stop_request(store, {**ended, "attempt": 2}, "bob")
     assert written(tmp_path)["stop_requested_by"] == "", "another attempt was meant"
-    record.note_stop_request(store, ended, "ada")
+    rank_record.note_stop_request(store, ended, "ada")
     supervisor = supervise.Supervisor(store, "r1")
-    supervisor.record = record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), "")
     with pytest.raises(NotReady, match="run r1 was stopped by ada"):
         supervisor._keep()
     assert (written(tmp_path)["attempt"], written(tmp_path)["stop_requested_by"]) == (2, "ada")
@@ -130,7 +130,7 @@ def test_an_attempt_that_comes_just_after_a_stop_is_refused_and_the_stop_stays_o
 
 def test_a_stop_of_a_rank_that_is_ending_anyway_is_written_at_once(tmp_path: Path) -> None:
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
     supervisor._keep()
     supervisor.intent = {"kind": "failed", "by": "the run itself"}
     supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": True})
@@ -142,12 +142,12 @@ def test_a_stop_that_comes_before_a_dead_supervisors_record_is_closed_stays_on_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(str(tmp_path))
-    running = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "running"}
+    running = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "running"}
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(running)
 
     def chips() -> dict[str, Any]:
-        record.note_stop_request(store, running, "ada")
+        rank_record.note_stop_request(store, running, "ada")
         return {"holders": []}
 
     monkeypatch.setattr("tpu_ops.host.after.chips_after", chips)
@@ -167,7 +167,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 def begun(folder: Path, disk: Disk, **changes: Any) -> supervise.Supervisor:
     """Return the supervisor of a run whose record was written before the disk was full."""
     found = supervise.Supervisor(Store(str(folder)), "r1")
-    found.record = record.new_record(spec.check(good(**ALONE | changes)), myself(), os.getuid(), "")
+    found.record = rank_record.new_record(spec.check(good(**ALONE | changes)), myself(), os.getuid(), "")
     disk.full = False
     found._keep()
     disk.full = True

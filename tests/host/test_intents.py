@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, proc, record, supervise, unit
+from tpu_ops.host import actions, proc, rank_record, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(actions, "asking", myself)
     found = Store(str(tmp_path))
     found.prepare("r1", os.getuid(), os.getgid())
-    found.write(record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "running"})
+    found.write(rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "running"})
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, logs, proc, record
+from tpu_ops.host import actions, logs, proc, rank_record
 from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
 from tpu_ops.protocol import wire
@@ -34,7 +34,7 @@ from tpu_ops.protocol.wire import Refused
     ],
 )
 def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state: str, ending: Any) -> None:
-    found = record.verdict(status, intent)
+    found = rank_record.verdict(status, intent)
     assert (found["state"], found["exit"]) == (state, ending)
 
 
@@ -45,7 +45,7 @@ def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state
 def test_a_stop_blames_nobody_who_is_not_heard_any_more(kind: str, intent: str | None, blamed: bool) -> None:
     first = {"rank": 0, "worker": "w0", "cause": "lost contact"}
     why = intent and {"kind": intent}
-    assert record.first_in({"kind": kind, "first": first}, why) == (first if blamed else None)  # type: ignore[arg-type]
+    assert rank_record.first_in({"kind": kind, "first": first}, why) == (first if blamed else None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_stop_blames_nobody_who_is_not_heard_any_more(kind: str, intent: str |
     ],
 )
 def test_a_cause_is_said_in_words(ending: dict[str, int], oom: bool, text: str) -> None:
-    assert record.cause_of(ending, oom) == text
+    assert rank_record.cause_of(ending, oom) == text
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,10 @@ def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:
 
 
 def test_record_and_lock_name_who_started_a_run_as_somebody_else() -> None:
-    found = record.new_record(good(), myself(), 0)
+    found = rank_record.new_record(good(), myself(), 0)
     assert (found["person"]["uid"], found["asked_by"], found["asker"]) == (os.getuid(), 0, "root")
-    assert record.holder_of(found)["asker"] == "root"
-    assert record.new_record(good(), myself(), 4242)["asker"] == "4242", "nobody of that id is known there"
+    assert rank_record.holder_of(found)["asker"] == "root"
+    assert rank_record.new_record(good(), myself(), 4242)["asker"] == "4242", "nobody of that id is known there"
 
 
 def test_the_first_intent_stays(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.host import record
+from tpu_ops.host import rank_record
 from tpu_ops.host.referee import (
     DECIDED,
     QUIET,
@@ -264,8 +264,8 @@ def test_no_supervisor_has_another_wait_longer_than_any_stop(grace: Any) -> None
     referee.stopped(1, 5.0, 5.2, STOP | {"grace": grace})
     order = last(referee)
     assert (order["kind"], order["grace"]) == ("stop", None)
-    assert record.intent_of(order | {"grace": grace})["grace"] is None
-    assert record.intent_of(order | {"grace": 3})["grace"] == 3
+    assert rank_record.intent_of(order | {"grace": grace})["grace"] is None
+    assert rank_record.intent_of(order | {"grace": 3})["grace"] == 3
 
 
 def test_a_stop_after_a_failure_is_still_a_failure() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import record, spec_files
+from tpu_ops.host import rank_record, spec_files
 from tpu_ops.host.store import Store
 from tpu_ops.protocol.wire import Refused
 
@@ -55,5 +55,5 @@ def test_secrets_are_files_of_the_person_until_they_are_dropped(tmp_path: Path) 
 
 
 def test_a_record_names_secrets_without_their_values() -> None:
-    assert record.new_record(good(), myself(), 0, "")["secret_names"] == ["S"]
-    assert "hush" not in json.dumps(record.new_record(good(), myself(), 0, ""))
+    assert rank_record.new_record(good(), myself(), 0, "")["secret_names"] == ["S"]
+    assert "hush" not in json.dumps(rank_record.new_record(good(), myself(), 0, ""))

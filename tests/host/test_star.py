@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.specs import good, myself
 from tests.support.star import LEASE, Star, ended, team
-from tpu_ops.host import child, hub, logs, peer, record, supervise
+from tpu_ops.host import child, hub, logs, peer, rank_record, supervise
 from tpu_ops.host.link import Alone, Networked
 from tpu_ops.host.peer import Peer
 from tpu_ops.host.store import Store
@@ -226,7 +226,7 @@ def test_a_command_that_is_killed_while_it_is_held_is_why_no_rank_goes(
 ) -> None:
     monkeypatch.setattr(supervise, "_TICK", 0.02)
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-    supervisor.record = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), "")
     supervisor._keep()
     with Path(os.devnull).open("wb") as sink:
         held = child.Child.fork(["sleep", "60"], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink.fileno())
@@ -260,7 +260,7 @@ def test_a_network_thread_that_fails_ends_the_rank_in_order_and_says_why(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._AWAITED)
     data = spec.check(good(run_id="r1", grace_failure=5))
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
-    supervisor.record = record.new_record(data, myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(data, myself(), os.getuid(), "")
     supervisor._keep()
     source, sink = os.pipe()
     supervisor.child = child.Child.fork(["sleep", "60"], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink)

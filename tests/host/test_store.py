@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, ending, logs, private, proc, record, spec_files, supervise
+from tpu_ops.host import actions, ending, logs, private, proc, rank_record, spec_files, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller
 from tpu_ops.host.store import Store
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Store:
 
 def begun(store: Store, attempt: int = 1, **changes: Any) -> dict[str, Any]:
     """Have an attempt of a run begin, and return its record."""
-    found = record.new_record(spec.check(good(**ALONE, attempt=attempt)), myself(), os.getuid(), "") | changes
+    found = rank_record.new_record(spec.check(good(**ALONE, attempt=attempt)), myself(), os.getuid(), "") | changes
     store.prepare(found["run_id"], os.getuid(), os.getgid())
     store.write(found)
     return found
@@ -172,13 +172,13 @@ def test_a_stop_that_its_person_has_stand_still_is_in_the_way_of_no_other_run(
     if child == 0:
         monkeypatch.setattr(store, "save", lambda _: os.kill(os.getpid(), signal.SIGSTOP))
         try:
-            record.note_stop_request(store, ended_run, "bob")
+            rank_record.note_stop_request(store, ended_run, "bob")
         finally:
             os._exit(0)
     try:
         assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
         supervisor = supervise.Supervisor(store, "r1")
-        supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+        supervisor.record = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
         supervisor._keep()
         assert (store.read("r1") or {})["state"] == "starting"
     finally:
@@ -336,7 +336,7 @@ def test_an_attempt_that_the_disk_does_not_take_has_not_the_log_of_the_last_one(
         patch.setattr("tpu_ops.host.private.os.fsync", full)
         with pytest.raises(OSError, match="No space left"):
             begun(store, 2)
-    store.remember(record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), ""))
+    store.remember(rank_record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), ""))
     assert shown(store) == (2, b"")
     begun(store, run_id="r2")
     assert shown(store) == (2, b"")

@@ -29,7 +29,8 @@ HOLDER = {"run_id": "r1", "person": "ada", "since": 5.0}
 
 
 def record(rank: int) -> dict[str, Any]:
-    return {"run_id": "r1", "rank": rank, "state": "running", "since": 5.0, "workers": ["pod-w0", "pod-w1"]}
+    found = {"run_id": "r1", "rank": rank, "state": "running", "since": 5.0, "workers": ["pod-w0", "pod-w1"]}
+    return found | {"grace": {"failure": 10.0, "stop": 30.0}}
 
 
 class Answers:

@@ -20,7 +20,7 @@ from tests.support.specs import good, good_net, myself
 from tpu_ops.cli import recovering, runs_output, train
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.remaking import Made, Plan
-from tpu_ops.host import record, supervise
+from tpu_ops.host import rank_record, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.referee import Referee
 from tpu_ops.host.store import Store
@@ -95,7 +95,7 @@ def of_host(store: Store, number: int, **changes: Any) -> dict[str, Any]:
     """Return the record that the host program begins for a rank of two, kept on that rank's worker."""
     both = {"rank": number, "world_size": 2, "worker": f"pod-w{number}", "workers": ["pod-w0", "pod-w1"]}
     data = protocol_spec.check(good(run_id="r1", **both, net=good_net(port=8500 if number else 0)))
-    found = record.new_record(data, myself(), os.getuid()) | changes
+    found = rank_record.new_record(data, myself(), os.getuid()) | changes
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(found)
     return found

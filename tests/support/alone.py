@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, link, logs, record, supervise
+from tpu_ops.host import child, link, logs, rank_record, supervise
 from tpu_ops.host.store import Store
 from tpu_ops.protocol import spec
 
@@ -22,7 +22,7 @@ def live(folder: Path, script: str) -> tuple[dict[str, Any], logs.Logger]:
     """
     data = spec.check(good(**ALONE))
     supervisor = supervise.Supervisor(Store(str(folder)), "r1")
-    supervisor.record = record.new_record(data, myself(), os.getuid(), "")
+    supervisor.record = rank_record.new_record(data, myself(), os.getuid(), "")
     supervisor._keep()
     source, sink = os.pipe()
     supervisor.child = child.Child.fork(["sh", "-c", script], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink)

@@ -14,11 +14,12 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError
 from tpu_ops.fleet import origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
+from tpu_ops.protocol.record import ON
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
 from tpu_ops.runs.follow import Follower
-from tpu_ops.runs.outcomes import ON, Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0

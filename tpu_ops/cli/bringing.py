@@ -15,9 +15,10 @@ from tpu_ops.fleet import contact, newcomers, origin, remaking, update, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.protocol.record import ON
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, endings, preflight, recovery, spec
-from tpu_ops.runs.outcomes import ON, Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
 
 

@@ -11,8 +11,9 @@ from tpu_ops import config
 from tpu_ops.cli import commands, options, output, requested, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
+from tpu_ops.protocol.record import ON
 from tpu_ops.runs import advice, control, holders, nodes, overview, recovery
-from tpu_ops.runs.outcomes import ON, Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
 

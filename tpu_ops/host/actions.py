@@ -9,13 +9,14 @@ import sys
 import time
 
 from tpu_ops.protocol import spec
+from tpu_ops.protocol.record import FINAL
 from tpu_ops.protocol.wire import Refused, require_protocol
 
 from . import TYPE_CHECKING, proc, spec_files, unit
 from .caller import Caller
 from .person import Person, asking
 from .rights import require_control, require_root, runs_as
-from .store import FINAL, Store
+from .store import Store
 
 if TYPE_CHECKING:
     from typing import Any, Dict
@@ -32,8 +33,8 @@ _JOURNAL = "`sudo journalctl -u {}` on this worker shows more".format(unit.UNIT)
 
 
 def _occupant(store: Store) -> Dict[str, Any] | None:
-    """Return what `record.occupant` does."""
-    from .record import occupant  # few requests want it
+    """Return what `rank_record.occupant` does."""
+    from .rank_record import occupant  # few requests want it
 
     return occupant(store)
 
@@ -240,7 +241,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
         Gone: Nobody waits for the answer any more; the supervisor ends the run by itself.
     """
-    from .record import taken_back  # no other request wants it
+    from .rank_record import taken_back  # no other request wants it
 
     require_root()
     require_protocol(request)
@@ -306,7 +307,7 @@ def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive
     Raises:
         Refused: Somebody keeps the records locked.
     """
-    from .record import note_stop_request  # few requests want it
+    from .rank_record import note_stop_request  # few requests want it
 
     if not intent["requested"]:
         return

@@ -6,11 +6,13 @@ import os
 import sys
 import time
 
+from tpu_ops.protocol.record import FINAL
+
 from . import TYPE_CHECKING, spec_files, unit
 from .ending import chips_after, end_left
 from .private import Damaged
-from .record import note_stop_request, requested_by
-from .store import FINAL, Store
+from .rank_record import note_stop_request, requested_by
+from .store import Store
 
 if TYPE_CHECKING:
     from typing import Any, Dict

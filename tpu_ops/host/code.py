@@ -27,7 +27,7 @@ class Copy:
     Args:
         cwd: The directory.
         digest: The digest that the run was started with.
-        user: The run, as `record.holder_of` describes it.
+        user: The run, as `rank_record.holder_of` describes it.
     """
 
     def __init__(self, cwd: str, digest: str, user: Dict[str, Any]) -> None:

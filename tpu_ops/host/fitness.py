@@ -94,7 +94,7 @@ def changes(turns_dir: str) -> list[Dict[str, Any]]:
 
 
 def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M UTC") -> str:
-    """Return which run has this host, as of `record.occupant`.
+    """Return which run has this host, as of `rank_record.occupant`.
 
     Args:
         holder: The run.
@@ -113,7 +113,7 @@ def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M
 
 
 def past_run(asker: Person, holder: Dict[str, Any]) -> str:
-    """Return what somebody can do about a run that has this host, as of `record.occupant`."""
+    """Return what somebody can do about a run that has this host, as of `rank_record.occupant`."""
     if holder.get("ends"):
         return "start again once it has ended: `tpu_ops status {}` shows that".format(holder["run_id"])
     stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
@@ -136,8 +136,8 @@ def faults(
     An empty fix is to configure this host; ``WORKER`` in one stands for what the fleet calls it.
 
     Args:
-        facts: As of `look`; with ``holder``, as of `record.occupant`, where that is not the run that is being started,
-            and ``mounts``, as of `mounts.unfit`, where these were asked.
+        facts: As of `look`; with ``holder``, as of `rank_record.occupant`, where that is not the run that is being
+            started, and ``mounts``, as of `mounts.unfit`, where these were asked.
         chips: How many there are to be.
         force: Whether the person has overridden what can be (`FORCIBLE`).
         asker: Who is told what to do; None where that is nobody.

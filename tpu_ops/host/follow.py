@@ -9,13 +9,14 @@ import sys
 import time
 
 from tpu_ops.protocol import wire
+from tpu_ops.protocol.record import FINAL
 from tpu_ops.protocol.spec import check_run_id
 
 from . import TYPE_CHECKING, logs
 from .caller import Caller
 from .private import Damaged
 from .rights import require_root
-from .store import FINAL, Store, same_start
+from .store import Store, same_start
 
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator

@@ -12,7 +12,7 @@ from tpu_ops.protocol.wire import PROTOCOL, Refused
 
 from . import TYPE_CHECKING, ending, environment, fitness, mounts, proc
 from .person import Person, acting_as
-from .record import occupant
+from .rank_record import occupant
 from .store import Store
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import os
 import re
 import time
 
+from tpu_ops.protocol.record import FINAL
 from tpu_ops.protocol.spec import is_run_id
 from tpu_ops.protocol.wire import encode
 
@@ -33,8 +34,6 @@ KEPT_BYTES = 8 * 1024 * 1024 * 1024
 #: What stands beside a record and goes with its run: an intent, and what either is written to first, which a process
 #: that is killed meanwhile leaves.
 _BESIDE_RECORD = re.compile(r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?".format(re.escape(BESIDE)))
-#: States that a record never leaves.
-FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
 
 class Store:
@@ -408,7 +407,7 @@ class Store:
         return file
 
     def holder(self) -> dict[str, Any] | None:
-        """Return who has this host's run lock now, as `record.holder_of` describes them.
+        """Return who has this host's run lock now, as `rank_record.holder_of` describes them.
 
         The lock itself is left alone: asking must never be in the way of a supervisor that takes it.
         """

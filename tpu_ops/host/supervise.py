@@ -9,6 +9,7 @@ import time
 from typing import Any, Dict, TextIO
 
 from tpu_ops.protocol import spec
+from tpu_ops.protocol.record import grace
 from tpu_ops.protocol.wire import Refused
 
 from . import environment, fitness, proc, space, spec_files, unit
@@ -22,7 +23,7 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, first_in, grace, holder_of, intent_of, new_record, requested_by, verdict
+from .rank_record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
 from .store import Store
 from .tracebacks import STILL
 

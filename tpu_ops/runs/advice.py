@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, label_of
+from tpu_ops.protocol.record import ON
 from tpu_ops.runs import endings
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure
 
 #: What to do where a name is taken and nothing more is known of its run.
 OTHER_NAME = "choose another --name"

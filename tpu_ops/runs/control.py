@@ -13,12 +13,13 @@ from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, targets
 from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.record import ON, grace
 from tpu_ops.protocol.spec import is_run_id
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import advice, denied, elsewhere, preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
-from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
+from tpu_ops.runs.outcomes import Outcome, outcome_of, without_record
 from tpu_ops.runs.spec import GRACE_STOP
 
 #: Seconds for each worker to tell what it knows.
@@ -403,9 +404,7 @@ async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit
 def _grace(record: Mapping[str, Any]) -> float:
     """Return the grace of the stop that a rank ends by, in seconds; 0 where nobody has stopped it."""
     intent = record.get("intent") or {}
-    if intent.get("kind") != "stop":
-        return 0.0
-    return float(record["grace"]["stop"] if intent.get("grace") is None else intent["grace"])
+    return grace(record["grace"], intent) if intent.get("kind") == "stop" else 0.0
 
 
 def asked_outcome(rank: int, reply: Reply) -> Outcome:

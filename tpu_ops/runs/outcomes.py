@@ -12,8 +12,6 @@ from tpu_ops.remote.replies import Reply
 
 #: States of a rank of which nothing is known: its worker does not answer, or cannot tell.
 UNKNOWN = ("unknown", "unreachable")
-#: States of a rank that has not ended.
-ON = ("starting", "running", "exited", "ending")
 #: What is said of a rank whose log could not be read to its end, though its worker tells of the run.
 CUT = "its log could not be read to its end: its worker sends no more of it"
 #: How long before the first failure a traceback may be that is told with it, in seconds: JAX waits for up to 300 s at a

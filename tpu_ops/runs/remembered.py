@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from tpu_ops.fleet.model import SERVING_STATES, label_of
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.record import ON
 from tpu_ops.remote import openssh
 from tpu_ops.runs import records
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome, of_refused, of_starting
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, of_refused, of_starting
 
 #: Why nothing is told of a rank whose node was taken away, or another one made in its place.
 NODE_GONE = "the node it ran on is gone"

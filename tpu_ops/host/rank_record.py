@@ -1,4 +1,4 @@
-"""The record of a run on this host: what stands in it at the beginning, and what its end is called."""
+"""The record of a rank on this host: what its supervisor begins with, and how it describes the end of the command."""
 
 from __future__ import annotations
 
@@ -7,56 +7,30 @@ import signal
 import time
 
 from tpu_ops.protocol import spec
-from tpu_ops.protocol.wire import PROTOCOL
+from tpu_ops.protocol.record import FINAL, grace, new
 
 from . import TYPE_CHECKING, proc
 from .person import Person
-from .store import FINAL, Store
+from .store import Store
 
 if TYPE_CHECKING:
     from typing import Any, Dict
 
 
 def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str = "") -> Dict[str, Any]:
-    """Return the record of a run that is being started. Values of the environment never stand in a record."""
+    """Return the record of a run that this process is the supervisor of."""
     boot, init_start = Store.boot()
-    kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")
-    record = {key: data[key] for key in (*kept, "argv", "cwd", "venv", "barrier", "lease", "exit_skew")}
-    record.update(
-        protocol=PROTOCOL,
+    return new(
+        data,
         person={"uid": person.uid, "name": person.name},
         asked_by=asked_by,
         asker=proc.person_name(asked_by),
-        env_names=sorted(data["env"]),
-        secret_names=sorted(data["secrets"]),
-        spec_digest=spec.digest(data),
-        code_digest=data["code_digest"],
-        started_from=data["started_from"],
         marker=marker,
-        grace={"failure": data["grace_failure"], "stop": data["grace_stop"]},
         boot_id=boot,
         init_start=init_start,
         supervisor={"pid": os.getpid(), "start": proc.start_time(os.getpid())},
-        pid=0,
-        cgroup="",
         since=time.time(),
-        began=None,
-        exited=None,
-        ended=None,
-        state="starting",
-        reason="",
-        exit=None,
-        intent=None,
-        stop_requested_by="",
-        port=0,
-        first=None,
-        blamed=[],
-        failed_checks=[],
-        notes=[],
-        traceback=None,
-        left_behind=[],
     )
-    return record
 
 
 def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
@@ -70,14 +44,6 @@ def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
         "since": record["since"],
         "supervisor": record["supervisor"],
     }
-
-
-def grace(graces: Dict[str, Any], intent: Dict[str, Any] | None) -> float:
-    """Return the seconds from SIGTERM to SIGKILL, given those of the run (``failure``, ``stop``) and its intent."""
-    if intent is None or intent["kind"] not in ("stop", "shutdown"):
-        return float(graces["failure"])
-    asked = intent.get("grace")
-    return float(graces["stop"] if asked is None else asked)
 
 
 def occupant(store: Store) -> Dict[str, Any] | None:
