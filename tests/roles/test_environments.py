@@ -24,6 +24,7 @@ from roles.python.module_utils.uv_program import Fault, Uv, plan_lines
 from tests.roles.conftest import Run
 from tests.support.environments import UV, by_hand, more, site, state
 from tpu_ops.host import fitness, probe, unit
+from tpu_ops.protocol import installed_packages
 
 
 def test_an_environment_is_made_once_and_then_only_looked_at(
@@ -79,7 +80,7 @@ def test_an_environment_is_not_changed_under_a_run(
     assert refused["msg"].startswith(reason)
     assert "end it with `tpu_ops stop`, or set python_fill_during_runs: true" in refused["msg"]
     assert not (tmp_path / "fresh").exists()
-    assert environment_state.packages(str(tmp_path / "venv")) == {"jax": "1"}
+    assert installed_packages.packages(str(tmp_path / "venv")) == {"jax": "1"}
 
     checked = run(uv_environments, wider, check=True)
     assert (checked["changed"], state(checked)["plan"]) == (True, ["+ flax==2"])
@@ -171,7 +172,7 @@ def test_a_systemd_that_does_not_answer_is_not_taken_for_no_run(
     monkeypatch.setattr("ansible.module_utils.active_run.ANSWER", 0.1)
     said = run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))["msg"]
     assert said == "systemd did not say within 0.1 s whether a run is active; run again"
-    assert environment_state.packages(str(tmp_path / "venv")) == {"jax": "1"}
+    assert installed_packages.packages(str(tmp_path / "venv")) == {"jax": "1"}
 
 
 def test_the_digest_is_the_one_that_training_runs_compare(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
@@ -286,7 +287,7 @@ def test_the_last_part_of_python_s_version_makes_no_difference(
     before = state(run(uv_environments, arguments))["digest"]
     for version, same in (("3.11.9", True), ("3.12.2", False)):
         (tmp_path / "venv" / "pyvenv.cfg").write_text(f"version_info = {version}\n")
-        now = environment_state.digest(version, environment_state.packages(str(tmp_path / "venv")))
+        now = installed_packages.digest(version, installed_packages.packages(str(tmp_path / "venv")))
         assert (now == before) is same
         assert probe.venv_facts(str(tmp_path / "venv"))["digest"] == now
 

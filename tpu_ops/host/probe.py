@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import sys
 import time
 
@@ -28,8 +27,7 @@ PRELOAD_FILES = (
     "/etc/environment.d/*",
     "/etc/profile.d/*",
 )
-_DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
-_SHOWN_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly", "torch", "torch_xla", "numpy", "flax")
+_SHOWN_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly", "torch", "torch-xla", "numpy", "flax")
 
 
 def venv_facts(venv: str) -> Dict[str, Any]:
@@ -38,31 +36,19 @@ def venv_facts(venv: str) -> Dict[str, Any]:
     The digest is of Python's minor version and of every installed package's name and version, so that two hosts can be
     compared by one word. ``packages`` are those that are shown, ``installed`` are all.
     """
-    import hashlib  # loads OpenSSL
+    from tpu_ops.protocol import installed_packages  # no other request needs it
 
-    facts: Dict[str, Any] = {
+    exists = bool(venv) and os.path.exists(os.path.join(venv, "bin/python"))
+    found = installed_packages.packages(venv) if venv else {}
+    version = installed_packages.python_version(venv) if venv else ""
+    return {
         "path": venv,
-        "exists": os.path.exists(os.path.join(venv, "bin/python")) if venv else False,
+        "exists": exists,
+        "python": version,
+        "packages": {name: found[name] for name in _SHOWN_PACKAGES if name in found},
+        "installed": found,
+        "digest": installed_packages.digest(version, found) if exists else "",
     }
-    found = {}
-    for path in glob.glob(os.path.join(glob.escape(venv), "lib/python3*/site-packages/*.dist-info")) if venv else ():
-        match = _DIST_INFO.fullmatch(os.path.basename(path))
-        if match:
-            found[re.sub(r"[-_.]+", "-", match.group("name")).lower()] = match.group("version")
-    version = ""
-    for line in proc.read_text(os.path.join(venv, "pyvenv.cfg")).splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() in ("version", "version_info"):
-            version = value.strip()
-    # Its last part is what there was on the day it was installed.
-    minor = ".".join(version.split(".")[:2])
-    listed = "\n".join(["python=" + minor] + ["{}={}".format(*item) for item in sorted(found.items())])
-    shown = [name.replace("_", "-") for name in _SHOWN_PACKAGES]
-    facts["python"] = version
-    facts["packages"] = {name: found[name] for name in shown if name in found}
-    facts["installed"] = found
-    facts["digest"] = hashlib.sha256(listed.encode("utf-8")).hexdigest()[:12] if facts["exists"] else ""
-    return facts
 
 
 def preloads() -> list[Dict[str, str]]:

@@ -31,7 +31,7 @@ def test_training_runs_get_what_the_framework_needs_and_nothing_else(host: Host)
 
 
 def test_the_digests_of_two_workers_that_the_role_shows_are_equal(host: Host) -> None:
-    source = (ROOT / "roles/python/module_utils/environment_state.py").read_text()
+    source = (ROOT / "tpu_ops/protocol/installed_packages.py").read_text()
     source += "print(digest(python_version('/opt/venvs/jax'), packages('/opt/venvs/jax')))\n"
     packed = base64.b64encode(source.encode()).decode()
     found = host.check_output(f"echo {packed} | base64 -d | /usr/bin/python3 -I -")

@@ -11,8 +11,8 @@ from ansible.module_utils.active_run import RunUnknown, active_run
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
-from ansible.module_utils.environment_state import packages
 from ansible.module_utils.environment_work import Environment, brought, check_owner, give
+from ansible.module_utils.installed_packages import packages
 from ansible.module_utils.turns import ENVIRONMENTS, take_turn, tell_change
 from ansible.module_utils.uv_program import Fault, Uv
 

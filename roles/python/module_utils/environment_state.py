@@ -3,65 +3,14 @@
 from __future__ import annotations
 
 import csv
-import glob
-import hashlib
 import json
 import os
 import re
 
-_DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+from ansible.module_utils.installed_packages import dist_infos, normalised
 
 #: Files that change when the packages run, and that therefore do not stay as they were installed.
 _VOLATILE = (".pyc", ".pyo")
-
-
-def normalised(name: str) -> str:
-    """Return a package's name in the form in which names are compared."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def dist_infos(path: str) -> dict[str, tuple[str, str]]:
-    """Return the packages of an environment: normalised name -> version and the directory with its metadata."""
-    found = {}
-    for entry in sorted(glob.glob(os.path.join(glob.escape(path), "lib/python3*/site-packages/*.dist-info"))):
-        match = _DIST_INFO.fullmatch(os.path.basename(entry))
-        if match:
-            found[normalised(match.group("name"))] = (match.group("version"), entry)
-    return found
-
-
-def packages(path: str) -> dict[str, str]:
-    """Return the versions of an environment's packages by their normalised names."""
-    return {name: version for name, (version, _) in dist_infos(path).items()}
-
-
-def python_version(path: str) -> str:
-    """Return the version that pyvenv.cfg names; empty where there is none."""
-    found = ""
-    try:
-        with open(os.path.join(path, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
-            for line in stream:
-                key, _, value = line.partition("=")
-                if key.strip() in ("version", "version_info"):
-                    found = value.strip()
-    except OSError:
-        return ""
-    return found
-
-
-def minor(version: str) -> str:
-    """Return a version of Python as major.minor: the last part is what the source had on the day it was installed."""
-    return ".".join(version.split(".")[:2])
-
-
-def digest(version: str, found: dict[str, str]) -> str:
-    """Return the digest of a Python, as major.minor, and of the names and versions of packages.
-
-    It is computed as the launcher does (tpu_ops/host/probe.py), so that training runs compare the same word that the
-    roles report.
-    """
-    listed = ["python=" + minor(version)] + ["%s=%s" % item for item in sorted(found.items())]
-    return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]
 
 
 def editable(directory: str) -> bool:

@@ -20,19 +20,14 @@ from ansible.module_utils.environment_sets import Listed, needed, read_listed, w
 from ansible.module_utils.environment_state import (
     correct_record,
     damaged,
-    digest,
-    dist_infos,
     editable,
     from_index,
     fully_hashed,
-    minor,
     named,
-    normalised,
-    packages,
     pin_lines,
     pins,
-    python_version,
 )
+from ansible.module_utils.installed_packages import digest, dist_infos, minor, normalised, packages, python_version
 from ansible.module_utils.uv_program import NO_PACKAGE, NO_VERSION, Fault, Uv, plan_lines
 
 #: File that exists in an environment from before its packages change until its proof has passed.

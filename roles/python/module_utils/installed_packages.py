@@ -1,0 +1,1 @@
+../../../tpu_ops/protocol/installed_packages.py

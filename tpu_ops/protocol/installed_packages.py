@@ -1,0 +1,59 @@
+"""The packages of a virtual environment and their digest, read from its files.
+
+The launcher's probe and the role python name an environment by the same digest. Ansible sends this file to workers by
+itself (`roles/python/module_utils/` links to it), so it imports no other module of this package.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+
+_DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+
+
+def normalised(name: str) -> str:
+    """Return a package's name in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def dist_infos(path: str) -> dict[str, tuple[str, str]]:
+    """Return the packages of an environment: normalised name -> version and the directory with its metadata."""
+    found = {}
+    for entry in sorted(glob.glob(os.path.join(glob.escape(path), "lib/python3*/site-packages/*.dist-info"))):
+        match = _DIST_INFO.fullmatch(os.path.basename(entry))
+        if match:
+            found[normalised(match.group("name"))] = (match.group("version"), entry)
+    return found
+
+
+def packages(path: str) -> dict[str, str]:
+    """Return the versions of an environment's packages by their normalised names."""
+    return {name: version for name, (version, _) in dist_infos(path).items()}
+
+
+def python_version(path: str) -> str:
+    """Return the version that pyvenv.cfg names; empty where there is none."""
+    found = ""
+    try:
+        with open(os.path.join(path, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                key, _, value = line.partition("=")
+                if key.strip() in ("version", "version_info"):
+                    found = value.strip()
+    except OSError:
+        return ""
+    return found
+
+
+def minor(version: str) -> str:
+    """Return a version of Python as major.minor: the last part is what the source had on the day it was installed."""
+    return ".".join(version.split(".")[:2])
+
+
+def digest(version: str, found: dict[str, str]) -> str:
+    """Return 12 hexadecimal digits: the digest of a Python, as major.minor, and of packages' names and versions."""
+    listed = ["python=" + minor(version)] + ["%s=%s" % item for item in sorted(found.items())]
+    return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]
