@@ -7,7 +7,7 @@ import os
 import re
 
 from . import TYPE_CHECKING
-from .wire import Refused, encode
+from .wire import Refused, encode, has_type
 
 if TYPE_CHECKING:
     from typing import Any
@@ -55,9 +55,9 @@ _KEYS = {
     "workers": list,
     "argv": list,
     "env": dict,
-    # As env, and kept out of all that stays: files of the run's own time hold them as well.
+    # Variables as well, whose values stand in no record: while the run is active, files hold them too.
     "secrets": dict,
-    # Who the command runs as; empty for the person who asks.
+    # The user that the command runs as; empty for the one who sends the request.
     "user": str,
     "cwd": str,
     "venv": str,
@@ -66,7 +66,7 @@ _KEYS = {
     "barrier": (int, float),
     "lease": (int, float),
     "exit_skew": (int, float),
-    # Device files that a worker is to have, and whether it is to start in spite of what can be forced (`fitness`).
+    # The number of device files that a worker must have, and whether to start despite faults that --force overrides.
     "chips": int,
     "force": bool,
     "code_digest": str,
@@ -76,7 +76,7 @@ _KEYS = {
 }
 _NET = {"address": str, "hub": str, "port": int, "key": str}
 _KEY = re.compile(r"[0-9a-f]{64}")
-#: What ranks of one run have of their own; the key is no part of any digest.
+#: Keys that differ between the ranks of a run. The digest leaves them out, and so the key of the run in ``net``.
 _OWN = ("rank", "worker", "node", "slice", "net")
 
 
@@ -92,8 +92,7 @@ def check(data: Any) -> dict[str, Any]:
         wrong = sorted(set(data) ^ set(_KEYS))
         raise Refused("invalid", "the spec's keys are not those of this version: {}".format(", ".join(wrong)))
     for key, kind in _KEYS.items():
-        is_bool = isinstance(data[key], bool)  # which Python counts as a number
-        if not isinstance(data[key], kind) or is_bool != (kind is bool):  # type: ignore[arg-type]
+        if not has_type(data[key], kind):
             raise Refused("invalid", "the spec's {} is of the wrong type".format(key))
     check_run_id(data["run_id"])
     if not 0 <= data["rank"] < data["world_size"]:
@@ -150,9 +149,9 @@ def _check_net(net: dict[str, Any], rank: int) -> None:
 
 
 def grace_of(value: Any) -> float | None:
-    """Return a grace that another supervisor tells where it is one, else None.
+    """Return the grace in a message from another supervisor; None if it is not a number from 0 to `MAX_GRACE`.
 
-    It may be any program of whoever started the run: they know its key. With a longer one no stop would ever end it.
+    Any program of the run's user may send that message. A longer grace would keep every stop from ending the run.
     """
     return value if isinstance(value, (int, float)) and 0 <= value <= MAX_GRACE else None
 
@@ -163,10 +162,10 @@ def is_run_id(text: str) -> bool:
 
 
 def check_run_id(text: Any) -> str:
-    """Return the text where it is a run id (it becomes part of a path).
+    """Return a run id, which becomes part of a path.
 
     Raises:
-        Refused: It is none.
+        Refused: The value is not a run id.
     """
     if not isinstance(text, str) or not is_run_id(text):
         raise Refused("invalid", "{!r} is not a run id".format(text))
@@ -174,9 +173,9 @@ def check_run_id(text: Any) -> str:
 
 
 def digest(spec: dict[str, Any]) -> str:
-    """Return the digest of what all ranks of a run have in common.
+    """Return the digest of the values that all ranks of a run have in common.
 
-    It stands in records, so values of secrets are no part of it: who guesses one could try it there.
+    Records show it, so the values of secrets are not part of it: a guessed value could be tried against it.
     """
     import hashlib
 
@@ -186,14 +185,14 @@ def digest(spec: dict[str, Any]) -> str:
 
 
 def commit(spec: dict[str, Any]) -> str:
-    """Return the commit at which the command's directory is to be a clone; empty for none.
+    """Return the commit at which the command's directory has to be a clone; empty if it need not be one.
 
-    Only the clones of projects are named by a whole path; what is copied is below the person's home, and has a digest.
+    Clones of projects have an absolute path; synced code is below the user's home, and has a digest.
     """
     named = os.path.isabs(spec["cwd"]) and COMMIT.fullmatch(spec["code_digest"])
     return str(spec["code_digest"]) if named else ""
 
 
 def copied(spec: dict[str, Any]) -> str:
-    """Return the digest of what a sync has brought to the command's directory; empty where none has."""
+    """Return the digest of the synced code in the command's directory; empty if no sync has brought any."""
     return "" if os.path.isabs(spec["cwd"]) or not spec["cwd"] else str(spec["code_digest"])

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-#: Version of requests, answers and frames. A controller of another version is told so, never misunderstood: another
-#: kind of frame, for one, takes a new version, since controllers of this one take no frame but the four kinds below.
+#: Version of requests, answers and frames. The launcher refuses requests of another version. A new kind of frame needs
+#: a new version, since controllers of this one accept only the four kinds below.
 PROTOCOL = 4
 #: The command line that reaches the launcher. Login shells parse it again, so nothing in it ever varies.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
@@ -31,7 +31,7 @@ FRAME = struct.Struct(">cQI")
 DATA = b"D"
 #: The log's first bytes are gone; the next DATA frame starts at this frame's offset.
 GAP = b"G"
-#: Text for people: what the supervisor has to say of the run; rank 0's speaks for all ranks.
+#: Text for people, from the supervisor of the rank; that of rank 0 speaks for all ranks.
 NOTE = b"N"
 #: JSON: the run has ended (or is not to be waited for); no frame follows.
 END = b"E"
@@ -44,7 +44,7 @@ UNLOCK_GRACE, MAX_UNLOCK_GRACE = 10.0, 600.0
 
 _MARKER = re.compile(r"[0-9a-zA-Z]{8,64}")
 _NUMBER = (int, float)
-#: What a request may say besides its marker, action and protocol; the spec of a run has a check of its own.
+#: Keys of a request besides its marker, action and protocol, and their types. The spec of a run is checked by `spec`.
 _KEYS = {
     "attempt": int,
     "attended": bool,
@@ -134,7 +134,7 @@ def find_answer(output: bytes | bytearray, marker: str) -> Any:
 
 
 def read_request(descriptor: int) -> dict[str, Any]:
-    """Read one line from a descriptor and return the request in it; what follows the line stays unread or is dropped.
+    """Read one line from a descriptor and return the request in it. Bytes after the line are ignored.
 
     Raises:
         Refused: The line is too long, not JSON, or carries no usable marker.
@@ -172,10 +172,10 @@ def parse_request(line: bytes) -> dict[str, Any]:
 
 
 def require_protocol(request: dict[str, Any]) -> None:
-    """Return where the controller speaks this program's version.
+    """Check that a request has this version of the protocol.
 
     Raises:
-        Refused: It does not.
+        Refused: The request has another version; the text names both.
     """
     spoken = request.get("protocol")
     if spoken != PROTOCOL:
@@ -188,17 +188,16 @@ def require_protocol(request: dict[str, Any]) -> None:
 
 
 def check_request(request: dict[str, Any]) -> None:
-    """Return where all that a request says is of the right type, or null, as if it were not said.
+    """Check the types of a request's values. Null counts as a missing value; unknown keys are allowed.
 
     Raises:
-        Refused: Something is not; it is named. Keys that this version does not know are nobody's fault.
+        Refused: A value has another type; the text names its key.
     """
     for key, kind in _KEYS.items():
         value = request.get(key)
         if value is None:
             continue
-        is_bool = isinstance(value, bool)  # which Python counts as a number
-        if not isinstance(value, kind) or is_bool != (kind is bool):  # type: ignore[arg-type]
+        if not has_type(value, kind):
             raise Refused("invalid", "the request's {} is of the wrong type".format(key))
         if isinstance(value, int) and abs(value) >= _TOO_MUCH:
             raise Refused("invalid", "the request's {} is too large".format(key))
@@ -206,8 +205,13 @@ def check_request(request: dict[str, Any]) -> None:
             raise Refused("invalid", "the request's {} is not a text without NUL bytes".format(key))
 
 
+def has_type(value: Any, kind: Any) -> bool:
+    """Return whether a value has a type, or one of several. Python counts truth values as numbers; this does not."""
+    return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+
+
 def _is_text(value: str) -> bool:
-    """Return whether the system takes a text as a name or a path."""
+    """Return whether the system accepts a text as a name or a path."""
     try:
         return b"\0" not in encode(value)
     except UnicodeEncodeError:
@@ -215,7 +219,7 @@ def _is_text(value: str) -> bool:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data, however often the descriptor takes only a part."""
+    """Write all of the data, in several parts if the descriptor does not accept it at once."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
