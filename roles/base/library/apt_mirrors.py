@@ -12,7 +12,7 @@ import re
 from typing import Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.text_files import read, replace
+from ansible.module_utils.text_files import put, read, replace
 from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
@@ -137,11 +137,7 @@ def write_record(path: str, record: Dict[str, Texts]) -> None:
         os.unlink(path)
         return
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with open(path + ".new", "w", encoding="utf-8") as stream:
-        json.dump(record, stream, indent=1, sort_keys=True)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(path + ".new", path)
+    put(path, json.dumps(record, indent=1, sort_keys=True), 0o644)
 
 
 def main() -> None:

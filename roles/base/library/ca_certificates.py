@@ -9,6 +9,8 @@ import re
 import ssl
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mount_points import read
+from ansible.module_utils.text_files import put
 from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
@@ -72,15 +74,6 @@ def split_pem(text: str) -> dict[str, str]:
     return found
 
 
-def read(path: str) -> str:
-    """Return the text of a file, empty where there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return ""
-
-
 def bundled(path: str) -> set[str]:
     """Return the digests of all certificates in the bundle; empty where there is no usable bundle."""
     try:
@@ -125,11 +118,7 @@ def main() -> None:
         for name, other in leaving.items():
             os.replace(os.path.join(directory, name), os.path.join(directory, other))
         for name in added:
-            path = os.path.join(directory, name)
-            with open(path + ".new", "w", encoding="utf-8") as stream:
-                stream.write(files[name])
-            os.chmod(path + ".new", 0o644)
-            os.replace(path + ".new", path)
+            put(os.path.join(directory, name), files[name], 0o644)
         if tool is None:
             # The package's own installation reads the directory.
             module.warn(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mount_points import read
 
 DOCUMENTATION = r"""
 module: hugepages
@@ -49,15 +50,6 @@ def chosen(text: str) -> str:
     return match[1] if match else ""
 
 
-def read(path: str) -> str:
-    """Return the kernel's choice; empty where there is none."""
-    try:
-        with open(path) as stream:
-            return chosen(stream.read())
-    except OSError:
-        return ""
-
-
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
@@ -68,7 +60,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     path, value = module.params["path"], module.params["value"]
-    before = read(path)
+    before = chosen(read(path))
     refused = ""
     if before != value:
         try:
@@ -78,7 +70,7 @@ def main() -> None:
                     stream.write(value)
         except OSError as exc:
             refused = "%s: %s" % (path, exc.strerror)
-    after = value if module.check_mode and not refused else read(path)
+    after = value if module.check_mode and not refused else chosen(read(path))
     if after != value and not refused:
         refused = "%s: the kernel keeps %s" % (path, after or "an unknown value")
     if refused:

@@ -11,6 +11,7 @@ from typing import Any, Dict
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.credential_edits import Edit, aws_edit, git_edits, netrc_edit, passed_over, whole_edit
+from ansible.module_utils.text_files import put
 
 DOCUMENTATION = r"""
 module: person_credentials
@@ -148,18 +149,7 @@ def write(path: str, text: str, mode: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     finally:
         os.umask(umask)
-    new = "%s.%s.new" % (path, os.urandom(8).hex())
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
+    put(path, text, mode)
 
 
 def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:

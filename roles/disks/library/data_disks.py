@@ -31,8 +31,9 @@ from ansible.module_utils.disk_state import (
     wrong_options,
 )
 from ansible.module_utils.guarded_paths import Refused, give, open_directory
-from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, parse_mounts, read, unit_name
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, read, unit_name
 from ansible.module_utils.turns import take_turn
+from ansible.module_utils.worker import Worker, number
 
 DOCUMENTATION = r"""
 module: data_disks
@@ -91,38 +92,15 @@ MKFS = {
 CHECK = {"ext4": "e2fsck -fn %s", "xfs": "xfs_repair -n %s"}
 
 
-class DataDisks:
+class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
     """The module at work on one worker."""
 
-    def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.actions: list[str] = []
-
-    def run(self, *command: str, check: bool = True) -> tuple[int, str]:
-        """Run a command and return its exit code and what it printed; fail with what it said."""
-        code, out, err = self.module.run_command(list(command), environ_update={"LC_ALL": "C"})
-        if code and check:
-            self.fail("%s failed: %s" % (" ".join(command), (err or out).strip()))
-        return code, out
-
-    def fail(self, reason: str) -> None:
-        """End the module in the midst of its work."""
-        self.module.fail_json(msg="disks_mounts: %s" % reason, actions=self.actions)
-
-    def mounts(self) -> list[Mounted]:
-        """Return what is mounted now."""
-        found: list[Mounted] = parse_mounts(read("/proc/self/mountinfo"))
-        return found
+    about = "disks_mounts: "
 
     def at(self, path: str) -> Mounted | None:
         """Return what is seen at a path that something is mounted at."""
         found = [each for each in self.mounts() if each.target == path]
         return found[-1] if found else None
-
-    def act(self, text: str) -> bool:
-        """Write down a change and return whether it is to be made."""
-        self.actions.append(text)
-        return not self.module.check_mode
 
     # Looking
 
@@ -262,7 +240,7 @@ class DataDisks:
         if blank and self.module.check_mode:
             self.actions += ["write %s" % name, "enable %s" % name, "mount %s" % path]
             return
-        self.unit(mount, self.linked(disk))
+        self.write_unit(mount, self.linked(disk))
         there = self.at(path)
         if there is None:
             if self.act("mount %s" % path):
@@ -306,28 +284,13 @@ class DataDisks:
             used_by = ", ".join(filter(None, (processes_below(path), exports_below(path))))
             self.fail("%s cannot be unmounted; used by %s: end that and run again" % (path, used_by or "something"))
 
-    def unit(self, mount: Mount, uuid: str) -> None:
+    def write_unit(self, mount: Mount, uuid: str) -> None:
         """Have the unit written, loaded and enabled."""
         name = unit_name(mount["path"])
         path, text = os.path.join(UNITS, name), unit_text(mount, uuid)
-        if read(path) != text and self.act("write %s" % name):
-            with open(path + ".new", "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.chmod(path + ".new", 0o644)
-            os.replace(path + ".new", path)
-            self.run("systemctl", "daemon-reload")
-        elif not self.module.check_mode and "yes" in self.run("systemctl", "show", "-p", "NeedDaemonReload", name)[1]:
-            # Nothing to report: an interrupted run has written it.
-            self.run("systemctl", "daemon-reload")
+        self.load(name, written=self.write(path, text, name))
         if os.path.realpath(os.path.join(WANTS, name)) != path and self.act("enable %s" % name):
             self.run("systemctl", "enable", "--quiet", name)
-
-    def systemctl(self, action: str, name: str) -> None:
-        """Start or reload a unit; fail with the end of its journal."""
-        code, _ = self.run("systemctl", action, name, check=False)
-        if code:
-            journal = self.run("journalctl", "-u", name, "-n", "4", "-o", "cat", "--no-pager", check=False)[1]
-            self.fail("systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")))
 
     def ownership(self, mount: Mount) -> None:
         """Have owner, group and mode of the root of the file system as asked."""
@@ -338,8 +301,9 @@ class DataDisks:
         except Refused as exc:
             self.fail("%s: %s" % (path, exc))
         found = os.fstat(root)
-        owner = self.number(mount["owner"], lambda name: pwd.getpwnam(name).pw_uid, found.st_uid)
-        group = self.number(mount["group"], lambda name: grp.getgrnam(name).gr_gid, found.st_gid)
+        # Only check mode, which makes no accounts, gets -1 for one of them.
+        owner = number(mount["owner"], pwd.getpwnam) if mount["owner"] else found.st_uid
+        group = number(mount["group"], grp.getgrnam) if mount["group"] else found.st_gid
         who = mount["owner"] or found.st_uid, mount["group"] or found.st_gid
         mode = int(mount["mode"], 8) if mount["mode"] else stat.S_IMODE(found.st_mode)
         try:
@@ -353,25 +317,17 @@ class DataDisks:
         finally:
             os.close(root)
 
-    def number(self, name: str, find: Any, present: int) -> int:
-        """Return the number of an account or group; -1 for one that check mode did not make."""
-        if not name:
-            return present
-        try:
-            return int(name) if name.isdigit() else find(name)
-        except KeyError:
-            return -1
-
     def absent(self, mount: Mount) -> None:
         """Have an entry unmounted, without its unit and its mount point."""
         path, name = mount["path"], unit_name(mount["path"])
         unit, there = os.path.join(UNITS, name), self.at(mount["path"])
         if there is not None and self.act("unmount %s" % path):
             self.unmount(path)
-        if os.path.lexists(unit) and self.act("remove %s" % name):
-            self.run("systemctl", "disable", "--quiet", name)
-            os.unlink(unit)
-            self.run("systemctl", "daemon-reload")
+        if os.path.lexists(unit):
+            if not self.module.check_mode:
+                self.run("systemctl", "disable", "--quiet", name)
+            self.remove(unit, name)
+            self.load(written=True)
         # In check mode the directory below a mount cannot be seen.
         if os.path.isdir(path) and self.at(path) is None and not os.listdir(path) and self.act("remove %s" % path):
             os.rmdir(path)
@@ -443,8 +399,7 @@ def main() -> None:
         work.mounted(mount)
     for unit in work.unlisted([mount["path"] for mount in mounts]):
         module.warn("%s is no longer in disks_mounts but stays; list it with state absent to unmount it" % unit)
-    lines = "".join(line + "\n" for line in work.actions)
-    module.exit_json(changed=bool(work.actions), actions=work.actions, diff={"before": "", "after": lines})
+    work.end()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import platform
 import pwd
 import re
 import stat
-import subprocess
 import sys
 import time
 from typing import Any, Callable
@@ -23,6 +22,7 @@ from ansible.module_utils.mount_points import parse_mounts, read
 from ansible.module_utils.openpgp import fingerprints
 from ansible.module_utils.turns import busy
 from ansible.module_utils.unit_settings import PROPERTIES, behind, blocks
+from ansible.module_utils.worker import output
 
 DOCUMENTATION = r"""
 module: worker_facts
@@ -117,34 +117,6 @@ LISTS = "/var/lib/apt/lists"
 STAMP = "/var/lib/apt/periodic/tpu_ops-lists-stamp"
 #: Where dpkg writes down what it is about to change, and not yet in its list of packages.
 UPDATES = "/var/lib/dpkg/updates"
-
-
-def output(*command: str) -> str:
-    """Return what a command prints; empty where it is missing or fails."""
-    try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            universal_newlines=True,
-            errors="replace",
-            timeout=60,
-            env=dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0"),
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def text(path: str) -> str:
-    """Return the text of a file; empty where there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
 
 
 def distribution(os_release: str, debian_version: str) -> dict[str, str]:
@@ -290,7 +262,7 @@ def mentioned(word: str, patterns: list[str]) -> list[str]:
     """Given shell patterns, return the files that match and have this word, or may not be read."""
     found = []
     for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
-        if os.path.isfile(path) and (word in text(path) or not os.access(path, os.R_OK)):
+        if os.path.isfile(path) and (word in read(path) or not os.access(path, os.R_OK)):
             found.append(path)
     return found
 
@@ -371,7 +343,7 @@ def main() -> None:
     accounts, groups = people()
     # The name of a variable, so that mypy reads it for every release of Python.
     version = sys.version_info
-    facts: dict[str, Any] = distribution(text("/etc/os-release"), text("/etc/debian_version"))
+    facts: dict[str, Any] = distribution(read("/etc/os-release"), read("/etc/debian_version"))
     facts["architecture"] = platform.machine()
     facts["python"] = {
         "executable": sys.executable,
@@ -387,14 +359,14 @@ def main() -> None:
         "accounts": accounts,
         "groups": groups,
         "gids": {group.gr_name: group.gr_gid for group in grp.getgrall()},
-        "unlisted": unlisted(text("/etc/nsswitch.conf")),
+        "unlisted": unlisted(read("/etc/nsswitch.conf")),
         "units": unit_states("--type=service,socket,timer,mount,automount,path", module.params["units"]),
         "behind": behind(
             settings, output("systemctl", "show", "--no-pager", PROPERTIES, "--", *settings) if settings else ""
         ),
-        "hugepages": hugepages(text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "hugepages": hugepages(read("/sys/kernel/mm/transparent_hugepage/enabled")),
         "mounts": mounts(read("/proc/self/mountinfo")),
-        "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),
+        "filesystems": sorted(line.split()[-1] for line in read("/proc/filesystems").splitlines() if line.strip()),
         "programs": {path: line for path, line in versions.items() if line},
         "paths": {path: standing(path) for path in module.params["paths"]},
         "files": entries(module.params["files"]),

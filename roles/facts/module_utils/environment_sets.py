@@ -13,6 +13,8 @@ import re
 from typing import Any, List, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ansible.module_utils.text_files import put
+
 #: File in an environment with what its list asks for.
 LISTED = ".tpu_ops-listed.json"
 #: File in an environment with the extras that editable projects were installed with, by their directories.
@@ -114,10 +116,7 @@ def _read(environment: str, name: str) -> dict[str, Any]:
 
 
 def _write(environment: str, name: str, content: dict[str, Any]) -> None:
-    path = os.path.join(environment, name)
-    with open(path + ".new", "w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=1)
-    os.replace(path + ".new", path)
+    put(os.path.join(environment, name), json.dumps(content, indent=1), 0o644)
 
 
 def _packages(environment: str) -> dict[str, Package]:

@@ -43,14 +43,33 @@ def changed_lines(path: str, before: str, after: str) -> dict[str, str]:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace a file's text atomically, keeping owner and mode; what is not UTF-8 is passed through as surrogates."""
+    """Replace the text of a file that exists atomically, keeping owner and mode; see `put`."""
     entry = os.stat(path)
+    put(path, text, stat.S_IMODE(entry.st_mode), (entry.st_uid, entry.st_gid))
+
+
+def put(path: str, text: str, mode: int, owner: tuple[int, int] | None = None) -> None:
+    """Write a file atomically, or replace it; what is not UTF-8 is passed through as surrogates.
+
+    Args:
+        path: The file, in a directory that exists.
+        text: Its text.
+        mode: Its mode.
+        owner: Its uid and gid; None means those of this process.
+
+    Raises:
+        OSError: It cannot be written. What was there is untouched.
+    """
     handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             stream.write(text)
-            os.fchown(stream.fileno(), entry.st_uid, entry.st_gid)
-            os.fchmod(stream.fileno(), entry.st_mode & 0o7777)
+            stream.flush()
+            if owner is not None:
+                os.fchown(stream.fileno(), *owner)
+            # After the owner: a change of owner clears bits of the mode.
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
         os.replace(new, path)
     except BaseException:
         os.unlink(new)

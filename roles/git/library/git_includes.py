@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import subprocess
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.text_files import changed_lines, read
+from ansible.module_utils.text_files import changed_lines, put, read
 from ansible.module_utils.turns import GIT, take_turn
+from ansible.module_utils.worker import output
 
 DOCUMENTATION = r"""
 module: git_includes
@@ -120,16 +120,7 @@ def replace(path: str, text: str) -> None:
     if not text:
         os.unlink(path)
         return
-    new = "%s.%s.new" % (path, os.urandom(8).hex())
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            stream.write(text)
-            os.fchmod(stream.fileno(), mode)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
+    put(path, text, mode)
 
 
 def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> dict[str, str] | None:
@@ -156,17 +147,6 @@ def names_in(directory: str) -> list[str]:
     return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
 
 
-def output(command: list[str]) -> str | None:
-    """Return what a command prints; None where the program is missing or fails."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode("utf-8", "surrogateescape")
-
-
 def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
     """Given git's list of settings, key and value parted by a line feed and ended by NUL, return those that differ."""
     found = {}
@@ -185,8 +165,8 @@ def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
     """Return the hosts for which ssh reads other host keys than those of a file."""
     wrong = []
     for host in hosts:
-        told = output(["ssh", "-G", "-F", "/etc/ssh/ssh_config", host])
-        if told is None or "globalknownhostsfile %s" % known_hosts not in told.splitlines():
+        told = output("ssh", "-G", "-F", "/etc/ssh/ssh_config", host)
+        if "globalknownhostsfile %s" % known_hosts not in told.splitlines():
             wrong.append(host)
     return wrong
 
@@ -252,8 +232,8 @@ class Includes:
                 "ssh to %s does not use the host keys in %s; /etc/ssh/ssh_config must begin with"
                 " Include /etc/ssh/ssh_config.d/*.conf" % (host, known_hosts)
             )
-        listing = output(["git", "config", "--file", system, "--includes", "--null", "--list"])
-        for text in overridden(listing, self.module.params["settings"]) if listing is not None else []:
+        listing = output("git", "config", "--file", system, "--includes", "--null", "--list")
+        for text in overridden(listing, self.module.params["settings"]) if listing else []:
             self.module.warn("%s: %s, because of another setting there" % (system, text))
 
 

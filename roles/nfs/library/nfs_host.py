@@ -14,8 +14,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.mount_points import UNITS, Refusal, read, unit_name
 from ansible.module_utils.nfs_client import Client
 from ansible.module_utils.nfs_server import Server
-from ansible.module_utils.nfs_state import SERVICES, check_point, number, ours
+from ansible.module_utils.nfs_state import SERVICES, check_point, ours
 from ansible.module_utils.turns import take_turn
+from ansible.module_utils.worker import number
 
 DOCUMENTATION = r"""
 module: nfs_host
@@ -188,13 +189,7 @@ def main() -> None:
     for unit in sorted(glob.glob(UNITS + "/*.mount")):
         if os.path.basename(unit) not in listed and ours(unit):
             module.warn("%s is no longer in nfs_mounts but stays; list it with state absent to unmount it" % unit)
-    lines = "".join(line + "\n" for line in work.actions)
-    module.exit_json(
-        changed=bool(work.actions),
-        actions=work.actions,
-        changed_paths=sorted(work.paths),
-        diff={"before": "", "after": lines},
-    )
+    work.end(changed_paths=sorted(work.paths))
 
 
 if __name__ == "__main__":

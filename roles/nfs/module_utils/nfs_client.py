@@ -8,7 +8,7 @@ import time
 
 from ansible.module_utils.mount_points import UNITS, Mounted, unit_name
 from ansible.module_utils.nfs_state import PORT, Entry, ours, read_only, same
-from ansible.module_utils.nfs_worker import Worker
+from ansible.module_utils.worker import Worker
 
 
 class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
@@ -26,11 +26,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             armed = False
             # This host was a client until it became the server.
             self.leave(path, automount)
-        if not self.module.check_mode:
-            # Nothing to report if an interrupted run has written them.
-            stale = any(self.unit(each)["NeedDaemonReload"] == "yes" for each in {name, start})
-            if rewritten or armed or stale:
-                self.run("systemctl", "daemon-reload")
+        self.load(*{name, start}, written=rewritten or armed)
         if remote and self.module.params["units_only"]:
             return
         target, other = ("remote-fs.target", "local-fs.target")[:: 1 if remote else -1]

@@ -17,14 +17,13 @@ from ansible.module_utils.nfs_state import (
     SERVICES,
     Entry,
     nfs_left,
-    number,
     ours,
     parse_exportfs,
     parse_ganesha,
     parse_log,
     parse_rpcinfo,
 )
-from ansible.module_utils.nfs_worker import Worker
+from ansible.module_utils.worker import Worker, number
 
 
 class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
@@ -74,8 +73,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         written = {entry["takes"] for entry in files if self.write(entry["path"], entry["content"])}
         name, log = SERVICES[kind], os.path.getsize(LOG) if os.path.exists(LOG) else 0
         state = self.unit(name)
-        if ("units" in written or state["NeedDaemonReload"] == "yes") and not self.module.check_mode:
-            self.run("systemctl", "daemon-reload")
+        self.load(written="units" in written or state["NeedDaemonReload"] == "yes")
         if state["UnitFileState"] != "enabled" and self.act("enable %s" % name):
             self.run("systemctl", "enable", "--quiet", name)
         changed = True
@@ -147,7 +145,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.run("systemctl", "disable", "--quiet", name)
         if not others and not self.module.params["files"]:
             self.withdraw_helpers()
-        removed = [path for path in paths if self.remove(path)]
+        removed = [path for path in paths if ours(path) and self.remove(path)]
         if removed and not self.module.check_mode:
             self.run("systemctl", "daemon-reload")
             if others:

@@ -38,19 +38,6 @@ def ours(path: str) -> bool:
     return not os.path.islink(path) and read(path).startswith(HEADER)
 
 
-def number(name: str, find: Any) -> int:
-    """Given a name or number and `getpwnam` or `getgrnam`, return the number; -1 where there is none."""
-    try:
-        return int(name) if name.isdigit() else int(find(name)[2])
-    except KeyError:
-        return -1
-
-
-def parse_show(text: str) -> dict[str, str]:
-    """Given what `systemctl show` prints, return its properties."""
-    return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
-
-
 def parse_ganesha(text: str) -> list[str]:
     """Given nfs-ganesha's answer to ShowExports as busctl prints it in JSON, return the paths that it serves."""
     try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import glob
+import io
 import json
 import os
 import re
 
 from ansible.module_utils.installed_packages import dist_infos, normalised
+from ansible.module_utils.text_files import put
 
 #: Files that change when the packages run, and that therefore do not stay as they were installed.
 _VOLATILE = (".pyc", ".pyo")
@@ -64,11 +67,10 @@ def correct_record(directory: str) -> None:
         except FileNotFoundError:
             continue
         rows.append((path, digest_of_file, str(length) if size else ""))
-    path = os.path.join(directory, "RECORD")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
     # The file itself may be a link to the one in uv's cache.
-    with open(path + ".new", "w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(rows)
-    os.replace(path + ".new", path)
+    put(os.path.join(directory, "RECORD"), text.getvalue(), 0o644)
 
 
 def damaged(path: str) -> list[str]:

@@ -12,13 +12,13 @@ import os
 import pwd
 import re
 import stat
-import subprocess
 import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.homes import home_owner, ownerless, usual_home
 from ansible.module_utils.sshd_keys import keys_fault, proof_fault
+from ansible.module_utils.worker import output
 
 DOCUMENTATION = r"""
 module: people_state
@@ -281,19 +281,8 @@ def given_groups(directory: str, names: list[str]) -> dict[str, list[str]]:
 
 def sshd_keys_files() -> list[str]:
     """Return the files in which sshd would look for keys after a new start, but for users with a rule of their own."""
-    try:
-        done = subprocess.run(
-            ["/usr/sbin/sshd", "-T", "-C", "user=nobody,host=localhost,addr=127.0.0.1"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            universal_newlines=True,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("authorizedkeysfile ")]
+    told = output("/usr/sbin/sshd", "-T", "-C", "user=nobody,host=localhost,addr=127.0.0.1")
+    found = [line.split()[1:] for line in told.splitlines() if line.startswith("authorizedkeysfile ")]
     return found[0] if found else []
 
 

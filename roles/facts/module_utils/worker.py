@@ -1,0 +1,129 @@
+"""What a module does to a worker's files and units, one change at a time; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mount_points import Mounted, parse_mounts, read
+from ansible.module_utils.text_files import put
+from ansible.module_utils.unit_settings import blocks
+
+#: What `Worker.unit` returns of a unit.
+PROPERTIES = "ActiveState,UnitFileState,NeedDaemonReload,ActiveEnterTimestampMonotonic,StateChangeTimestampMonotonic"
+
+
+def output(*command: str) -> str:
+    """Return what a command prints; empty if it is missing or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            universal_newlines=True,
+            errors="replace",
+            timeout=60,
+            env=dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0"),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def number(name: str, find: Callable[[str], Any]) -> int:
+    """Given a name or number and `getpwnam` or `getgrnam`, return the number; -1 if there is none."""
+    try:
+        return int(name) if name.isdigit() else int(find(name)[2])
+    except KeyError:
+        return -1
+
+
+class Worker:
+    """A worker that a module changes, or in check mode only looks at."""
+
+    #: What the message of a failed module begins with.
+    about = ""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.actions: list[str] = []
+        self.paths: set[str] = set()
+
+    def run(self, *command: str, check: bool = True) -> tuple[int, str]:
+        """Run a command and return its exit code and what it printed; fail with its own message."""
+        code, out, err = self.module.run_command(list(command), environ_update={"LC_ALL": "C"})
+        if code and check:
+            self.fail("%s failed: %s" % (" ".join(command), (err or out).strip()))
+        return code, out
+
+    def fail(self, text: str) -> None:
+        """End the module with an error."""
+        self.module.fail_json(msg=self.about + text, actions=self.actions, changed=bool(self.actions))
+
+    def act(self, text: str) -> bool:
+        """Note a change and return whether to make it."""
+        self.actions.append(text)
+        return not self.module.check_mode
+
+    def end(self, **more: Any) -> None:
+        """End the module with its changes as result and diff."""
+        lines = "".join(line + "\n" for line in self.actions)
+        diff = {"before": "", "after": lines}
+        self.module.exit_json(changed=bool(self.actions), actions=self.actions, diff=diff, **more)
+
+    def mounts(self) -> list[Mounted]:
+        """Return what is mounted now."""
+        found: list[Mounted] = parse_mounts(read("/proc/self/mountinfo"))
+        return found
+
+    def unit(self, name: str) -> dict[str, str]:
+        """Return what systemd knows of a unit."""
+        found: dict[str, str] = blocks(self.run("systemctl", "show", "--property", PROPERTIES, name)[1])[0]
+        return found
+
+    def systemctl(self, action: str, name: str) -> None:
+        """Start, stop, restart or reload a unit; fail with the end of its journal."""
+        code, _ = self.run("systemctl", action, name, check=False)
+        if code:
+            journal = self.run("journalctl", "-u", name, "-n", "4", "-o", "cat", "--no-pager", check=False)[1]
+            self.fail("systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")))
+
+    def load(self, *names: str, written: bool) -> None:
+        """Have systemd read units that were written now, or by an interrupted run, which is no change to report."""
+        if self.module.check_mode:
+            return
+        if written or any(self.unit(name)["NeedDaemonReload"] == "yes" for name in names):
+            self.run("systemctl", "daemon-reload")
+
+    def write(self, path: str, text: str, name: str = "") -> bool:
+        """Have a file of root hold a text, which everybody can read; return whether it did not.
+
+        Args:
+            path: The file.
+            text: The text.
+            name: How the change is called, if not by the path.
+        """
+        found = os.stat(path, follow_symlinks=False) if os.path.lexists(path) else None
+        attributes = found and (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode), stat.S_ISREG(found.st_mode))
+        if read(path) == text and attributes == (0, 0, 0o644, True):
+            return False
+        self.paths.add(path)
+        if self.act("write %s" % (name or path)):
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            put(path, text, 0o644, (0, 0))
+        return True
+
+    def remove(self, path: str, name: str = "") -> bool:
+        """Have a file gone; return whether it was there. `name` as for `write`."""
+        if not os.path.lexists(path):
+            return False
+        self.paths.add(path)
+        if self.act("remove %s" % (name or path)):
+            os.unlink(path)
+        return True
