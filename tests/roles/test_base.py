@@ -21,8 +21,8 @@ from roles.base.filter_plugins.base import (
     clock_faults,
     hugepages_wanted,
 )
-from roles.base.library import apt_lists, apt_mirrors, hugepages
-from roles.facts.library import managed_files
+from roles.base.library import apt_mirrors, hugepages
+from roles.facts.library import apt_lists, managed_files
 from roles.facts.module_utils import text_files
 from tests.support.role_tasks import run_tasks
 

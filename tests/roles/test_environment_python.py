@@ -246,7 +246,3 @@ def test_a_key_server_that_does_not_answer_is_asked_again_and_a_wrong_key_stays_
     templar = Templar(DataLoader(), {task["register"]: result})
     assert templar.evaluate_conditional(task["until"]) is not again
     assert task["retries"] > 1
-
-
-def test_the_module_that_refreshes_lists_is_the_one_of_the_role_base() -> None:
-    assert (ROLE / "library/apt_lists.py").resolve() == ROLE.parent / "base/library/apt_lists.py"

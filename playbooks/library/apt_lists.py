@@ -1,1 +1,0 @@
-../../roles/base/library/apt_lists.py

@@ -1,1 +1,0 @@
-../../base/library/apt_lists.py
