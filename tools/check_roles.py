@@ -3,7 +3,7 @@
 Also the five steps that all roles go in (docs/architecture.md), and that nobody meets apt's lock unprepared.
 
     tools/check_roles.py           fails if a role's files disagree
-    tools/check_roles.py --write   writes the READMEs and docs/roles.md
+    tools/check_roles.py --write   writes the READMEs, docs/roles.md and what the role facts reads for the others
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -31,50 +31,17 @@ STEPS = ("check", "install", "apply", "prove")
 MODULE_STEPS = {
     "validate.yml": "check",
     "ansible.builtin.assert": "check",
-    "people_state": "check",
-    "dpkg.yml": "install",
     "install.yml": "install",
     "ansible.builtin.apt": "install",
     "ansible.builtin.git": "install",
     "ansible.builtin.pip": "install",
-    "signing_key": "install",
     "ansible.builtin.fail": "prove",
     "ansible.builtin.debug": None,
 }
-#: Tasks whose module does not tell their step, by role and name.
-TASK_STEPS = {
-    ("base", "Report why the package index could not be configured"): "apply",
-    ("git", "Include the configuration and prove that it holds"): "prove",
-    # Fills an environment, and ends with the import of its packages and the digest that all workers share.
-    ("jax", "Fill the environment"): "prove",
-    ("launcher", "Build the launcher on the controller"): "install",
-    # Changes nothing: check_mode.
-    ("nfs", "Check that the kernel and the paths allow it"): "check",
-    # apt reads the archive from these files.
-    ("python", "Configure the archive and the environment that is active at login"): "install",
-    ("python", "Install Pythons and environments"): "prove",
-    # Where Python could not be installed.
-    ("python", "Remove the archive"): "install",
-    ("python", "Report why Python was not installed"): "install",
-    # Part of applying: sshd would let nobody in, once it had read what this refuses.
-    ("users", "Prove that sshd will find the keys"): "apply",
-}
-#: Steps that a role has no task for -> why.
-OMITTED = {
-    ("base", "prove"): "systemd reports what does not start, and hugepages reads the kernel's answer",
-    ("credentials", "install"): "it writes files only",
-    ("disks", "prove"): "data_disks checks each mount after it was made",
-    ("jax", "install"): "the role python installs Python and uv",
-    ("launcher", "prove"): "compiling the launcher executes it with the worker's Python",
-    ("nfs", "prove"): "nfs_host waits until the server answers",
-    ("python", "apply"): "its last task installs Pythons and environments and proves them",
-    ("shell", "prove"): "it only has packages and files",
-    ("tcmalloc", "install"): "the library is the image's own",
-    ("tcmalloc", "prove"): "a removal takes effect only at the next login",
-    ("users", "install"): "accounts need no packages",
-    ("users", "prove"): "what sshd will read is proved during apply, before sshd reads it",
-    ("workspace", "prove"): "git_workspaces fails with what could not be checked out",
-}
+#: What the role facts reads for all others: its variables without their prefix.
+READS = ("files", "programs", "settings", "signing_keys", "units")
+#: Where a role says what facts has to read for it, and what its tasks do not tell of its steps.
+ABOUT = "meta/tpu_ops.yml"
 #: Where tasks are.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
 #: Variables with a value that somebody looked up.
@@ -128,34 +95,33 @@ def each_task(tasks: list[Spec]) -> Iterator[Spec]:
         yield from each_task(inner) if inner else [task]
 
 
-def task_step(role: str, task: Spec) -> str | None:
-    """Return the step that a task is part of; None where it may be part of any."""
+def task_step(about: Spec, task: Spec) -> str | None:
+    """Given what a role says of itself, return the step that a task is part of; None if it may be part of any."""
     imported = str(task.get("ansible.builtin.import_tasks", ""))
     found = [MODULE_STEPS[key] for key in (imported, *task) if key in MODULE_STEPS]
-    return TASK_STEPS.get((role, task["name"]), found[0] if found else "apply")
+    default = found[0] if found else "apply"
+    return str(about["steps"][task["name"]]) if task["name"] in about.get("steps", {}) else default
 
 
-def step_faults(role: str, tasks: list[Spec]) -> list[str]:
-    """Given a role's tasks, return those that stand after a later step, and steps that are missing for no reason."""
+def step_faults(about: Spec, tasks: list[Spec]) -> list[str]:
+    """Return the tasks of a role that stand after a later step, and steps that are missing for no reason.
+
+    Args:
+        about: What the role says of itself: `steps` of tasks by name, and reasons for `omitted` ones.
+        tasks: Its tasks.
+    """
     faults, last = [], 0
-    steps = [(task["name"], step) for task in each_task(tasks) if (step := task_step(role, task))]
+    steps = [(task["name"], step) for task in each_task(tasks) if (step := task_step(about, task))]
     for name, step in steps:
         if STEPS.index(step) < last:
             faults.append(f"'{name}' is of the step {step} and stands after one of {STEPS[last]}")
         last = max(last, STEPS.index(step))
-    there = {step for _, step in steps}
-    stated = {step for other, step in OMITTED if other == role}
-    names = {name for name, _ in steps}
-    faults += [
-        f"no task of the step {step}, and OMITTED gives no reason" for step in STEPS if step not in there | stated
-    ]
-    faults += [f"OMITTED says that there is no step {step}, and there is" for step in STEPS if step in there & stated]
-    faults += [
-        f"TASK_STEPS has '{name}', and no task is called so"
-        for other, name in TASK_STEPS
-        if other == role and name not in names
-    ]
-    return faults
+    there, stated = {step for _, step in steps}, about.get("omitted", {}).keys()
+    missing = [step for step in STEPS if step not in there | stated]
+    faults += [f"no task of the step {step}, and {ABOUT} gives no reason" for step in missing]
+    faults += [f"{ABOUT} says that there is no step {step}, and there is" for step in STEPS if step in there & stated]
+    unknown = about.get("steps", {}).keys() - {name for name, _ in steps}
+    return faults + [f"{ABOUT} has '{name}', and no task is called so" for name in sorted(unknown)]
 
 
 def apt_faults(tasks: list[Spec]) -> list[str]:
@@ -232,7 +198,7 @@ def check(folder: Path, *, write: bool) -> list[str]:
     if faults := role_faults(role, spec, load(folder / "defaults" / "main.yml") or {}):
         return [f"{folder}: {fault}" for fault in faults]
     tasks = load(folder / "tasks" / "main.yml") or []
-    if role != FACTS and (faults := step_faults(role, tasks)):
+    if role != FACTS and (faults := step_faults(load(folder / ABOUT) or {}, tasks)):
         return [f"{folder}/tasks/main.yml: {fault}" for fault in faults]
     path, text = folder / "README.md", readme(role, spec)
     if write:
@@ -240,6 +206,52 @@ def check(folder: Path, *, write: bool) -> list[str]:
     elif not path.is_file() or path.read_text() != text:
         return [f"{path}: differs from meta/argument_specs.yml; run tools/check_roles.py --write"]
     return []
+
+
+def merged(reads: list[Spec]) -> Spec:
+    """Given what each role has facts read, return all of it as defaults of facts, sorted."""
+    found: Spec = {}
+    for key in READS:
+        values = [each[key] for each in reads if key in each]
+        if all(isinstance(each, dict) for each in values):
+            found[f"{FACTS}_{key}"] = dict(sorted(item for each in values for item in each.items()))
+        else:
+            found[f"{FACTS}_{key}"] = sorted({item for each in values for item in each})
+    return found
+
+
+def with_value(text: str, key: str, indent: int, value: Any) -> str:
+    """Given the text of a YAML file, return it with another value of a key.
+
+    Args:
+        text: The text.
+        key: A pattern from the beginning of a line to the key.
+        indent: Number of spaces before the key.
+        value: A list or a mapping that is not empty.
+    """
+    lines = yaml.safe_dump(value, width=10_000).splitlines()
+    block = "".join(f"{' ' * (indent + 2)}{line}\n" for line in lines)
+    before = re.compile(rf"(^{key}:).*\n(?: {{{indent + 1},}}.*\n)*", re.MULTILINE)
+    return before.sub(lambda match: f"{match[1]}\n{block}", text, count=1)
+
+
+def check_reads(folders: list[Path], *, write: bool) -> list[str]:
+    """Check what the role facts reads for the other roles, and write it if asked; return every fault."""
+    reads = merged([(load(folder / ABOUT) or {}).get("reads", {}) for folder in folders])
+    faults = []
+    for name, key, indent in (
+        ("defaults/main.yml", "{}", 0),
+        ("meta/argument_specs.yml", r" {{6}}{}:\n(?: {{8}}.*\n)*? {{8}}default", 8),
+    ):
+        path = ROOT / "roles" / FACTS / name
+        text = path.read_text()
+        for variable, value in reads.items():
+            text = with_value(text, key.format(variable), indent, value)
+        if write:
+            path.write_text(text)
+        elif path.read_text() != text:
+            faults.append(f"{path}: differs from {ABOUT} of the roles; run tools/check_roles.py --write")
+    return faults
 
 
 def order(plays: list[Spec]) -> list[str]:
@@ -358,7 +370,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the READMEs and docs/roles.md")
     write = parser.parse_args().write
     folders = [folder for folder in sorted((ROOT / "roles").iterdir()) if (folder / "tasks").is_dir()]
-    faults = [fault for folder in folders for fault in check(folder, write=write)]
+    faults = check_reads(folders, write=write) + [fault for folder in folders for fault in check(folder, write=write)]
     faults = faults or check_overview(folders, write=write) + check_apt(ROOT)
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -12,11 +12,13 @@ from tools.check_roles import (
     check,
     check_apt,
     load,
+    merged,
     order,
     overview,
     readme,
     role_faults,
     step_faults,
+    with_value,
 )
 
 GOOD: dict[str, Any] = {
@@ -142,22 +144,48 @@ def test_disks_and_exports_are_mounted_before_anything_is_placed_on_them() -> No
 
 
 @pytest.mark.parametrize(
-    ("role", "tasks", "fault"),
+    ("about", "tasks", "fault"),
     [
-        ("things", [CHECK, INSTALL, REPORT, APPLY, APPLY, PROVE, REPORT], None),
-        ("things", [CHECK, {"name": "Both", "block": [INSTALL, APPLY]}, PROVE], None),
-        ("things", [INSTALL, CHECK, APPLY, PROVE], "'Check' is of the step check and stands after one of install"),
-        ("things", [CHECK, {"block": [APPLY, INSTALL]}, PROVE], "'Install' is of the step install and stands after"),
-        ("things", [CHECK, INSTALL, PROVE, APPLY], "'Apply' is of the step apply and stands after one of prove"),
-        ("things", [CHECK, INSTALL, APPLY], "no task of the step prove, and OMITTED gives no reason"),
-        ("credentials", [CHECK, APPLY, PROVE], None),
-        ("credentials", [CHECK, INSTALL, APPLY, PROVE], "OMITTED says that there is no step install, and there is"),
-        ("jax", [CHECK], "TASK_STEPS has 'Fill the environment', and no task is called so"),
+        ({}, [CHECK, INSTALL, REPORT, APPLY, APPLY, PROVE, REPORT], None),
+        ({}, [CHECK, {"name": "Both", "block": [INSTALL, APPLY]}, PROVE], None),
+        ({}, [INSTALL, CHECK, APPLY, PROVE], "'Check' is of the step check and stands after one of install"),
+        ({}, [CHECK, {"block": [APPLY, INSTALL]}, PROVE], "'Install' is of the step install and stands after"),
+        ({}, [CHECK, INSTALL, PROVE, APPLY], "'Apply' is of the step apply and stands after one of prove"),
+        ({}, [CHECK, INSTALL, APPLY], "no task of the step prove, and meta/tpu_ops.yml gives no reason"),
+        ({"omitted": {"install": "files only"}}, [CHECK, APPLY, PROVE], None),
+        ({"omitted": {"install": "files only"}}, [CHECK, INSTALL, APPLY, PROVE], "no step install, and there is"),
+        ({"steps": {"Apply": "prove"}, "omitted": {"apply": "none"}}, [CHECK, INSTALL, APPLY], None),
+        ({"steps": {"Fill": "prove"}}, [CHECK], "meta/tpu_ops.yml has 'Fill', and no task is called so"),
     ],
 )
-def test_every_role_goes_in_the_same_steps(role: str, tasks: list[dict[str, Any]], fault: str | None) -> None:
-    faults = step_faults(role, tasks)
+def test_every_role_goes_in_the_same_steps(
+    about: dict[str, Any], tasks: list[dict[str, Any]], fault: str | None
+) -> None:
+    faults = step_faults(about, tasks)
     assert faults == [] if fault is None else any(fault in found for found in faults)
+
+
+def test_facts_reads_what_all_roles_name() -> None:
+    found = merged([{"files": ["/b", "/a"], "settings": {"b": "/b"}}, {}, {"files": ["/a"], "settings": {"a": "/a"}}])
+    assert found["facts_files"] == ["/a", "/b"]
+    assert found["facts_settings"] == {"a": "/a", "b": "/b"}
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "indent", "after"),
+    [
+        ("a: 1\nb: [x]\nc: 2\n", "b", 0, "a: 1\nb:\n  - y\n  - z\nc: 2\n"),
+        ("b:\n  - x\n  - w\n", "b", 0, "b:\n  - y\n  - z\n"),
+        (
+            "  b:\n    type: list\n    default: [x]\n",
+            " {2}b:\n(?: {4}.*\n)*? {4}default",
+            4,
+            "  b:\n    type: list\n    default:\n      - y\n      - z\n",
+        ),
+    ],
+)
+def test_a_value_is_replaced_in_the_text_of_a_file(before: str, key: str, indent: int, after: str) -> None:
+    assert with_value(before, key, indent, ["y", "z"]) == after
 
 
 def test_a_task_that_would_not_wait_for_apt_is_found_wherever_it_stands(tmp_path: Path) -> None:
