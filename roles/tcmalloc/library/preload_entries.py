@@ -44,12 +44,11 @@ files:
   returned: always
 """
 
-#: An expansion with a word of its own (group 1 to 3), or the output of a command; neither with another one inside.
-EXPANSION = r"\$\{(\w+)(:?[-=+])([^{}\n]*)\}"
+#: The output of a command, without another one inside; it may be a part of an entry.
 OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
-#: The parts of one entry of the list, and what separates two entries.
-PARTS = re.compile(r"%s|%s|[^\s:$`]+|\$\{[^{}\n]*\}|." % (EXPANSION, OUTPUT))
-SPLIT = re.compile(r"((?:\$\{[^{}\n]*\}|%s|[^\s:])+)" % OUTPUT)
+#: An entry of the list: an expansion that joins others to the list, as ${LD_PRELOAD:+$LD_PRELOAD:}, or a path.
+JOINED = r"\$\{\w+:?[-=+][^{}\n]*\}"
+ENTRY = re.compile(r"%s|(?:\$\{\w+\}|%s|(?!\$\{)[^\s:])+" % (JOINED, OUTPUT))
 
 #: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE, with the value quoted or not.
 ASSIGNMENT = r"(?P<name>\b%s)=(?P<quote>[\"']?)(?P<value>%s)(?P=quote)"
@@ -58,39 +57,18 @@ SHELL_ASSIGNMENT = re.compile(
 )
 PAM_ASSIGNMENT = re.compile(ASSIGNMENT % ("(?:DEFAULT|OVERRIDE)", r"(?<=[\"'])[^\"'\n]*|[^\s\"']*"))
 
-#: The end of a line after which a shell needs a command.
-WANTS_COMMAND = re.compile(r"((^|[\s;])(then|else|do|\{|!)|&&|\|\||\||\\|\))\s*(\s#.*)?$")
 #: The shells that read such files.
 SHELLS = ("/bin/sh", "/bin/bash")
 
 
 def keep_entries(value: str, library: str) -> str:
-    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator.
-
-    Shells expand values: the library also goes where it is the word of ``${NAME:-WORD}`` or what a command prints.
-    """
-    entries = SPLIT.findall(value)
-    kept = [entry for entry in (keep_parts(entry, library) for entry in entries) if entry]
-    return value if kept == entries else (":" if ":" in "".join(SPLIT.split(value)[::2]) else " ").join(kept)
-
-
-def keep_parts(entry: str, library: str) -> str:
-    """Given one entry of the list, return what is left without the library: expansions that join it to others."""
-    kept = []
-    is_library = False
-    for part in PARTS.finditer(entry):
-        text, name, operator, word = part.group(0, 1, 2, 3)
-        if name:
-            # A separator at an end of the word joins it to what is next to the expansion.
-            inner = keep_entries(word, library)
-            kept.append((True, text if inner == word else "${%s%s%s}" % (name, operator, inner)))
-        elif text[:2] == "$(" or text[0] == "`":
-            is_library = is_library or library in text
-            kept.append((False, text))
-        else:
-            is_library = is_library or os.path.basename(text).startswith(library)
-            kept.append((False, text))
-    return "".join(text for joins, text in kept if joins or not is_library)
+    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator."""
+    is_library = re.compile(r"(?:^|[\s/])%s[^/]*$" % re.escape(library))
+    entries = ENTRY.findall(value)
+    kept = [entry for entry in entries if re.match(JOINED, entry) or not is_library.search(entry)]
+    if kept == entries:
+        return value
+    return (":" if ":" in ENTRY.sub("", value) else " ").join(kept)
 
 
 def strip_list(text: str, library: str) -> str:
@@ -109,37 +87,31 @@ def strip_list(text: str, library: str) -> str:
 def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, commands: bool) -> str:
     """Given the text of a file of assignments, return it without the library in any value that the pattern finds.
 
-    An assignment that becomes empty is removed, with its line if nothing else is in it. If a shell would then miss a
-    command, an empty value or the command `:` is left.
+    An assignment that becomes empty is removed, with its line if nothing else is in it. If a shell cannot read the text
+    before that line alone, it needs a command there, which is then `:`.
     """
     lines: list[str] = []
     for line in text.splitlines(True):
         if line.lstrip().startswith("#") or (not commands and not line.lstrip().startswith("LD_PRELOAD")):
             lines.append(line)
             continue
-        emptied: list[str] = []
-
-        def keep(match: re.Match[str], emptied: list[str] = emptied) -> str:
-            kept = keep_entries(match["value"], library)
-            if kept == match["value"]:
-                return match[0]
-            if not kept:
-                emptied.append(match[0])
-            return "%s=%s%s%s" % (match["name"], match["quote"], kept, match["quote"])
-
-        new = pattern.sub(keep, line)
-        rest = pattern.sub("", new) if emptied else new
-        if not emptied or rest.strip("; \t\n") not in ("", "export", "LD_PRELOAD", "export LD_PRELOAD"):
+        new = pattern.sub(lambda match: match[0].replace(match["value"], keep_entries(match["value"], library)), line)
+        rest = pattern.sub(lambda match: match[0] if match["value"] else "", new)
+        if new == line or rest.strip("; \t\n") not in ("", "export", "LD_PRELOAD", "export LD_PRELOAD"):
             lines.append(new)
-        elif commands and (line[0].isspace() or wants_command(lines)):
+        elif commands and not readers("".join(lines)):
             lines.append(line[: len(line) - len(line.lstrip())] + ":\n")
     return "".join(lines)
 
 
-def wants_command(lines: list[str]) -> bool:
-    """Given the lines of a shell's file so far, return whether a command must follow."""
-    last = next((line for line in reversed(lines) if line.strip() and not line.lstrip().startswith("#")), "")
-    return bool(WANTS_COMMAND.search(last.rstrip("\n")))
+def readers(text: str) -> list[str]:
+    """Return the shells that can read a text."""
+
+    def reads(shell: str) -> bool:
+        entry = text.encode("utf-8", "surrogateescape")
+        return subprocess.run([shell, "-n"], input=entry, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    return [shell for shell in SHELLS if os.access(shell, os.X_OK) and reads(shell)]
 
 
 def strip(path: str, text: str, library: str) -> str:
@@ -157,17 +129,6 @@ def strip(path: str, text: str, library: str) -> str:
 def is_for_shells(path: str) -> bool:
     """Return whether shells read a file."""
     return not path.endswith((".conf", "ld.so.preload", "/environment"))
-
-
-def broken_for(before: str, after: str) -> str:
-    """Return the shell that could read a text before, and cannot read it after; empty where there is none."""
-
-    def reads(shell: str, text: str) -> bool:
-        entry = text.encode("utf-8", "surrogateescape")
-        return subprocess.run([shell, "-n"], input=entry, stderr=subprocess.DEVNULL, check=False).returncode == 0
-
-    shells = [shell for shell in SHELLS if os.access(shell, os.X_OK)]
-    return next((shell for shell in shells if not reads(shell, after) and reads(shell, before)), "")
 
 
 def lines_left(path: str, text: str, library: str) -> list[int]:
@@ -197,10 +158,13 @@ def main() -> None:
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as stream:
             before = stream.read()
         after = strip(path, before, library)
-        shell = broken_for(before, after) if after != before and is_for_shells(path) else ""
-        if shell:
+        broken = []
+        if after != before and is_for_shells(path):
+            left = readers(after)
+            broken = [shell for shell in readers(before) if shell not in left]
+        if broken:
             faults.append(
-                "%s: %s could no longer read it without %s; remove the entry by hand" % (path, shell, library)
+                "%s: %s could no longer read it without %s; remove the entry by hand" % (path, broken[0], library)
             )
             continue
         for number in lines_left(path, after, library):
