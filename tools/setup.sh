@@ -52,11 +52,11 @@ apt_install() {
     }
 }
 
-# Prints the path of a Python that requires-python accepts; fails where the machine has none.
+# Prints the path of the newest Python that requires-python accepts; fails where the machine has none.
 find_python() {
     local candidate
-    for candidate in python3.13 python3.12 python3.11 python3; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
+    for candidate in python3.14 python3.13 python3.12 python3.11 python3; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
             "$candidate" -c 'import sys; print(sys.executable)'
             return
         fi
@@ -100,7 +100,7 @@ setup_env() {
     fi
     local uv python
     uv=$(find_uv)
-    python=$(find_python) || python=3.12
+    python=$(find_python) || python=3.13
     say "creating .venv/ from requirements.lock"
     rm -f "$stamp"
     "$venv/bin/python" -c '' 2>/dev/null || "$uv" venv -q --clear --python "$python" "$venv"

@@ -7,9 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.support.fleet import ROOT
 
@@ -54,6 +57,31 @@ def test_the_environment_is_made_once_for_what_the_lock_says(digest: dict[str, s
     assert env() == ""
     (tmp_path / "requirements.lock").write_text("another")
     assert env() == "setup: creating .venv/ from requirements.lock\n"
+
+
+ACCEPTED = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+
+
+@pytest.mark.parametrize("present", [range(10, 17), range(11, 13), (10, 16)], ids=["many", "old", "none accepted"])
+def test_the_environment_gets_the_newest_python_that_the_project_accepts(
+    present: Sequence[int], tmp_path: Path
+) -> None:
+    pythons = {
+        f"python3.{minor}": f"exec {sys.executable} -c 'import sys; sys.version_info = (3, {minor});"
+        f' sys.executable = "3.{minor}"; exec(sys.argv[2])\' "$@"'
+        for minor in present
+    }
+    asked = tmp_path / "asked"
+    uv = f'[ "$1" != venv ] || echo "$*" >{asked}'
+    path = path_of(tmp_path / "bin", uv=uv, sha256sum=f"exec {shutil.which('sha256sum')}", **pythons)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / ".venv").mkdir()
+    for name in ("tools/setup.sh", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    command = ["/bin/bash", str(tmp_path / "tools" / "setup.sh"), "env"]
+    subprocess.run(command, env={"PATH": path}, capture_output=True, check=True)
+    accepted = [f"3.{minor}" for minor in present if f"3.{minor}" in ACCEPTED]
+    assert f"--python {accepted[-1] if accepted else '3.13'} " in asked.read_text()
 
 
 def test_what_the_commands_call_is_installed_where_it_is_missing(tmp_path: Path) -> None:
