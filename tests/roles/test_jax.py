@@ -13,7 +13,15 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from roles.jax.filter_plugins.jax import jax_environment, jax_faults, jax_python_fault
+from roles.jax.filter_plugins.jax import (
+    NEWEST_JAX,
+    NEWEST_JAX_DATE,
+    dotted,
+    jax_environment,
+    jax_faults,
+    jax_or_newest,
+    jax_python_fault,
+)
 from roles.python.filter_plugins.environments import pinned, wanted_environments
 from roles.python.library import uv_environments
 from tests.roles.conftest import Run
@@ -31,6 +39,9 @@ ROOT = Path(__file__).resolve().parents[2]
         ("0.10.2", "3.10", "needs Python 3.11 or later"),
         ("0.12.0.1", "3.11", "needs Python 3.12 or later"),
         ("0.12.0.1", "3.12", None),
+        ("0.13.0", "3.12", None),
+        ("0.13.0", "3.11", "needs Python 3.12 or later"),
+        ("0.13.0", "3.15", None),
         ("0.6.2", "3.10", None),
         ("0.6.3", "3.10", "needs Python 3.11 or later"),
         ("0.4.31", "3.8", "needs Python 3.10 or later"),
@@ -47,6 +58,43 @@ def test_a_python_too_old_for_the_jax_is_refused_with_the_one_that_can(
 
 def test_the_way_out_names_the_newest_jax_for_the_python_that_is_there() -> None:
     assert "jax_version to 0.6.2 or older" in jax_python_fault("0.10.2", "3.10")
+
+
+@pytest.mark.parametrize(
+    ("asked", "python", "chosen"),
+    [
+        ("", "3.10", "0.6.2"),
+        ("", "3.11", "0.10.2"),
+        ("", "3.12", "0.12.0.1"),
+        ("", "3.14", "0.12.0.1"),
+        ("", "3.15", ""),
+        ("", "3.7", ""),
+        ("0.9.0", "3.14", "0.9.0"),
+        ("0.12.0.1", "3.11", "0.12.0.1"),
+    ],
+)
+def test_without_a_version_the_newest_jax_of_the_python_is_chosen(asked: str, python: str, chosen: str) -> None:
+    assert jax_or_newest(asked, python) == chosen
+
+
+def test_the_description_of_jax_version_says_what_the_table_says() -> None:
+    spec = yaml.safe_load((ROOT / "roles/jax/meta/argument_specs.yml").read_text())
+    said = spec["argument_specs"]["main"]["options"]["jax_version"]["description"]
+    pythons = [dotted(python) for python, newest in NEWEST_JAX.items() if newest == max(NEWEST_JAX.values())]
+    assert f"{dotted(max(NEWEST_JAX.values()))} with Python {pythons[0]} to {pythons[-1]}" in said
+    for python, newest in NEWEST_JAX.items():
+        assert dotted(python) in pythons or f"{dotted(newest)} with {dotted(python)}" in said
+    assert NEWEST_JAX_DATE in said
+
+
+@pytest.mark.index
+@pytest.mark.parametrize("python", [dotted(python) for python in NEWEST_JAX])
+def test_the_package_index_has_the_newest_jax_of_the_table(python: str, tmp_path: Path) -> None:
+    newest = jax_or_newest("", python)
+    (tmp_path / "in").write_text(f"jax=={newest}\njaxlib=={newest}\n")
+    options = ["--quiet", "--no-deps", "--only-binary", "jaxlib", "--python-version", python]
+    command = [UV, "pip", "compile", *options, "--output-file", str(tmp_path / "out"), str(tmp_path / "in")]
+    subprocess.run(command, check=True, timeout=120)
 
 
 VALUES: dict[str, Any] = {
@@ -76,6 +124,12 @@ VALUES: dict[str, Any] = {
         ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version: 'newest' is not a version"),
         ({"jax_framework": "jax"}, "3.10", "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later"),
         ({"jax_framework": "jax", "jax_version": "newest"}, "3.12", "jax_version: 'newest' is not a version"),
+        (
+            {"jax_framework": "jax", "jax_version": ""},
+            "3.15",
+            "for Python 3.15 is not known (on 2026-11-27 there was one",
+        ),
+        ({"jax_framework": "jax", "jax_version": ""}, "3.7", "Python 3.7 runs no supported JAX"),
     ],
 )
 def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, Any], python: str, said: str) -> None:
@@ -121,10 +175,9 @@ def torch(tmp_path: Path) -> Path:
 def resolved(run: Run, tmp_path: Path, **changes: Any) -> dict[str, Any]:
     """Resolve the role's environment as a worker does, with its defaults but for some; ask the package index."""
     values = yaml.safe_load((ROOT / "roles/jax/defaults/main.yml").read_text())
-    environments = jax_environment(
-        values | {"jax_framework": "torch_xla", "jax_venv": str(tmp_path / "venv")} | changes
-    )
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    own = {"jax_framework": "torch_xla", "jax_venv": str(tmp_path / "venv"), "jax_version": jax_or_newest("", python)}
+    environments = jax_environment(values | own | changes)
     arguments = {
         "step": "resolve",
         "uv": UV,
@@ -137,7 +190,7 @@ def resolved(run: Run, tmp_path: Path, **changes: Any) -> dict[str, Any]:
 @pytest.mark.index
 def test_jax_for_tpus_is_resolved_with_the_libtpu_that_it_pins(run: Run, tmp_path: Path) -> None:
     pins = pinned(resolved(run, tmp_path, jax_framework="jax")["locks"]["jax"])
-    assert pins["jax"] == yaml.safe_load((ROOT / "roles/jax/defaults/main.yml").read_text())["jax_version"]
+    assert pins["jax"] == jax_or_newest("", f"{sys.version_info[0]}.{sys.version_info[1]}")
     alone = ["pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(tmp_path / "jax")]
     subprocess.run([UV, *alone, f"jax=={pins['jax']}"], check=True, timeout=120)
     (jax,) = metadata.distributions(path=[str(tmp_path / "jax")])

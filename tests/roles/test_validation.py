@@ -71,6 +71,7 @@ shell_packages: [Bad Pkg]
 shell_scrollback: 0
 shell_history_size: 0
 workspace_projects: "{{ nowhere + [] }}"
+jax_version: 0.10.2
 """,
     # The last value is encrypted: it is judged as it is once decrypted, and not shown.
     "host_vars/solo-w0.yml": """\
@@ -133,12 +134,12 @@ group_vars/all.yml:32: base_ca_certificates[0]: {PEM} ({ALL})
 group_vars/all.yml:33: users_keys_directory: 'keys' is not an absolute path; {PATH} ({ALL})
 group_vars/all.yml:34: python_environments[0].owner: tools: {EVE % "owner"} ({ALL})
 group_vars/all.yml:35: python_uv: {ITSELF % "python"} ({ALL})
-group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
 group_vars/pod.yml:5: shell_scrollback: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:6: shell_history_size: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:7: workspace_projects: 'nowhere' is undefined (pod-w[0-2])
+group_vars/pod.yml:8: {JAX} (pod-w[0-2])
 host_vars/solo-w0.yaml: is not read, since Ansible reads only solo-w0.yml next to it; merge them into one file (solo-w0)
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is not one of auto, always, madvise, never, keep (solo-w0)

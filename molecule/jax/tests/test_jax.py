@@ -7,6 +7,8 @@ from pathlib import Path
 
 from testinfra.host import Host
 
+from roles.jax.filter_plugins.jax import jax_or_newest
+
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = "/opt/venvs/jax/bin/python"
 
@@ -17,6 +19,12 @@ DIGESTS: dict[str, str] = {}
 def test_jax_adds_two_arrays(host: Host) -> None:
     script = "import jax.numpy as jnp; print((jnp.arange(3) + jnp.ones(3)).tolist())"
     assert host.check_output(f'JAX_PLATFORMS=cpu {PYTHON} -I -c "{script}"') == "[1.0, 2.0, 3.0]"
+
+
+def test_the_environment_holds_the_newest_jax_for_the_worker_s_python(host: Host) -> None:
+    script = "import sys, jax; print(*sys.version_info[:2], sep='.', end=' '); print(jax.__version__)"
+    python, jax = host.check_output(f'{PYTHON} -I -c "{script}"').split()
+    assert jax == jax_or_newest("", python)
 
 
 def test_what_was_removed_is_there(host: Host) -> None:

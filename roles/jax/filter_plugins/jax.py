@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-#: Newest JAX for each Python that later versions no longer support, as resolved from the package index on 2026-11-20
-#: (uv pip compile --python-version 3.8 and so on). Python 3.12 and later have no such end yet.
-NEWEST_JAX = {(3, 8): (0, 4, 13), (3, 9): (0, 4, 30), (3, 10): (0, 6, 2), (3, 11): (0, 10, 2)}
+#: The newest JAX for each Python, resolved from the package index on the date below with `uv pip compile
+#: --python-version 3.8 --only-binary jaxlib` and so on. A Python whose JAX is older than the table's newest runs
+#: no later one. A change of the table also changes the date and the description of jax_version.
+NEWEST_JAX: dict[tuple[int, ...], tuple[int, ...]] = {
+    (3, 8): (0, 4, 13),
+    (3, 9): (0, 4, 30),
+    (3, 10): (0, 6, 2),
+    (3, 11): (0, 10, 2),
+    (3, 12): (0, 12, 0, 1),
+    (3, 13): (0, 12, 0, 1),
+    (3, 14): (0, 12, 0, 1),
+}
+NEWEST_JAX_DATE = "2026-11-27"
 
 #: First torch_xla of a row -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. Each row
 #: extends to the next one; 2.9.0 was the newest version.
@@ -27,15 +37,29 @@ def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
+def jax_or_newest(jax_version: str, python_version: str) -> str:
+    """Given jax_version and a Python (major.minor), return the version of JAX that the environment gets.
+
+    It is empty if neither jax_version nor the table gives one; `jax_python_fault` then says why.
+    """
+    return jax_version or dotted(NEWEST_JAX.get(numbers(python_version), ()))
+
+
 def jax_python_fault(jax_version: str, python_version: str) -> str:
     """Given a version of JAX and of Python (major.minor), return why they do not go together, or the empty string."""
-    jax, python = numbers(jax_version), numbers(python_version)
-    if python < min(NEWEST_JAX):
-        return f"Python {python_version} runs no supported JAX; use Python {dotted(min(NEWEST_JAX))} or later"
-    if python not in NEWEST_JAX or jax <= NEWEST_JAX[python]:
+    python = numbers(python_version)
+    first, last, newest = min(NEWEST_JAX), max(NEWEST_JAX), max(NEWEST_JAX.values())
+    if python < first:
+        return f"Python {python_version} runs no supported JAX; use Python {dotted(first)} or later"
+    if not jax_version:
+        return (
+            f"the newest JAX for Python {python_version} is not known (on {NEWEST_JAX_DATE} there was one for Python"
+            f" {dotted(first)} to {dotted(last)}); set jax_version, or use Python {dotted(last)}"
+        )
+    jax = numbers(jax_version)
+    if NEWEST_JAX.get(python, newest) == newest or jax <= NEWEST_JAX[python]:
         return ""
-    able = [version for version, newest in sorted(NEWEST_JAX.items()) if jax <= newest]
-    oldest = able[0] if able else (3, max(NEWEST_JAX)[1] + 1)
+    oldest = min(version for version, there in NEWEST_JAX.items() if there == newest or jax <= there)
     return (
         f"JAX {jax_version} needs Python {dotted(oldest)} or later, and this worker's is {python_version}; set"
         f" python_source to deadsnakes or uv with python_version {dotted(oldest)} or later, or jax_version to"
@@ -79,8 +103,8 @@ def jax_faults(values: dict[str, Any], python_version: str, python_source: str) 
     chosen_by = "python_source" if python_source == "distribution" else "python_version"
     if values["jax_framework"] == "torch_xla":
         return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version, chosen_by)
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", values["jax_version"]):
-        return [f"jax_version: '{values['jax_version']}' is not a version such as 0.10.2"]
+    if values["jax_version"] and not re.fullmatch(r"[0-9]+(\.[0-9]+)*", values["jax_version"]):
+        return [f"jax_version: '{values['jax_version']}' is not a version such as 0.12.0.1"]
     fault = jax_python_fault(values["jax_version"], python_version)
     return [f"jax_version, {chosen_by}: {fault}"] if fault else []
 
@@ -96,7 +120,8 @@ def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
         module, package = "torch_xla", "torch_xla"
     else:
         version = values["jax_version"]
-        requirements = [f"jax{extra}=={version}"]
+        # Without a version the check fails first, and reads the other requirements even so.
+        requirements = [f"jax{extra}=={version}" if version else f"jax{extra}"]
         module, package = "jax, jaxlib", "jax"
     return [
         {
@@ -121,4 +146,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"jax_faults": jax_faults, "jax_environment": jax_environment}
+        return {"jax_faults": jax_faults, "jax_environment": jax_environment, "jax_or_newest": jax_or_newest}
