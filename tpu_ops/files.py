@@ -85,10 +85,24 @@ def resolved(text: str, where: str) -> Path:
     """
     path = expanded(text, where)
     try:
-        return expanded(str(path.resolve()), where)
-    except RuntimeError as exc:  # until Python 3.13 says it as open does
+        return expanded(str(_without_links(path)), where)
+    except OSError as exc:
         fix = "see where it leads: namei -l"
         raise UsageError(f"a link in {path} leads back to itself", where=where, fix=fix) from exc
+
+
+def _without_links(path: Path) -> Path:
+    """Return a path without links in it, absolute.
+
+    Raises:
+        OSError: A link leads back to itself. Path.resolve raises a RuntimeError before Python 3.13, and nothing since.
+    """
+    try:
+        path.stat()
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise
+    return path.resolve()
 
 
 def replace(path: Path, content: str | bytes, mode: int) -> None:
@@ -116,10 +130,7 @@ def rewrite(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written, or is there and no regular file; what there was is as it was.
     """
-    try:
-        target = path.resolve()
-    except RuntimeError as exc:  # until Python 3.13 says it as open does
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from exc
+    target = _without_links(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = refuse_irregular(target)
     if info is None:
