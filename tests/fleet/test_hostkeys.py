@@ -91,10 +91,10 @@ def test_nodes_that_cannot_be_asked_in_time_have_that_as_their_reason(monkeypatc
     answer = tpu_v2.GetGuestAttributesResponse(guest_attributes=[{}, {}])
     tpu = client.Tpu(SimpleNamespace(get_guest_attributes=lambda **call: answer), "", 60, threading.Event())
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(client, "CONCURRENCY", 1)
     nodes = [node(f"n{number}", node_id=str(number)) for number in range(9)]
     reasons = guest_attributes.fetch(tpu, nodes).reasons
-    assert list(reasons) == [entry.full_name for entry in nodes[PATIENCE * 60 // 50 :]]
+    # Threads ask the nodes, in an order that differs from run to run.
+    assert len(reasons) == len(nodes) - PATIENCE * 60 // 50
     assert {reason.partition(":")[0] for reason in reasons.values()} == {"not asked"}
 
 
