@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "fleet": {"fleet", "cloud", "remote", "config", "files", "texts"},
     # The rule of what a sync has brought stands once, in the launcher.
     "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "texts", "host.marks"},
-    "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "texts"},
+    "recovery": {"recovery", "runs", "fleet", "remote", "cloud", "config", "options", "files", "texts"},
+    "cli": {"cli", "recovery", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "texts"},
     "errors": set(),
     "texts": set(),
 }
@@ -36,6 +37,7 @@ LAB_BLIND = (
     "tpu_ops/fleet",
     "tpu_ops/remote",
     "tpu_ops/runs",
+    "tpu_ops/recovery",
     "tpu_ops/host",
     "tpu_ops/config",
     "tpu_ops/errors.py",

@@ -1,0 +1,1 @@
+"""Starts a run again when its nodes are taken away."""

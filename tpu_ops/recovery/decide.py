@@ -1,0 +1,339 @@
+"""Decides how the recovery of a run continues: events in, actions out. No clock, no socket, no file.
+
+docs/runs-reference.md ("Recovery") has the rules for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError
+from tpu_ops.fleet import remaking
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.recovery.events import (
+    Action,
+    Back,
+    Configured,
+    Ended,
+    EndingRanks,
+    Event,
+    Fail,
+    Finish,
+    Following,
+    ForgetRequests,
+    GiveUp,
+    Interrupted,
+    LookAtNodes,
+    Looked,
+    Next,
+    Planned,
+    Preparing,
+    Renamed,
+    Say,
+    StartFailed,
+    Starting,
+    Stop,
+    StopWanted,
+    Superseded,
+    Tell,
+    TryFailed,
+    Wait,
+)
+from tpu_ops.runs import control, endings, launch, preflight
+from tpu_ops.runs.endings import FAILED, STOPPED, SUCCEEDED, TAKEN
+from tpu_ops.runs.recovery import Recovery
+
+#: Refused tries in a row that end the recovery: accounts and chips come to a new node a while after its sshd.
+REFUSALS = 5
+#: The fix where a budget is used up.
+MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
+
+
+@dataclass(frozen=True)
+class State:
+    """What this process knows of the recovery of a run.
+
+    Attributes:
+        kept: The part that is kept on the disk.
+        begun: Whether an attempt may have started; the kept file is removed if the command ends before.
+        begins: Whether this process has kept the run in order to start its first attempt.
+        followed: Whether this process has followed an attempt.
+        made: Whether nodes were recreated since this process began.
+        ready: The nodes that the next attempt will use, from when they are READY until it is followed.
+        refusals: Refused tries in a row.
+        pause: Seconds before the next try.
+    """
+
+    kept: Recovery
+    begun: bool = False
+    begins: bool = False
+    followed: bool = False
+    made: bool = False
+    ready: Plan | None = None
+    refusals: int = 0
+    pause: float = remaking.FIRST_PAUSE
+
+
+Decision = tuple[State, tuple[Action, ...]]
+
+
+def decide(state: State, event: Event) -> Decision:
+    """Return the state after an event, and what is to be done, in this order."""
+    return _RULES[type(event)](state, event)
+
+
+def over_budget(kept: Recovery) -> str:
+    """Return which budget is used up, in words; empty where none is."""
+    if kept.max_preemptions is not None and kept.preemptions > kept.max_preemptions:
+        return f"--max-preemptions {kept.max_preemptions}"
+    return f"--max-failures {kept.max_failures}" if kept.failures > kept.max_failures else ""
+
+
+def suspected(state: State, event: StartFailed | TryFailed) -> Plan | None:
+    """Return the nodes whose loss may be behind an error, to be looked at before the error is decided on."""
+    if isinstance(event, StartFailed):
+        hopeful = passes(event.error) or may_pass(event.error)
+        return state.kept.plan if hopeful and _is_first_start(state) else None
+    return None if over_budget(state.kept) else state.ready
+
+
+def passes(exc: OpsError) -> bool:
+    """Return whether the same may succeed a while later: a worker or the API did not answer, or Ansible is at work."""
+    waits = isinstance(exc, launch.NotStarted) and all(
+        control.is_lost(reply) or _is_changing(reply.value.get("failed_checks", ())) for reply in exc.refused
+    )
+    changing = isinstance(exc, preflight.PreflightError) and _is_changing(fault.check for fault in exc.faults)
+    return waits or changing or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+
+
+def _is_changing(checks: Iterable[str]) -> bool:
+    """Return whether Ansible is at work on a worker, and nothing else is in the way there."""
+    return {*checks} == {"changing"}
+
+
+def may_pass(exc: OpsError) -> bool:
+    """Return whether a few more tries are worth it: a fault of a worker disappears by itself, or needs a person."""
+    return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
+
+
+def _keeping(state: State, **changes: Any) -> State:
+    """Return the state with changes of its kept part."""
+    return replace(state, kept=replace(state.kept, **changes))
+
+
+def _counted(state: State, kind: str, *, anew: bool = False, early: bool = False) -> State:
+    """Count an end of an attempt; the loss of the same nodes counts once.
+
+    Args:
+        state: The state.
+        kind: As of `endings.ending`.
+        anew: Whether the lost nodes took the place of nodes whose loss is counted.
+        early: Whether the API does not report the loss yet: this has counted it when it does.
+    """
+    kept = state.kept
+    if kind == FAILED:
+        state = _keeping(state, failures=kept.failures + 1)
+    elif (anew and not kept.early) or not kept.counted:
+        state = _keeping(state, preemptions=kept.preemptions + 1, counted=True)
+    return _keeping(state, pending=True, early=early)
+
+
+def _lost(state: State, lost: Mapping[str, str], *, anew: bool = False) -> Decision:
+    """Count nodes that are not what they were, if there are any."""
+    if not lost:
+        return state, ()
+    state, why = _counted(state, TAKEN, anew=anew), "; ".join(lost.values())
+    if over := over_budget(state.kept):
+        return state, (GiveUp(f"not started again: {why}, and {over} is used up"),)
+    return state, (Tell(why, "bringing its nodes back"),)
+
+
+def _gives_up(actions: Iterable[Action]) -> bool:
+    return any(isinstance(action, GiveUp) for action in actions)
+
+
+def _planned(state: State, event: Planned) -> Decision:
+    return _keeping(replace(state, begins=True), plan=event.plan), ()
+
+
+def _starting(state: State, _: Starting) -> Decision:
+    return _keeping(state, attempt=state.kept.attempt + 1, pending=False), ()
+
+
+def _interrupted(state: State, event: Interrupted) -> Decision:
+    state = replace(state, begun=state.begun or event.may_be_on)
+    return _keeping(state, pending=not event.may_be_on), ()
+
+
+def _following(state: State, event: Following) -> Decision:
+    # From now on a loss of its nodes ends the attempt.
+    state = replace(state, begun=True, followed=True, ready=None)
+    if not event.started:
+        return state, ()
+    state = replace(state, refusals=0, pause=remaking.FIRST_PAUSE)
+    return _keeping(state, counted=False, early=False), (ForgetRequests(),)
+
+
+def _ending_ranks(state: State, _: EndingRanks) -> Decision:
+    # Before they are ended: a process that takes the run over would not know the reason.
+    return _counted(state, TAKEN, anew=True), ()
+
+
+def _ended(state: State, event: Ended) -> Decision:
+    if actions := _end_of_run(state, event):
+        return state, actions
+    began = _began(state, event)
+    if not began:
+        state = _keeping(state, pending=True)
+    if event.stop_wanted:
+        return state, (_stop(state, event),)
+    if not began:
+        return state, (Tell("it has not begun", "starting the next one"), Next())
+    kind, why = endings.ending(event.outcomes, event.lost)
+    if state.kept.pending:
+        # The ranks on the other nodes were ended because of a node that was lost.
+        kind, why = TAKEN, "; ".join(event.lost.values())
+    state = _counted(state, kind, early=kind == TAKEN and not event.lost)
+    if over := over_budget(state.kept):
+        return state, (Tell(why, f"not started again: {over} is used up"), Say(f"  fix: {MORE}"), Finish())
+    return state, (Tell(why, "bringing its nodes back" if kind == TAKEN else "starting it again"), Next())
+
+
+def _began(state: State, event: Ended) -> bool:
+    return state.kept.pending or bool(event.lost) or endings.was_started(event.outcomes)
+
+
+def _end_of_run(state: State, event: Ended) -> tuple[Action, ...]:
+    """Return what is done at the end of an attempt that ends the run; nothing where it does not."""
+    kind = endings.ending(event.outcomes, event.lost)[0]
+    by = endings.stop_requested_by(event.outcomes)
+    if kind != SUCCEEDED and by:
+        if not any(outcome.record for outcome in event.outcomes):
+            # There is no outcome to report of an attempt that was refused because of the stop.
+            return (_stop(state, event),)
+        if any(outcome.intent != "stop" for outcome in event.outcomes):
+            return Tell(f"stopped by {by}", "not started again"), Finish()
+    is_stopped = kind == STOPPED and _began(state, event) and not state.kept.pending
+    return (Finish(),) if kind == SUCCEEDED or by or is_stopped else ()
+
+
+def _stop_wanted(state: State, event: StopWanted) -> Decision:
+    return state, (_stop(state, event),)
+
+
+def _stop(state: State, event: Ended | StopWanted) -> Finish | Stop:
+    """Return how a run ends that a user wants stopped: it may have ended meanwhile."""
+    kept, outcomes, kind = state.kept, event.outcomes, endings.ending(event.outcomes, event.lost)[0]
+    # While the next attempt is prepared, ranks were stopped for that.
+    if any(outcome.record for outcome in outcomes) and (kind == SUCCEEDED or (kind == STOPPED and not kept.pending)):
+        return Finish()
+    return Stop(forget=bool(outcomes) or kept.pending or not kept.attempt or not state.begun)
+
+
+def _preparing(state: State, _: Preparing) -> Decision:
+    state = _keeping(state, pending=True)
+    if not state.kept.counted:
+        state = replace(state, ready=None)
+    # The last attempt may have ended for another reason, and its nodes been lost since.
+    return state, (LookAtNodes(),) if state.kept.attempt and not state.kept.counted else ()
+
+
+def _looked(state: State, event: Looked) -> Decision:
+    return _lost(state, event.lost)
+
+
+def _back(state: State, event: Back) -> Decision:
+    plan, seen = state.kept.plan, event.seen
+    actions: tuple[Action, ...] = ()
+    if state.ready:
+        state, actions = _lost(state, remaking.lost(state.ready, seen), anew=True)
+    elif state.kept.attempt and not state.kept.counted:
+        # Lost since the look at them, perhaps with their queued resource.
+        state, actions = _lost(state, remaking.lost(plan, seen))
+    if _gives_up(actions):
+        return state, actions
+    fresh = bool(remaking.fresh(plan, seen))
+    # A loss of these nodes is a preemption of its own.
+    ready = plan.now(seen, [made.name for made in plan.nodes])
+    state = replace(state, made=state.made or fresh, ready=ready)
+    early = state.kept.early and not fresh
+    return _keeping(state, counted=state.kept.counted and (fresh or early), early=early), actions
+
+
+def _configured(state: State, event: Configured) -> Decision:
+    return _keeping(state, plan=event.plan, counted=state.kept.early), ()
+
+
+def _superseded(state: State, event: Superseded) -> Decision:
+    if event.attempt <= state.kept.attempt:
+        return state, ()
+    if event.plan is None:
+        # The nodes known here are as old as the attempt known here: look for those that there are now.
+        return _keeping(state, pending=True), (Next(),)
+    state = _keeping(state, attempt=event.attempt, plan=event.plan, pending=False, counted=False)
+    return state, (Tell(f"attempt {event.attempt} was started by somebody else", "following it"), Next())
+
+
+def _renamed(state: State, event: Renamed) -> Decision:
+    return state, (Say(f"run {state.kept.run_id}: {event.why}; looking for its workers by their new names"), Next())
+
+
+def _is_first_start(state: State) -> bool:
+    return state.begins and not state.followed and state.kept.attempt == 1
+
+
+def _start_failed(state: State, event: StartFailed) -> Decision:
+    if not (event.lost and suspected(state, event)):
+        return state, (Fail(),)
+    state, actions = _lost(state, event.lost)
+    if _gives_up(actions):
+        return state, actions
+    # The nodes might have been lost a moment after the start just as well.
+    return replace(state, begun=True), (*actions, Next())
+
+
+def _try_failed(state: State, event: TryFailed) -> Decision:
+    if over_budget(state.kept):
+        return state, (Fail(),)
+    error = event.error
+    # What this machine lacks for a moment, as processes or open files, may be there again as well.
+    of_machine = not isinstance(error, OpsError)
+    refused = isinstance(error, RefusedError)
+    silent = isinstance(error, OpsError) and passes(error) and not refused
+    if event.lost:
+        # Any error can follow from a lost node: Ansible no longer knows its workers, for example.
+        state, actions = _lost(state, event.lost, anew=True)
+        state = replace(state, ready=None, refusals=0)
+        return state, actions if _gives_up(actions) else (*actions, Next())
+    state = replace(state, refusals=0 if silent else state.refusals + 1)
+    # On the first try the user is still at the terminal: fail at once.
+    late = state.followed or state.made
+    hopeful = refused or (late and (of_machine or (isinstance(error, OpsError) and may_pass(error))))
+    if not (silent or hopeful) or state.refusals >= REFUSALS:
+        return state, (Fail(),)
+    # The pause grows over refused starts as well, each of which is an attempt of its own.
+    pause = state.pause
+    state = replace(state, pause=min(pause * 2, remaking.LONGEST_PAUSE))
+    return state, (Tell(str(error), f"trying again in {pause:g} s; Ctrl-C gives up"), Wait(pause))
+
+
+#: Class of an event -> the rule for it.
+_RULES: dict[type, Callable[[State, Any], Decision]] = {
+    Planned: _planned,
+    Starting: _starting,
+    Interrupted: _interrupted,
+    Following: _following,
+    EndingRanks: _ending_ranks,
+    Ended: _ended,
+    StopWanted: _stop_wanted,
+    Preparing: _preparing,
+    Looked: _looked,
+    Back: _back,
+    Configured: _configured,
+    Superseded: _superseded,
+    Renamed: _renamed,
+    StartFailed: _start_failed,
+    TryFailed: _try_failed,
+}
