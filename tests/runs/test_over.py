@@ -15,6 +15,7 @@ import pytest
 
 from tests.runs.world import DONE, STOPPED, World
 from tpu_ops.cli import attempt
+from tpu_ops.recovery.events import EndingRanks, Finish, StopWanted
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
@@ -144,14 +145,12 @@ def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
     *_, job = run(World(DONE))
     capsys.readouterr()
     job._lost = {"n/a": "node a is PREEMPTED"}
-    job._losing()
+    job._take(EndingRanks())
     told = outcome_of(1, "b-w0", {**DONE, "attempt": 1})
     job._outcomes = endings.as_told([Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
-    if how == "asked for":
-        assert job._stopped() == 0
-    else:
-        assert not job._goes_on(job._outcomes)
-        assert job._finish(job._outcomes) == 0
+    step = job._take(StopWanted(job._outcomes, job._lost)) if how == "asked for" else job._after(job._outcomes)
+    assert step == Finish()
+    assert job._finish(job._outcomes) == 0
     assert "run r1 succeeded on all 2 ranks\n  a-w0: node a is PREEMPTED; as b-w0 tells, the run succeeded" in (
         capsys.readouterr().err
     )

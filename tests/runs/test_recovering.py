@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.runs.test_parts import pod, probe, stand_in
-from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended
+from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended, keep
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
@@ -29,6 +29,8 @@ from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, Unreacha
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
+from tpu_ops.recovery import decide
+from tpu_ops.recovery.events import Next, Planned
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
@@ -251,7 +253,7 @@ def test_before_the_next_attempt_the_environments_of_old_and_new_workers_are_com
 ) -> None:
     _, world, job = run(World(DONE))
     job._spec = replace(job._spec, venv=more.get("venv", ""))
-    job.kept = replace(job.kept, force=more.get("force", False))
+    keep(job, force=more.get("force", False))
     faults = [more["fault"]] if "fault" in more else []
 
     async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
@@ -271,11 +273,11 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
     code, world, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 3, 1)
     said = capsys.readouterr().err
-    assert "a bad moment; trying again in 0.01 s" in said
+    assert "a bad moment; trying again in 15 s" in said
     assert "no route to host" in said
 
 
-@pytest.mark.parametrize(("times", "ends"), [(1, False), (attempt.REFUSALS, True)])
+@pytest.mark.parametrize(("times", "ends"), [(1, False), (decide.REFUSALS, True)])
 def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_the_way_on(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, times: int, ends: bool
 ) -> None:
@@ -295,7 +297,7 @@ def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_t
         code, *_ = run(world)
         assert code == 0
     said = capsys.readouterr().err
-    assert "Resource temporarily unavailable; trying again in 0.01 s" in said
+    assert "Resource temporarily unavailable; trying again in 15 s" in said
     assert ("  recover: tpu_ops attach r1 --recover" in said) is ends
 
 
@@ -333,7 +335,7 @@ def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guest agent makes the accounts a while after its sshd answers, and perhaps not that of this person."""
-    refusals = iter([RefusedError("login was refused on 2 hosts")] * (attempt.REFUSALS + 1))
+    refusals = iter([RefusedError("login was refused on 2 hosts")] * (decide.REFUSALS + 1))
     world = World(PREEMPTED, DONE)
 
     def converge(*_: Any, **__: Any) -> Outcome:
@@ -343,7 +345,7 @@ def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     monkeypatch.setattr(world, "converge", converge)
     with pytest.raises(RefusedError):
         run(world)
-    assert world.done.count("refused") == attempt.REFUSALS > 1
+    assert world.done.count("refused") == decide.REFUSALS > 1
 
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -867,8 +869,10 @@ def test_a_node_that_is_taken_away_under_the_first_start_is_brought_back(
     world = World(None, DONE)
 
     async def starts(job: recovering.Recovering) -> int:
-        job._wrote = True
-        job._keep(attempt=1, pending=False)
+        keep(job, attempt=0)
+        job._first = pod(2)
+        job._take(Planned(job.kept.plan))
+        job.starts()
         world.state = state
         if may_be_on:
             job.may_be_on()
@@ -892,7 +896,9 @@ def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_i
     known: list[Any] = []
 
     async def starts(job: recovering.Recovering) -> int:
-        monkeypatch.setattr(job, "_plan_of", lambda _: job.kept.plan)
+        plan = job.kept.plan
+        monkeypatch.setattr(job, "_plan_of", lambda _: plan)
+        keep(job, attempt=0)
         recovery.forget(tmp_path, "r1")
         await job.begin(pod(2), None)
         job.starts()
@@ -971,24 +977,21 @@ def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then
     code, world, _ = run(world)
     assert code == 0
     world = World(PREEMPTED, *[DONE] * 9)
-    world.refusals = [refusal] * attempt.REFUSALS
+    world.refusals = [refusal] * decide.REFUSALS
     with pytest.raises(launch.NotStarted):
         run(world)
 
 
 def test_a_worker_that_is_found_to_be_filled_at_the_start_itself_is_waited_for_as_before_it(run: Any) -> None:
     filled = Reply("", {"blamed": [0], "failed_checks": ["changing"]}, "failed", "bob has been changing /opt/venvs/jax")
-    world = World(PREEMPTED, *[DONE] * 2 * attempt.REFUSALS)
-    world.refusals = [("start", filled)] * (attempt.REFUSALS + 1)
+    world = World(PREEMPTED, *[DONE] * 2 * decide.REFUSALS)
+    world.refusals = [("start", filled)] * (decide.REFUSALS + 1)
     code, *_ = run(world)
     assert (code, world.refusals) == (0, [])
 
 
 def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an attempt of its own, which its workers remember as refused."""
-    pauses: list[float] = []
-    monkeypatch.setattr("tpu_ops.fleet.remaking.LONGEST_PAUSE", 0.03)
-    monkeypatch.setattr("tpu_ops.cli.recovering.time", SimpleNamespace(sleep=pauses.append))
     refused = [{**ended("refused"), "reason": "port 8482 cannot be reached"}] * 3
     world = World(PREEMPTED, *refused, PREEMPTED, *refused[:2], DONE)
     call = world.call
@@ -1003,7 +1006,7 @@ def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, m
     monkeypatch.setattr(world, "call", refusing)
     code, _, job = run(world, max_preemptions=2)
     assert (code, job.kept.attempt) == (0, 8)
-    assert pauses == [0.01, 0.02, 0.03, 0.01, 0.02]
+    assert world.pauses == [15, 30, 60, 15, 30]
 
 
 def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption_whatever_its_workers_say(
@@ -1112,7 +1115,7 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
     assert [(action, list(requests)) for action, requests in asked] == [("stop", ["b-w0"])]
     assert asked[0][1]["b-w0"]["reason"] == "node a is PREEMPTED"
     # Its ranks were stopped by nobody who wants the run to end.
-    assert job._goes_on(outcomes)
+    assert isinstance(job._after(outcomes), Next)
     assert recovery.read(tmp_path, "r1").pending
 
 
@@ -1120,7 +1123,7 @@ def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_agai
     *_, job = run(World(DONE))
     with pytest.raises(UsageError, match="logs of a run with this name"):
         asyncio.run(job.begin(pod(2), None))
-    job._keep()
+    keep(job)
     with pytest.raises(UsageError, match="as far as this machine knows, it has not ended"):
         asyncio.run(job.begin(pod(2), None))
 
@@ -1372,7 +1375,7 @@ def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
 
 def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, job = run(World(DONE))
-    job._keep(pending=True)
+    keep(job, pending=True)
     taken: list[Any] = []
 
     def to_the_end(self: recovering.Recovering, work: object) -> int:
@@ -1396,7 +1399,7 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
     _, world, job = run(World(DONE))
     world.endings[1] = FAILED
     capsys.readouterr()
-    job._keep(pending=True, preemptions=1)
+    keep(job, pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
@@ -1417,33 +1420,3 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
         "preemptions": 1,
     }
     assert [fault["problem"] for fault in told["faults"]] == ["no launcher", "no python"]
-
-
-@pytest.mark.parametrize(
-    ("checks", "passes"), [(["changing"], True), (["changing"] * 2, True), (["changing", "free"], False), ([], False)]
-)
-def test_what_ansible_is_changing_is_waited_for_as_long_as_it_takes(checks: list[str], passes: bool) -> None:
-    faults = [preflight.Fault(f"pod-w{index}", "busy", check=check) for index, check in enumerate(checks)]
-    assert attempt.passes(preflight.PreflightError(faults, 2)) is passes
-
-
-@pytest.mark.parametrize(
-    ("refusals", "passes"),
-    [
-        ([["changing"]], True),
-        ([["changing"], None], True),
-        ([["changing", "free"]], False),
-        ([["changing"], ["free"]], False),
-        ([[]], False),
-    ],
-)
-def test_what_is_found_to_be_changing_at_the_start_itself_is_waited_for(
-    refusals: list[list[str] | None], passes: bool
-) -> None:
-    refused = [
-        Reply("pod-w0", {}, "timeout", "silent")
-        if checks is None
-        else Reply("pod-w1", {"blamed": [1], "failed_checks": checks}, "failed", "busy")
-        for checks in refusals
-    ]
-    assert attempt.passes(launch.NotStarted(refused)) is passes

@@ -76,6 +76,8 @@ class World:
         self.refusals: list[tuple[str, Reply]] = []
         self.refusal: OpsError | None = None
         self.commit = COMMIT
+        #: Seconds of each pause before another try.
+        self.pauses: list[float] = []
 
     # --- the workers
 
@@ -174,6 +176,12 @@ class World:
         return {host: Result(host, 0, self.commit.encode()) for host in hosts}
 
 
+def keep(job: recovering.Recovering, **changes: Any) -> None:
+    """Change what is kept of a run, and write it."""
+    job.state = replace(job.state, kept=replace(job.kept, **changes))
+    recovery.write(job._settings.state_dir, job.kept)
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, World, recovering.Recovering]]:
     """Follow a run whose first attempt is on, in a world, to its end."""
@@ -181,7 +189,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     monkeypatch.setattr(follow, "RETRY_LIMIT", 0.2)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.2)
     monkeypatch.setattr(attempt, "LOOK", 0.05)
-    monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
 
     def followed(
         world: World, *words: str, first: Any = None, **changes: Any
@@ -204,7 +211,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         asked = spec.RunSpec("r1", ("true",), attempt=world.attempt, cwd="/srv/vision", code_digest=COMMIT)
         kept = recovery.Recovery("r1", world.attempt, Plan((Made(NODE, "1", {}),)), recovery.options_of(asked, {}))
         settings: Any = stand_in(tmp_path)
-        job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
+        kept, args = replace(kept, **changes), parser.parse_args(words)
+        job = recovering.Recovering(settings, kept, asked, args, begun=False, sleep=world.pauses.append)
         world_fanout: Any = world
         if first:
             return job.to_the_end(first(job)), world, job

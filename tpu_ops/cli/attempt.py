@@ -11,12 +11,13 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError
+from tpu_ops.errors import OpsError, UnreachableError
 from tpu_ops.fleet import origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
+from tpu_ops.recovery.decide import passes
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
+from tpu_ops.runs import control, copies, endings, records, recovery, spec
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import ON, Outcome
 
@@ -24,9 +25,6 @@ from tpu_ops.runs.outcomes import ON, Outcome
 LOOK = 10.0
 #: Seconds for the last lines of the ranks that are left where a node is lost, once these have ended.
 ENDS = 5.0
-#: How often in a row what passes in most cases may be in the way: accounts, chips and what site.yml takes come to a new
-#: node a while after its sshd.
-REFUSALS = 5
 #: How often a worker may say that it cannot tell how the run is.
 CANNOT_TELL = 5
 
@@ -37,25 +35,6 @@ class Renamed(UnreachableError):
 
 class CannotTell(OpsError):
     """A worker that is there does not say how the run is: its launcher is another one now, for example."""
-
-
-def passes(exc: OpsError) -> bool:
-    """Return whether the same may succeed a while later: a worker or the API did not answer, or Ansible is at work."""
-    waits = isinstance(exc, launch.NotStarted) and all(
-        control.is_lost(reply) or _is_changing(reply.value.get("failed_checks", ())) for reply in exc.refused
-    )
-    changing = isinstance(exc, preflight.PreflightError) and _is_changing(fault.check for fault in exc.faults)
-    return waits or changing or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
-
-
-def _is_changing(checks: Iterable[str]) -> bool:
-    """Return whether Ansible is at work on a worker, and nothing else is in the way there."""
-    return {*checks} == {"changing"}
-
-
-def may_pass(exc: OpsError) -> bool:
-    """Return whether a few more tries are worth it: what is wrong with a worker mends itself, or takes a person."""
-    return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
 
 
 def lost_of(settings: Settings, plan: remaking.Plan) -> dict[str, str]:
@@ -107,7 +86,7 @@ class Attempt:
         *,
         names: Mapping[str, str],
         follower: Callable[[copies.Logs], Follower],
-        losing: Callable[[], None],
+        losing: Callable[[], object],
     ) -> None:
         self.fanout, self.run = fanout, run
         self.lost: Mapping[str, str] = {}

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tpu_ops.cli import commands, output
-from tpu_ops.cli.attempt import lost_of
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UnreachableError
-from tpu_ops.fleet import remaking
 from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.requests import Requests
+from tpu_ops.recovery import decide
+from tpu_ops.recovery.events import Action, Event, ForgetRequests, GiveUp, Say, Tell
 from tpu_ops.runs import control, records, recovery, spec
-from tpu_ops.runs.endings import FAILED, TAKEN
 from tpu_ops.runs.recovery import Recovery
-
-#: What to do where a budget is used up.
-MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
 
 
 class Bookkeeping:
-    """The books of one run.
+    """The state of one run's recovery, which each event changes, and what is printed and kept of it.
 
     Args:
         settings: Of the fleet.
@@ -33,15 +30,48 @@ class Bookkeeping:
     """
 
     def __init__(self, settings: Settings, kept: Recovery, run: spec.RunSpec, *, begun: bool) -> None:
-        self._settings, self.kept, self._spec, self._begun = settings, kept, run, begun
+        self._settings, self._spec = settings, run
+        self.state = decide.State(kept, begun=begun)
+        #: What is on the disk; None where nothing was written here yet.
+        self._written: Recovery | None = None
         self._events: list[dict[str, Any]] = []
+        path = recovery.requests_file(settings.state_dir, kept.run_id)
+        self._requests = Requests(path, lambda text: output.warning(self._on_fleet(text)))
 
-    def _keep(self, **changes: Any) -> None:
-        if changes.get("pending") and not self.kept.pending:
-            changes["since"] = time.time()
-        self.kept = replace(self.kept, **changes)
-        with self._as_far_as_it_goes():
-            recovery.write(self._settings.state_dir, self.kept)
+    @property
+    def kept(self) -> Recovery:
+        """What is kept of the run."""
+        return self.state.kept
+
+    def _take(self, event: Event) -> Action | None:
+        """Decide on an event, keep the new state, and print what there is to tell; return the action that is left.
+
+        Raises:
+            UnreachableError: A budget is used up.
+            OpsError: The state cannot be written, and the run has not begun.
+        """
+        was_pending, left = self.kept.pending, None
+        self.state, actions = decide.decide(self.state, event)
+        if self.kept.pending and not was_pending:
+            self.state = replace(self.state, kept=replace(self.kept, since=time.time()))
+        if self.kept != self._written:
+            with self._as_far_as_it_goes():
+                recovery.write(self._settings.state_dir, self.kept)
+                self._written = self.kept
+        for action in actions:
+            match action:
+                case Tell(what, then):
+                    self._tell(what, then)
+                case Say(text):
+                    output.info(self._on_fleet(text))
+                case ForgetRequests():
+                    self._requests.drop(*(request.name for request in self._requests.all))
+                case GiveUp(what):
+                    recovery.forget(self._settings.state_dir, self.kept.run_id)
+                    raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=decide.MORE)
+                case _:
+                    left = action
+        return left
 
     @contextlib.contextmanager
     def _as_far_as_it_goes(self) -> Iterator[None]:
@@ -53,7 +83,7 @@ class Bookkeeping:
         try:
             yield
         except OpsError as exc:
-            if not self._begun:
+            if not self.state.begun:
                 raise
             output.warning(
                 self._on_fleet(
@@ -69,51 +99,6 @@ class Bookkeeping:
         record = records.started_on(self.kept.run_id, workers, self._spec.argv, attempt)
         with self._as_far_as_it_goes():
             records.write(self._settings.state_dir, record)
-
-    def _count_one(self, kind: str, *, anew: bool = False, early: bool = False) -> str:
-        """Count an end of an attempt, a loss of its nodes once; return which budget is used up, if any.
-
-        Args:
-            kind: As of `endings.ending`.
-            anew: Whether nodes are lost that took the place of others, whose loss is counted.
-            early: Whether no node is known to be lost yet: the next one that is was counted by this.
-        """
-        anew = anew and not self.kept.early
-        if kind == FAILED:
-            self._keep(failures=self.kept.failures + 1, pending=True, early=early)
-        elif anew or not self.kept.counted:
-            self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True, early=early)
-        else:
-            self._keep(pending=True, early=early)
-        return self.kept.over_budget()
-
-    def _count_lost(self, plan: remaking.Plan, exc: OpsError | None = None, *, anew: bool = False) -> bool:
-        """Count nodes that are not as a plan has them; return whether there are any.
-
-        Args:
-            plan: The nodes.
-            exc: What went wrong because of that, if anything.
-            anew: As of `_count_one`.
-
-        Raises:
-            UnreachableError: There are, and the budget is used up.
-        """
-        lost: Mapping[str, str] = {}
-        with contextlib.suppress(OpsError):
-            lost = lost_of(self._settings, plan)
-        return self._count_these(lost, exc, anew=anew)
-
-    def _count_these(self, lost: Mapping[str, str], exc: OpsError | None = None, *, anew: bool = False) -> bool:
-        """Do as `_count_lost`, for nodes of which is known what became of them (`remaking.lost`)."""
-        if not lost:
-            return False
-        why, over = "; ".join(lost.values()), self._count_one(TAKEN, anew=anew)
-        if over:
-            recovery.forget(self._settings.state_dir, self.kept.run_id)
-            what = f"not started again: {why}, and {over} is used up"
-            raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=MORE) from exc
-        self._tell(why, "bringing its nodes back")
-        return True
 
     def _tell(self, what: str, then: str) -> None:
         what = self._on_fleet(what)

@@ -10,26 +10,20 @@ from tpu_ops.cli import configure, faults, options, output, projects, requested,
 from tpu_ops.cli.attempt import lost_of
 from tpu_ops.cli.bookkeeping import Bookkeeping
 from tpu_ops.config import Settings
-from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.errors import UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, update, view
 from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.recovery import events
+from tpu_ops.recovery.events import Back, Configured, Looked, Preparing
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, endings, preflight, recovery, spec
+from tpu_ops.runs import control, endings, preflight, spec
 from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.recovery import Recovery
 
 
-class Superseded(OpsError):
-    """Somebody else has started a later attempt, as who recovers the run on another machine does.
-
-    Args:
-        attempt: That one.
-    """
-
-    def __init__(self, attempt: int) -> None:
-        super().__init__(f"attempt {attempt} was started by somebody else")
+class Superseded(Exception):
+    """A recovery on another machine has started a later attempt."""
 
 
 class Bringing(Bookkeeping):
@@ -48,11 +42,6 @@ class Bringing(Bookkeeping):
     ) -> None:
         super().__init__(settings, kept, run, begun=begun)
         self._said = set(said)
-        #: The nodes that the next attempt is to be on, from when they are READY until it is followed.
-        self._now: remaking.Plan | None = None
-        self._has_made = False
-        path = recovery.requests_file(settings.state_dir, kept.run_id)
-        self._requests = Requests(path, lambda text: output.warning(self._on_fleet(text)))
 
     def tell_requested(self) -> None:
         """Say what was requested from the API and no attempt is on: it is or will be billed without this command."""
@@ -66,30 +55,15 @@ class Bringing(Bookkeeping):
 
     def _bring_back(self) -> list[Worker]:
         """Return the workers by rank once all nodes are READY, known and configured."""
-        self._keep(pending=True)
         plan = self.kept.plan
-        # What took the place of nodes that were lost, if that is counted.
-        self._now = self._now if self.kept.counted else None
-        if self.kept.attempt and not self.kept.counted:
-            # Taken away since the last attempt ended, which was for another reason. Nothing is made before that is
-            # known: it may be more than the budget allows.
-            self._count_these(lost_of(self._settings, plan))
+        if self._take(Preparing()):
+            self._take(Looked(lost_of(self._settings, plan)))
         with origin.api(self._settings) as tpu:
             request = f"{self.kept.run_id}/{self.kept.attempt + 1}"
             seen = remaking.bring_back(tpu, plan, request, output.info, self._requests, used=self._used)
         names = [made.name for made in plan.nodes]
-        if self._now:
-            self._count_these(remaking.lost(self._now, seen), anew=True)
-        elif self.kept.attempt and not self.kept.counted:
-            # Taken away since they were looked at, perhaps with their queued resource.
-            self._count_these(remaking.lost(plan, seen))
+        self._take(Back(seen))
         fresh = bool(remaking.fresh(plan, seen))
-        self._has_made |= fresh
-        # What becomes of these from now on is a preemption of its own.
-        self._now = plan.now(seen, names)
-        early = self.kept.early and not fresh
-        if (counted := self.kept.counted and (fresh or early)) != self.kept.counted or early != self.kept.early:
-            self._keep(counted=counted, early=early)
         fleet, found = self._found(names, fresh=fresh)
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
@@ -110,7 +84,7 @@ class Bringing(Bookkeeping):
                 what = "its environments differ, so all its workers are configured together"
                 output.info(f"run {self.kept.run_id}: {what} (site.yml)")
                 configure.converge(self._settings, fleet, workers, then="continue")
-        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=self.kept.early)
+        self._take(Configured(plan.now(seen, [worker.node.full_name for worker in workers])))
         # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
             projects.bring(self._settings, fleet, workers, self.kept.git)
@@ -153,11 +127,10 @@ class Bringing(Bookkeeping):
         Raises:
             Superseded: It is.
         """
-        if attempt <= self.kept.attempt:
-            return
-        self._remember(workers, attempt)
-        self._keep(attempt=attempt, plan=plan, pending=False, counted=False)
-        raise Superseded(attempt)
+        if attempt > self.kept.attempt:
+            self._remember(workers, attempt)
+        if self._take(events.Superseded(attempt, plan)):
+            raise Superseded
 
     async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
         """Look at the workers as before any run; what an attempt that is over has left on them is ended first.

@@ -6,30 +6,45 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import leaving, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
-from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, may_pass, names_of, passes
-from tpu_ops.cli.bookkeeping import MORE
+from tpu_ops.cli.attempt import Attempt, Renamed, lost_of, names_of
 from tpu_ops.cli.bringing import Bringing, Superseded
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, RefusedError, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
+from tpu_ops.recovery import events
+from tpu_ops.recovery.decide import over_budget, suspected
+from tpu_ops.recovery.events import (
+    Action,
+    Ended,
+    EndingRanks,
+    Fail,
+    Finish,
+    Following,
+    Interrupted,
+    Next,
+    Planned,
+    StartFailed,
+    Starting,
+    Stop,
+    StopWanted,
+    TryFailed,
+    Wait,
+)
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import advice, control, endings, launch, records, recovery, spec, sync, turns
-from tpu_ops.runs.endings import STOPPED, SUCCEEDED, TAKEN
+from tpu_ops.runs.endings import STOPPED
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
-
-
-class _TakenEarly(OpsError):
-    """Nodes were taken away while the first attempt was being started on them."""
 
 
 @contextlib.contextmanager
@@ -60,6 +75,7 @@ class Recovering(Bringing):
         args: ``rank``, ``json`` and ``exit_code`` of the command line.
         begun: Whether the run has been on before.
         said: Warnings of the fleet that this command has said before.
+        sleep: Waits for some seconds before another try.
     """
 
     def __init__(
@@ -71,19 +87,17 @@ class Recovering(Bringing):
         *,
         begun: bool,
         said: Iterable[str] = (),
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         super().__init__(settings, kept, run, begun=begun, said=said)
-        self._args = args
+        self._args, self._sleep = args, sleep
         self._on: tuple[Fanout, control.RunRef] | None = None
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
-        self._wrote = self._has_followed = False
+        #: The workers of the first attempt, where this process starts it.
         self._first: Sequence[Worker] = ()
         #: What may be made again otherwise than it is, in words.
         self._lacking: list[str] = []
-        self._refusals = 0
-        #: Seconds before the next try where something is in the way for now.
-        self._pause = remaking.FIRST_PAUSE
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
         """Keep what starts the run again, before it is started; return the code that goes to the workers.
@@ -103,11 +117,11 @@ class Recovering(Bringing):
         if self._lacking:
             what = "the API has fields that this version of tpu_ops does not know; what is recreated may lack them"
             output.warning(f"{', '.join(self._lacking)}: {what}")
-        self._wrote, self._first = True, workers
+        self._first = workers
         # Left by one that died before it had kept all.
         recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
-        self._keep(plan=plan)
+        self._take(Planned(plan))
         return copy
 
     def starts(self) -> None:
@@ -116,7 +130,7 @@ class Recovering(Bringing):
         Raises:
             OpsError: That cannot be kept.
         """
-        self._keep(attempt=1, pending=False)
+        self._take(Starting())
 
     def _plan_of(self, workers: Sequence[Worker]) -> remaking.Plan:
         with origin.api(self._settings) as tpu:
@@ -135,23 +149,17 @@ class Recovering(Bringing):
             self.tell_requested()
 
     def _followed_to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
+        step: Action | None = None
         try:
-            with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
-                try:
-                    code = self._followed(work) if work else self._next()
-                except (_TakenEarly, Superseded):
-                    code = self._next()
-                except Renamed as exc:
-                    why = self._on_fleet(str(exc))
-                    output.info(f"run {self.kept.run_id}: {why}; looking for its workers by their new names")
-                    code = self._next()
-                while self._outcomes and self._goes_on(self._outcomes):
+            with ended_by(lambda: (self.state.begun or bool(self._first)) and self._on is None and self._asked()):
+                code = self._begun_with(work) if work else self._next()
+                while self._outcomes and isinstance(step := self._after(self._outcomes), Next):
                     code = self._next()
         except Asked:
-            return self._stopped()
+            step = self._take(StopWanted(self._outcomes or (), self._lost))
         except BrokenPipeError:
             # Whoever read the lines has gone, as `head` does.
-            if not self._begun:
+            if not self.state.begun:
                 raise
             output.give_up()
             self.left()
@@ -161,10 +169,46 @@ class Recovering(Bringing):
             self.left()
             raise
         except (OpsError, OSError):
-            if self._begun and not self.kept.over_budget():
+            if self.state.begun and not over_budget(self.kept):
                 self._hint()
             raise
-        return self._finish(self._outcomes) if self._outcomes else code
+        if isinstance(step, Stop):
+            return self._stopped(forget=step.forget)
+        return self._finish(self._outcomes or ()) if isinstance(step, Finish) else code
+
+    def _begun_with(self, work: Coroutine[Any, Any, int]) -> int:
+        """Do what the command begins with, and follow the run from there."""
+        try:
+            return self._followed(work)
+        except Superseded:
+            pass
+        except Renamed as exc:
+            self._take(events.Renamed(str(exc)))
+        except OpsError as exc:
+            if not isinstance(self._failed(StartFailed(exc)), Next):
+                raise
+            # `status`, `stop` and others find it from now on.
+            self._remember(self._first, self.kept.attempt)
+        finally:
+            # The file may be another run's of this name, which goes on: only what this process has kept is removed.
+            if self._first and not self.state.begun:
+                recovery.forget(self._settings.state_dir, self.kept.run_id)
+        return self._next()
+
+    def _after(self, outcomes: Sequence[Outcome]) -> Action | None:
+        """Say how an attempt ended; return what follows."""
+        return self._take(Ended(outcomes, self._lost, stop_wanted=self._asked()))
+
+    def _failed(self, event: StartFailed | TryFailed) -> Action | None:
+        """Decide on an error, once it is known whether nodes were lost; return what follows.
+
+        Raises:
+            UnreachableError: They were, and the budget is used up.
+        """
+        if plan := suspected(self.state, event):
+            with contextlib.suppress(OpsError):
+                event = replace(event, lost=lost_of(self._settings, plan))
+        return self._take(event)
 
     def _asked(self) -> bool:
         return recovery.asked_to_stop(self._settings.state_dir, self.kept.run_id)
@@ -175,14 +219,9 @@ class Recovering(Bringing):
         records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED, outcomes)
         output.info(f"run {self.kept.run_id}: stopped; it will not be started again")
 
-    def _stopped(self) -> int:
-        """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
-        outcomes = self._outcomes or []
-        known, kind = any(outcome.record for outcome in outcomes), endings.ending(outcomes, self._lost)[0]
-        # While the next attempt is prepared, ranks were stopped for that.
-        if known and (kind == SUCCEEDED or (kind == STOPPED and not self.kept.pending)):
-            return self._finish(outcomes)
-        if outcomes or self.kept.pending or not self.kept.attempt or not self._begun:
+    def _stopped(self, *, forget: bool) -> int:
+        """Say that the run is not started again; whoever asked for the stop ends what may be on."""
+        if forget:
             self._never_again()
         else:
             output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be running")
@@ -193,29 +232,16 @@ class Recovering(Bringing):
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
         """Follow one attempt; without outcomes afterwards, it was left."""
         self._outcomes = None
-        try:
-            how: dict[str, Any] = {"command": self._settings.command, "as_json": self._args.json}
-            return asyncio.run(leaving.followed(work, lambda: self._on, self.left, self._never_again, **how))
-        except OpsError as exc:
-            first = self._wrote and not self._has_followed and self.kept.attempt == 1
-            if not (first and (passes(exc) or may_pass(exc)) and self._count_lost(self.kept.plan, exc)):
-                raise
-            # As it might have been a moment later. Who asks for it meanwhile finds it.
-            self._begun = True
-            self._remember(self._first, self.kept.attempt)
-            raise _TakenEarly("its nodes were taken away while it was being started") from exc
-        finally:
-            # What stands there may be of another run of this name, which goes on.
-            if self._wrote and not self._begun:
-                recovery.forget(self._settings.state_dir, self.kept.run_id)
+        how: dict[str, Any] = {"command": self._settings.command, "as_json": self._args.json}
+        return asyncio.run(leaving.followed(work, lambda: self._on, self.left, self._never_again, **how))
 
     def may_be_on(self) -> None:
         """Know that the start, of which not all was heard, may have been one: nothing of what is kept goes."""
-        self._begun = True
+        self._take(Interrupted(may_be_on=True))
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
-        if not self._begun:
+        if not self.state.begun:
             output.info("interrupted before the run was started")
             return
         if self._on:
@@ -245,31 +271,20 @@ class Recovering(Bringing):
         if one.newest > self.kept.attempt:
             # What is known of its nodes here is as old as what is known of its attempts.
             self._on = None
-            self._keep(pending=True)
-            raise Superseded(one.newest)
-        if endings.was_started(outcomes):
-            self._is_on()
+            self._take(events.Superseded(one.newest))
+            raise Superseded
         if one.lost or any(outcome.record for outcome in outcomes):
-            return await self._follow(one)
+            return await self._follow(one, started=endings.was_started(outcomes))
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
         return ExitCode.OK
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
-        self._is_on()
-        return await self._follow(self._attempt(fanout, {worker.host: worker.node.full_name for worker in workers}))
+        names = {worker.host: worker.node.full_name for worker in workers}
+        return await self._follow(self._attempt(fanout, names), started=True)
 
-    def _is_on(self) -> None:
-        """Know that the attempt has begun: what is refused or lost from now on is so for the first time."""
-        self._refusals, self._pause = 0, remaking.FIRST_PAUSE
-        self._requests.drop(*(request.name for request in self._requests.all))
-        if self.kept.counted or self.kept.early:
-            self._keep(counted=False, early=False)
-
-    async def _follow(self, one: Attempt) -> int:
-        self._begun = self._has_followed = True
-        # What becomes of its nodes from now on ends the attempt.
-        self._now = None
+    async def _follow(self, one: Attempt, *, started: bool) -> int:
+        self._take(Following(started))
         self._on = (one.fanout, one.run)
         outcomes = await one.to_its_end()
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
@@ -297,12 +312,8 @@ class Recovering(Bringing):
                 data=logs.write,
                 offsets=logs.offsets,
             ),
-            losing=self._losing,
+            losing=lambda: self._take(EndingRanks()),
         )
-
-    def _losing(self) -> None:
-        """Count a node that is lost, before what is left is ended: whoever takes over would not know why that was."""
-        self._count_one(TAKEN, anew=True)
 
     def _shown(self, count: int) -> list[int]:
         return runs_output.ranks(self._args.rank, count)
@@ -328,52 +339,16 @@ class Recovering(Bringing):
                 await projects.look(fanout, hosts, self._spec)
             self._remember(workers, attempt)
             # From here on it may be on, whatever is heard of its start.
-            self._keep(attempt=attempt, pending=False)
+            self._take(Starting())
             try:
                 await launch.start(fanout, self._spec, workers)
             except launch.Interrupted as exc:
-                self._keep(pending=not exc.may_be_on)
+                self._take(Interrupted(exc.may_be_on))
                 raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
     # --- between two attempts -------------------------------------------------------------------------------
-
-    def _goes_on(self, outcomes: Sequence[Outcome]) -> bool:
-        """Say how an attempt ended; return whether another one follows.
-
-        Raises:
-            Asked: One would, and none is wanted.
-        """
-        kind, why = endings.ending(outcomes, self._lost)
-        if kind == SUCCEEDED:
-            return False
-        if who := endings.stop_requested_by(outcomes):
-            if not any(outcome.record for outcome in outcomes):
-                # Of an attempt that was refused for that nothing is to be told.
-                raise Asked
-            if any(outcome.intent != "stop" for outcome in outcomes):
-                self._tell(f"stopped by {who}", "not started again")
-            return False
-        if not (self.kept.pending or self._lost or endings.was_started(outcomes)):
-            self._keep(pending=True)
-            if self._asked():
-                raise Asked
-            self._tell("it has not begun", "starting the next one")
-            return True
-        if self.kept.pending:
-            # The ranks that were left have been ended because of a node that was lost.
-            kind, why = TAKEN, "; ".join(self._lost.values())
-        if kind == STOPPED:
-            return False
-        if self._asked():
-            raise Asked
-        over = self._count_one(kind, early=kind == TAKEN and not self._lost)
-        then = "bringing its nodes back" if kind == TAKEN else "starting it again"
-        self._tell(why, f"not started again: {over} is used up" if over else then)
-        if over:
-            output.info(f"  fix: {self._on_fleet(MORE)}")
-        return not over
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
@@ -381,34 +356,17 @@ class Recovering(Bringing):
             self._on = None
             try:
                 # A start of which not all was heard may have been one.
-                work = self._again(self._bring_back()) if self.kept.pending else self.attached()
-                return self._followed(work)
-            except Superseded as exc:
-                if not self.kept.pending:
-                    self._tell(str(exc), "following it")
+                return self._followed(self._again(self._bring_back()) if self.kept.pending else self.attached())
+            except Superseded:
+                continue
             except BrokenPipeError:
                 raise
             except (OpsError, OSError) as failure:
-                if self.kept.over_budget():
+                step = self._failed(TryFailed(failure))
+                if isinstance(step, Fail):
                     raise
-                # What this machine lacks for a moment, as processes or open files, may be there again as well.
-                error = failure if isinstance(failure, OpsError) else OpsError(str(failure))
-                silent = passes(error) and not isinstance(error, RefusedError)
-                self._refusals = 0 if silent else self._refusals + 1
-                # Whatever went wrong: Ansible knows no such worker, for example, once its node is taken away.
-                if self._now and self._count_lost(self._now, error, anew=True):
-                    self._now, self._refusals = None, 0
-                    continue
-                # Whoever has just called the command is told at once what is wrong, and mends it.
-                late = self._has_followed or self._has_made
-                hopeful = isinstance(error, RefusedError) or (late and (error is not failure or may_pass(error)))
-                if not (silent or hopeful) or self._refusals >= REFUSALS:
-                    raise
-                self._tell(str(error), f"trying again in {self._pause:g} s; Ctrl-C gives up")
-                # A start that was refused is an attempt that is over when the next try begins: the pause grows all the
-                # same, and the time that all tries take with it.
-                seconds, self._pause = self._pause, min(self._pause * 2, remaking.LONGEST_PAUSE)
-                time.sleep(seconds)
+            if isinstance(step, Wait):
+                self._sleep(step.seconds)
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
