@@ -50,7 +50,7 @@ def test_whatever_goes_wrong_because_a_new_node_is_lost_is_a_loss_of_that_node(
             world.state = "PREEMPTED"
             raise faults.pop()
 
-    later(monkeypatch, world, "converge", lost)
+    later(monkeypatch, world, "configure", lost)
     code, _, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
 
@@ -67,7 +67,7 @@ def test_what_a_new_node_lacks_at_first_is_waited_for_whoever_made_it(
         if faults:
             raise faults.pop()
 
-    later(monkeypatch, world, "converge" if is_made else "known", locked)
+    later(monkeypatch, world, "configure" if is_made else "workers_of", locked)
     if is_made:
         code, _, job = run(world, pending=True)
         assert (code, job.kept.attempt) == (0, 2)
@@ -116,19 +116,20 @@ def test_a_new_node_that_is_lost_while_the_api_is_silent_is_counted_once_it_answ
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, lost = World(PREEMPTED, DONE), [True]
+    look = world.look
 
     def converged() -> None:
         if lost:
             lost.pop()
             world.state = "PREEMPTED"
-            monkeypatch.setattr("tpu_ops.cli.recovering.remaking.look", silent)
+            monkeypatch.setattr(world, "look", silent)
             raise UnreachableError("no route to host")
 
     def silent(*_: Any) -> Any:
-        monkeypatch.setattr("tpu_ops.cli.recovering.remaking.look", world.look)
+        monkeypatch.setattr(world, "look", look)
         raise UnreachableError("the API does not answer")
 
-    later(monkeypatch, world, "converge", converged)
+    later(monkeypatch, world, "configure", converged)
     code, _, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
 
@@ -138,7 +139,7 @@ def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: 
     world = World(None, DONE)
     world.attempt, world.node_id = 2, "2"
     records.write(tmp_path, replace(records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)), attempt=1))
-    code, world, job = run(world, attempt=1, first=lambda job: job.attached())
+    code, world, job = run(world, attempt=1, first=lambda driver: driver.attached())
     assert (code, job.kept.attempt) == (0, 2)
     assert [one for one in world.done if not one.startswith("bring back")] == [], "nothing was started from here"
     assert (tmp_path / "runs/r1/attempt-2/rank-0.log").read_text() == "attempt 2\n"
@@ -222,7 +223,7 @@ def test_what_a_node_lacks_for_good_ends_the_recovery_whatever_else_happens(
             world.state = "PREEMPTED"
         raise HostError("site.yml failed there")
 
-    later(monkeypatch, world, "converge", fails)
+    later(monkeypatch, world, "configure", fails)
     with pytest.raises(HostError):
         run(world)
     assert tries[0] == 2 * decide.REFUSALS
@@ -252,7 +253,7 @@ def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.Mon
 def attached(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """What takes over a run of two workers whose next attempt is being prepared."""
     *_, job = run(World(FAILED, DONE), max_failures=1)
-    keep(job, pending=True)
+    keep(job.driver, pending=True)
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()

@@ -127,5 +127,5 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
             runs_output.ranks(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         job.tell_requested()
-        with faults.told(args.run, settings, as_json=args.json, more=job.facts):
-            return job.to_the_end(None if kept.pending else job.attached())
+        with faults.told(args.run, settings, as_json=args.json, more=job.driver.facts):
+            return job.to_the_end(None if kept.pending else job.driver.attached())
