@@ -595,6 +595,20 @@ def test_the_nodes_whose_loss_may_be_behind_an_error(
 
 
 @pytest.mark.parametrize(
+    ("changes", "over"),
+    [
+        ({"preemptions": 99}, ""),
+        ({"max_preemptions": 2, "preemptions": 2}, ""),
+        ({"max_preemptions": 2, "preemptions": 3}, "--max-preemptions 2"),
+        ({"failures": 1}, "--max-failures 0"),
+        ({"max_failures": 1, "failures": 1, "preemptions": 5}, ""),
+    ],
+)
+def test_preemptions_and_failures_have_budgets_of_their_own(changes: dict[str, Any], over: str) -> None:
+    assert decide.over_budget(replace(ON.kept, **changes)) == over
+
+
+@pytest.mark.parametrize(
     ("checks", "passes"), [(["changing"], True), (["changing"] * 2, True), (["changing", "free"], False), ([], False)]
 )
 def test_a_worker_that_ansible_is_changing_is_waited_for(checks: list[str], passes: bool) -> None:

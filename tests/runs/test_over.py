@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from tests.runs.world import DONE, STOPPED, World
-from tpu_ops.cli import attempt
+from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.protocol.wire import DATA, END
+from tpu_ops.recovery import attempt
+from tpu_ops.recovery.events import EndingRanks, Finish, StopWanted
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Frame
@@ -106,7 +108,7 @@ def test_who_takes_over_a_run_hears_of_its_end_before_its_loss_is_counted(
     world = World(DONE, DONE)
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
     monkeypatch.setattr(world, "status", answers_once(world))
-    code, world, job = run(world, first=lambda job: job.attached())
+    code, world, job = run(world, first=lambda driver: driver.attached())
     assert (code, world.done, job.kept.preemptions) == (0, [], 0)
 
 
@@ -127,7 +129,7 @@ def test_ranks_on_the_slices_that_are_left_are_not_ended_where_one_has_said_that
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *_, job = run(World(DONE))
-    one = job._attempt(object(), NODES_OF)
+    one = job.driver.attempt(object(), NODES_OF)
     one.lost = {"n/a": "node a is PREEMPTED"}
     heard = outcome_of(0, "a-w0", {**DONE, "attempt": 1})
     one.hear([heard])
@@ -144,15 +146,17 @@ def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
 ) -> None:
     *_, job = run(World(DONE))
     capsys.readouterr()
-    job._lost = {"n/a": "node a is PREEMPTED"}
-    job._losing()
+    job.driver.lost = {"n/a": "node a is PREEMPTED"}
+    job.driver.take(EndingRanks())
     told = outcome_of(1, "b-w0", {**DONE, "attempt": 1})
-    job._outcomes = endings.as_told([Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
-    if how == "asked for":
-        assert job._stopped() == 0
-    else:
-        assert not job._goes_on(job._outcomes)
-        assert job._finish(job._outcomes) == 0
+    job.driver.outcomes = endings.as_told([Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
+    step = (
+        job.driver.take(StopWanted(job.driver.outcomes, job.driver.lost))
+        if how == "asked for"
+        else job.driver.after(job.driver.outcomes)
+    )
+    assert step == Finish()
+    assert job._finish(job.driver.outcomes) == 0
     assert "run r1 succeeded on all 2 ranks\n  a-w0: node a is PREEMPTED; as b-w0 tells, the run succeeded" in (
         capsys.readouterr().err
     )
@@ -199,14 +203,15 @@ class Slices:
 def test_the_last_lines_of_the_ranks_that_are_left_are_waited_for_but_not_for_long(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float | None
 ) -> None:
-    *_, job = run(World(DONE))
-    monkeypatch.setattr(attempt, "lost_of", lambda *_: {"n/a": "node a is PREEMPTED"})
+    _, world, job = run(World(DONE), plan=Plan((Made("n/a", "1", {}), Made("n/b", "1", {}))))
+    states = {"n/a": Seen("PREEMPTED", "1"), "n/b": Seen("READY", "1")}
+    monkeypatch.setattr(world, "look", lambda _: states)
     monkeypatch.setattr(attempt, "ENDS", 0.1 if late is None else 30.0)
     shutil.rmtree(tmp_path / "runs/r1")
 
     async def followed() -> list[Outcome]:
         async with asyncio.timeout(20):
-            outcomes: list[Outcome] = await job._attempt(Slices(late), NODES_OF).to_its_end()
+            outcomes: list[Outcome] = await job.driver.attempt(Slices(late), NODES_OF).to_its_end()
             return outcomes
 
     outcomes = asyncio.run(followed())

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,15 +21,17 @@ from unittest.mock import Mock
 import pytest
 
 from tests.runs.test_parts import pod, probe, stand_in
-from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended
+from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended, keep
 from tpu_ops import files
-from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
+from tpu_ops.cli import asked, attach, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
-from tpu_ops.remote.playbook import Outcome
+from tpu_ops.recovery import attempt, decide
+from tpu_ops.recovery.driver import Driver
+from tpu_ops.recovery.events import Next, Planned
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
 
@@ -64,35 +66,6 @@ def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attemp
     remembered = records.read(tmp_path, "r1")
     assert remembered is not None
     assert (remembered.attempt, remembered.node_ids) == (3, ("3",))
-
-
-def test_a_warning_of_the_fleet_is_said_once_however_many_attempts_there_are(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    world, before = World(PREEMPTED, PREEMPTED, DONE), []
-
-    def current(_: object, said: set[str]) -> Any:
-        before.append(set(said))
-        return SimpleNamespace(workers=world.workers, warnings=("zone b did not answer",))
-
-    monkeypatch.setattr(world, "known", lambda *_: (current(None, set()), world.workers))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_ops.cli.recovering.Recovering._fleet", _with(recovering.Recovering._fleet, current))
-        code, *_ = run(world)
-    assert code == 0
-    assert capsys.readouterr().err.count("warning: zone b did not answer") == 1
-    assert before == [set(), {"zone b did not answer"}] * 2
-
-
-def _with(look: Callable[[Any], Any], current: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return what looks at the fleet as `current` has it, in the midst of a world that has another one."""
-
-    def looked(one: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tpu_ops.cli.bringing.view.current", current)
-            return look(one)
-
-    return looked
 
 
 def test_every_attempt_has_the_commit_of_the_first_one(run: Any) -> None:
@@ -190,16 +163,15 @@ def test_a_controller_that_dies_before_the_start_leaves_no_end_to_be_counted(
         raise SystemExit(9)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_ops.cli.recovering.launch.start", dies)
+        patch.setattr(launch, "start", dies)
         with pytest.raises(SystemExit):
             run(World(FAILED), max_failures=1)
     kept = recovery.read(tmp_path, "r1")
     assert (kept.attempt, kept.failures, kept.pending) == (2, 1, False)
     world: Any = World(FAILED, None, DONE)
     *_, job = run(World(DONE))
-    monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
-    job = recovering.Recovering(job._settings, kept, job._spec, job._args, begun=True)
-    assert job.to_the_end(job.attached()) == 0
+    job = recovering.Recovering(job._settings, kept, job.driver.spec, job._args, begun=True, uses=world)
+    assert job.to_the_end(job.driver.attached()) == 0
     assert (job.kept.attempt, job.kept.failures, job.kept.preemptions) == (3, 1, 0)
     assert not (tmp_path / "runs/r1/attempt-2").exists(), "no copy of another attempt's log"
     assert "attempt 2: it has not begun; starting the next one" in capsys.readouterr().err
@@ -221,13 +193,10 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
         return reply
 
     monkeypatch.setattr(world, "status", asked_again)
-    monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
-    monkeypatch.setattr("tpu_ops.fleet.view.current", lambda *_: SimpleNamespace(workers=world.workers, warnings=()))
-    monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: SimpleNamespace(workers=world.workers))
     fleets: list[str] = []
     for before in ("attached", "while it was followed"):
-        job = recovering.Recovering(job._settings, job.kept, job._spec, job._args, begun=True)
-        work = job.attached() if before == "attached" else job.started(world, pod(2))
+        job = recovering.Recovering(job._settings, job.kept, job.driver.spec, job._args, begun=True, uses=world)
+        work = job.driver.attached() if before == "attached" else job.driver.started(world, pod(2))
         assert job.to_the_end(work) == 0
         fleets.append(capsys.readouterr().err)
     assert "by their new names" not in fleets[0]
@@ -250,8 +219,8 @@ def test_before_the_next_attempt_the_environments_of_old_and_new_workers_are_com
     run: Any, monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], more: dict[str, Any], differ: bool
 ) -> None:
     _, world, job = run(World(DONE))
-    job._spec = replace(job._spec, venv=more.get("venv", ""))
-    job.kept = replace(job.kept, force=more.get("force", False))
+    job.driver.spec = replace(job.driver.spec, venv=more.get("venv", ""))
+    keep(job.driver, force=more.get("force", False))
     faults = [more["fault"]] if "fault" in more else []
 
     async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
@@ -261,7 +230,7 @@ def test_before_the_next_attempt_the_environments_of_old_and_new_workers_are_com
         return {host: Reply(host, {"probe": found}) for host, found in probes.items()}
 
     monkeypatch.setattr(world, "call", call)
-    assert asyncio.run(job._differ(world, world.workers)) is differ
+    assert asyncio.run(job.driver.differ(world, world.workers)) is differ
 
 
 def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:
@@ -271,23 +240,23 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
     code, world, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 3, 1)
     said = capsys.readouterr().err
-    assert "a bad moment; trying again in 0.01 s" in said
+    assert "a bad moment; trying again in 15 s" in said
     assert "no route to host" in said
 
 
-@pytest.mark.parametrize(("times", "ends"), [(1, False), (attempt.REFUSALS, True)])
+@pytest.mark.parametrize(("times", "ends"), [(1, False), (decide.REFUSALS, True)])
 def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_the_way_on(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, times: int, ends: bool
 ) -> None:
     world = World(PREEMPTED, DONE)
-    lacks, converge = iter([OSError(errno.EAGAIN, "Resource temporarily unavailable")] * times), world.converge
+    lacks, configure = iter([OSError(errno.EAGAIN, "Resource temporarily unavailable")] * times), world.configure
 
-    def forked(*words: Any, **more: Any) -> Outcome:
+    def forked(*words: Any) -> None:
         for lack in lacks:
             raise lack
-        return converge(*words, **more)
+        configure(*words)
 
-    monkeypatch.setattr(world, "converge", forked)
+    monkeypatch.setattr(world, "configure", forked)
     if ends:
         with pytest.raises(OSError, match="temporarily unavailable"):
             run(world)
@@ -295,7 +264,7 @@ def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_t
         code, *_ = run(world)
         assert code == 0
     said = capsys.readouterr().err
-    assert "Resource temporarily unavailable; trying again in 0.01 s" in said
+    assert "Resource temporarily unavailable; trying again in 15 s" in said
     assert ("  recover: tpu_ops attach r1 --recover" in said) is ends
 
 
@@ -306,7 +275,7 @@ def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
     world, steps = World(PREEMPTED, DONE), []
     tree = sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
     monkeypatch.setattr(recovery, "kept_code", lambda *_: tree)
-    check = recovering.Recovering._check
+    check = Driver._check
 
     async def checked(*words: Any) -> Any:
         found = await check(*words)
@@ -322,7 +291,7 @@ def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
     async def pushed(*given: object) -> None:
         steps.append(f"pushed in {given[-1]}")
 
-    monkeypatch.setattr(recovering.Recovering, "_check", checked)
+    monkeypatch.setattr(Driver, "_check", checked)
     monkeypatch.setattr(turns, "alone", alone)
     monkeypatch.setattr(sync, "push", pushed)
     code, *_ = run(world)
@@ -333,17 +302,17 @@ def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guest agent makes the accounts a while after its sshd answers, and perhaps not that of this person."""
-    refusals = iter([RefusedError("login was refused on 2 hosts")] * (attempt.REFUSALS + 1))
+    refusals = iter([RefusedError("login was refused on 2 hosts")] * (decide.REFUSALS + 1))
     world = World(PREEMPTED, DONE)
 
-    def converge(*_: Any, **__: Any) -> Outcome:
+    def configure(*_: Any) -> None:
         world.done.append("refused")
         raise next(refusals)
 
-    monkeypatch.setattr(world, "converge", converge)
+    monkeypatch.setattr(world, "configure", configure)
     with pytest.raises(RefusedError):
         run(world)
-    assert world.done.count("refused") == attempt.REFUSALS > 1
+    assert world.done.count("refused") == decide.REFUSALS > 1
 
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +412,7 @@ def test_a_node_that_was_stopped_and_is_taken_away_once_it_was_started_counts_tw
         if next(starts, False):
             # As STOPPED has it: the same node is there again.
             world.node_id = before
-            return world.look(*words[:2])
+            return world.look(words[0])
         return found
 
     async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
@@ -866,12 +835,14 @@ def test_a_node_that_is_taken_away_under_the_first_start_is_brought_back(
 ) -> None:
     world = World(None, DONE)
 
-    async def starts(job: recovering.Recovering) -> int:
-        job._wrote = True
-        job._keep(attempt=1, pending=False)
+    async def starts(driver: Driver) -> int:
+        keep(driver, attempt=0)
+        driver.first = pod(2)
+        driver.take(Planned(driver.kept.plan))
+        driver.starts()
         world.state = state
         if may_be_on:
-            job.may_be_on()
+            driver.may_be_on()
         raise launch.NotStarted([Reply("pod-w0", {}, "failed", "D-Bus connection terminated")])
 
     if state == "READY" or limit == 0:
@@ -891,11 +862,11 @@ def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_i
 ) -> None:
     known: list[Any] = []
 
-    async def starts(job: recovering.Recovering) -> int:
-        monkeypatch.setattr(job, "_plan_of", lambda _: job.kept.plan)
+    async def starts(driver: Driver) -> int:
+        keep(driver, attempt=0)
         recovery.forget(tmp_path, "r1")
-        await job.begin(pod(2), None)
-        job.starts()
+        await driver.begin(pod(2), None)
+        driver.starts()
         world.state = "PREEMPTED"
         raise launch.NotStarted([Reply("pod-w0", {}, "failed", "D-Bus connection terminated")])
 
@@ -951,7 +922,7 @@ def test_a_full_disk_keeps_nobody_from_starting_again_on_nodes_that_are_known(
     def full(*_: object) -> Any:
         raise unwritable(Path("known_hosts"), OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(world, "known", full)
+    monkeypatch.setattr(world, "workers_of", full)
     if ending == PREEMPTED:
         with pytest.raises(UnwritableError):
             run(world, max_failures=1)
@@ -971,24 +942,21 @@ def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then
     code, world, _ = run(world)
     assert code == 0
     world = World(PREEMPTED, *[DONE] * 9)
-    world.refusals = [refusal] * attempt.REFUSALS
+    world.refusals = [refusal] * decide.REFUSALS
     with pytest.raises(launch.NotStarted):
         run(world)
 
 
 def test_a_worker_that_is_found_to_be_filled_at_the_start_itself_is_waited_for_as_before_it(run: Any) -> None:
     filled = Reply("", {"blamed": [0], "failed_checks": ["changing"]}, "failed", "bob has been changing /opt/venvs/jax")
-    world = World(PREEMPTED, *[DONE] * 2 * attempt.REFUSALS)
-    world.refusals = [("start", filled)] * (attempt.REFUSALS + 1)
+    world = World(PREEMPTED, *[DONE] * 2 * decide.REFUSALS)
+    world.refusals = [("start", filled)] * (decide.REFUSALS + 1)
     code, *_ = run(world)
     assert (code, world.refusals) == (0, [])
 
 
 def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an attempt of its own, which its workers remember as refused."""
-    pauses: list[float] = []
-    monkeypatch.setattr("tpu_ops.fleet.remaking.LONGEST_PAUSE", 0.03)
-    monkeypatch.setattr("tpu_ops.cli.recovering.time", SimpleNamespace(sleep=pauses.append))
     refused = [{**ended("refused"), "reason": "port 8482 cannot be reached"}] * 3
     world = World(PREEMPTED, *refused, PREEMPTED, *refused[:2], DONE)
     call = world.call
@@ -1003,7 +971,7 @@ def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, m
     monkeypatch.setattr(world, "call", refusing)
     code, _, job = run(world, max_preemptions=2)
     assert (code, job.kept.attempt) == (0, 8)
-    assert pauses == [0.01, 0.02, 0.03, 0.01, 0.02]
+    assert world.pauses == [15, 30, 60, 15, 30]
 
 
 def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption_whatever_its_workers_say(
@@ -1082,12 +1050,12 @@ def test_nodes_are_looked_for_and_named_in_the_order_of_the_plan(run: Any) -> No
     world = World(None)
     asked: list[str] = []
 
-    def known(_: object, found: Sequence[str], __: object) -> tuple[Any, list[Worker]]:
+    def known(found: Sequence[str]) -> tuple[Any, list[Worker]]:
         asked.extend(found)
         return SimpleNamespace(warnings=()), []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world, "known", known)
+        patch.setattr(world, "workers_of", known)
         with pytest.raises(UsageError) as refusal:
             run(world, pending=True, plan=Plan(tuple(Made(name, "0", {}) for name in names)))
     assert asked == names
@@ -1102,8 +1070,8 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
         asked.append((action, requests))
         return {host: Reply(host, {"record": {**ended("stopped", intent="stop"), "attempt": 1}}) for host in requests}
 
-    one = job._attempt(SimpleNamespace(call=call), {"a-w0": "n/a", "b-w0": "n/b"})
-    one.lost = job._lost = {"n/a": "node a is PREEMPTED"}
+    one = job.driver.attempt(SimpleNamespace(call=call), {"a-w0": "n/a", "b-w0": "n/b"})
+    one.lost = job.driver.lost = {"n/a": "node a is PREEMPTED"}
     outcomes = asyncio.run(one.without_lost())
     assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [
         (0, "a-w0", "gone"),
@@ -1112,39 +1080,34 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
     assert [(action, list(requests)) for action, requests in asked] == [("stop", ["b-w0"])]
     assert asked[0][1]["b-w0"]["reason"] == "node a is PREEMPTED"
     # Its ranks were stopped by nobody who wants the run to end.
-    assert job._goes_on(outcomes)
+    assert isinstance(job.driver.after(outcomes), Next)
     assert recovery.read(tmp_path, "r1").pending
 
 
 def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_again(run: Any, tmp_path: Path) -> None:
     *_, job = run(World(DONE))
     with pytest.raises(UsageError, match="logs of a run with this name"):
-        asyncio.run(job.begin(pod(2), None))
-    job._keep()
+        asyncio.run(job.driver.begin(pod(2), None))
+    keep(job.driver)
     with pytest.raises(UsageError, match="as far as this machine knows, it has not ended"):
-        asyncio.run(job.begin(pod(2), None))
+        asyncio.run(job.driver.begin(pod(2), None))
 
 
 @pytest.fixture
-def second(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> recovering.Recovering:
+def second(run: Any, tmp_path: Path) -> recovering.Recovering:
     """What another `train --recover` of the same name makes, before it has asked anybody."""
-    *_, job = run(World(DONE))
+    _, world, job = run(World(DONE))
     shutil.rmtree(tmp_path / "runs/r1")
-    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", lambda *_: job.kept.plan)
     kept = replace(job.kept, attempt=0, pending=True)
-    return recovering.Recovering(job._settings, kept, job._spec, job._args, begun=False)
+    return recovering.Recovering(job._settings, kept, job.driver.spec, job._args, begun=False, uses=world)
 
 
 def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_start(
-    second: recovering.Recovering, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    second: recovering.Recovering, capsys: Any
 ) -> None:
-    def remember(_: object, __: object, lacks: Callable[[str], object]) -> Plan:
-        lacks("queued resource q")
-        lacks("node b")
-        return second.kept.plan
-
-    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", remember)
-    asyncio.run(second.begin(pod(2), None))
+    services: Any = second.driver._services
+    services.lacking = ["queued resource q", "node b"]
+    asyncio.run(second.driver.begin(pod(2), None))
     assert capsys.readouterr().err == (
         "warning: queued resource q, node b: the API has fields that this version of tpu_ops does not know; what is "
         "recreated may lack them\n"
@@ -1155,7 +1118,7 @@ def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_sta
 def test_a_controller_that_dies_before_a_worker_is_asked_leaves_a_run_that_can_be_taken_over(
     run: Any, second: recovering.Recovering, tmp_path: Path, capsys: Any, elsewhere: bool
 ) -> None:
-    asyncio.run(second.begin(pod(2), None))
+    asyncio.run(second.driver.begin(pod(2), None))
     if elsewhere:
         earlier = records.new("r1", ("a", "b"), ("7", "8"), ("a-w0", "b-w0"), ("true",))
         records.write(tmp_path, earlier)
@@ -1182,7 +1145,7 @@ async def test_stop_ends_what_was_kept_by_a_controller_that_died_before_a_worker
     source = tmp_path / "digits"
     source.mkdir()
     (source / "train.py").write_text("first")
-    await second.begin(pod(2), sync.read(source))
+    await second.driver.begin(pod(2), sync.read(source))
     assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
     assert "run r1: it had not begun, and will not be started" in capsys.readouterr().err
     assert not (tmp_path / "runs/r1/recovery.json").exists()
@@ -1197,7 +1160,7 @@ def test_stop_ends_a_start_that_is_still_bringing_the_code(
     stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 5.0)))
 
     async def brings() -> int:
-        await second.begin(pod(2), None)
+        await second.driver.begin(pod(2), None)
         stopping.start()
         await asyncio.sleep(30)
         return 0
@@ -1219,17 +1182,17 @@ def test_what_a_start_left_that_died_while_it_kept_the_code_is_not_started(
     source = tmp_path / "digits"
     source.mkdir()
     (source / "train.py").touch()
-    tree = asyncio.run(second.begin(pod(2), sync.read(source)))
+    tree = asyncio.run(second.driver.begin(pod(2), sync.read(source)))
     assert tree is not None
     assert [path.name for path in tree.source.iterdir()] == ["train.py"]
-    assert not second._asked()
+    assert not second.driver.stop_wanted()
 
 
 def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(
     second: recovering.Recovering, tmp_path: Path
 ) -> None:
     async def refused() -> int:
-        await second.begin(pod(2), None)
+        await second.driver.begin(pod(2), None)
         assert (tmp_path / "runs/r1/recovery.json").exists()
         raise OpsError("no")
 
@@ -1249,11 +1212,11 @@ def test_ctrl_c_while_the_nodes_are_looked_up_leaves_nothing_to_take_over(
         gone.set()
         return second.kept.plan
 
-    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", slow)
+    monkeypatch.setattr(second.driver._services, "remember", slow)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def begun() -> int:
-        await second.begin(pod(2), None)
+        await second.driver.begin(pod(2), None)
         return 0
 
     try:
@@ -1273,10 +1236,10 @@ def test_ctrl_c_at_a_start_that_may_be_one_forgets_nothing_and_says_how_to_go_on
     second: recovering.Recovering, tmp_path: Path, capsys: Any, may_be_on: bool
 ) -> None:
     async def starts() -> int:
-        await second.begin(pod(2), None)
-        second.starts()
+        await second.driver.begin(pod(2), None)
+        second.driver.starts()
         if may_be_on:
-            second.may_be_on()
+            second.driver.may_be_on()
         raise launch.Interrupted(may_be_on=may_be_on)
 
     assert second.to_the_end(starts()) == ExitCode.INTERRUPTED
@@ -1321,7 +1284,7 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
         raise launch.Interrupted(may_be_on=may_be_on)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_ops.cli.recovering.launch.start", interrupted)
+        patch.setattr(launch, "start", interrupted)
         assert run(World(PREEMPTED, DONE))[0] == ExitCode.INTERRUPTED
     kept = recovery.read(tmp_path, "r1")
     assert (kept.attempt, kept.pending) == (2, not may_be_on)
@@ -1340,7 +1303,7 @@ def test_a_second_start_of_a_name_that_is_refused_leaves_the_first_one_its_own(
     async def refused() -> int:
         if refusal.startswith("run"):
             raise HostError(refusal)
-        await second.begin(pod(2), None)
+        await second.driver.begin(pod(2), None)
         return 0
 
     with pytest.raises(OpsError, match=refusal):
@@ -1372,7 +1335,7 @@ def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
 
 def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, job = run(World(DONE))
-    job._keep(pending=True)
+    keep(job.driver, pending=True)
     taken: list[Any] = []
 
     def to_the_end(self: recovering.Recovering, work: object) -> int:
@@ -1396,8 +1359,9 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
     _, world, job = run(World(DONE))
     world.endings[1] = FAILED
     capsys.readouterr()
-    job._keep(pending=True, preemptions=1)
+    keep(job.driver, pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]
+    monkeypatch.setattr(recovering, "Services", lambda *_: world)
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
@@ -1417,33 +1381,3 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
         "preemptions": 1,
     }
     assert [fault["problem"] for fault in told["faults"]] == ["no launcher", "no python"]
-
-
-@pytest.mark.parametrize(
-    ("checks", "passes"), [(["changing"], True), (["changing"] * 2, True), (["changing", "free"], False), ([], False)]
-)
-def test_what_ansible_is_changing_is_waited_for_as_long_as_it_takes(checks: list[str], passes: bool) -> None:
-    faults = [preflight.Fault(f"pod-w{index}", "busy", check=check) for index, check in enumerate(checks)]
-    assert attempt.passes(preflight.PreflightError(faults, 2)) is passes
-
-
-@pytest.mark.parametrize(
-    ("refusals", "passes"),
-    [
-        ([["changing"]], True),
-        ([["changing"], None], True),
-        ([["changing", "free"]], False),
-        ([["changing"], ["free"]], False),
-        ([[]], False),
-    ],
-)
-def test_what_is_found_to_be_changing_at_the_start_itself_is_waited_for(
-    refusals: list[list[str] | None], passes: bool
-) -> None:
-    refused = [
-        Reply("pod-w0", {}, "timeout", "silent")
-        if checks is None
-        else Reply("pod-w1", {"blamed": [1], "failed_checks": checks}, "failed", "busy")
-        for checks in refusals
-    ]
-    assert attempt.passes(launch.NotStarted(refused)) is passes

@@ -232,20 +232,6 @@ def test_what_an_earlier_version_or_an_accident_left_is_no_traceback(tmp_path: P
         assert "tpu_ops stop r1" in refusal.value.fix
 
 
-@pytest.mark.parametrize(
-    ("changes", "over"),
-    [
-        ({"preemptions": 99}, ""),
-        ({"max_preemptions": 2, "preemptions": 2}, ""),
-        ({"max_preemptions": 2, "preemptions": 3}, "--max-preemptions 2"),
-        ({"failures": 1}, "--max-failures 0"),
-        ({"max_failures": 1, "failures": 1, "preemptions": 5}, ""),
-    ],
-)
-def test_preemptions_and_failures_have_budgets_of_their_own(changes: dict[str, Any], over: str) -> None:
-    assert kept(spec.RunSpec("r1", ("true",)), **changes).over_budget() == over
-
-
 @pytest.mark.parametrize("around", [None, "*\n", "*.py\n"], ids=["alone", "in a work tree", "in one of code"])
 def test_every_attempt_has_the_code_of_the_first(tmp_path: Path, around: str | None) -> None:
     source = tmp_path / "project" / "digits"

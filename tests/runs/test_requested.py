@@ -35,10 +35,10 @@ QUEUED = f"{LOCATION}/queuedResources/spring"
 def ended_in(world: World, error: BaseException) -> World:
     """Return a world in which an error ends what configures new nodes."""
 
-    def converge(*_: Any, **__: Any) -> Any:
+    def configure(*_: Any) -> None:
         raise error
 
-    world.converge = converge  # type: ignore[method-assign]
+    world.configure = configure  # type: ignore[assignment, method-assign]
     return world
 
 

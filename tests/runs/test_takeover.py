@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 import threading
 from collections.abc import Callable
@@ -17,11 +16,12 @@ from unittest.mock import AsyncMock
 import pytest
 
 from tests.runs.test_parts import stand_in
-from tests.runs.world import DONE, FAILED, PREEMPTED, World
+from tests.runs.world import DONE, FAILED, PREEMPTED, World, keep
 from tpu_ops import files
-from tpu_ops.cli import asked, attach, attempt, recovering, stop
+from tpu_ops.cli import asked, attach, recovering, stop
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.fleet.remaking import Plan
+from tpu_ops.recovery import decide
 from tpu_ops.runs import control, launch, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import RunSpec
@@ -50,7 +50,7 @@ def test_whatever_goes_wrong_because_a_new_node_is_lost_is_a_loss_of_that_node(
             world.state = "PREEMPTED"
             raise faults.pop()
 
-    later(monkeypatch, world, "converge", lost)
+    later(monkeypatch, world, "configure", lost)
     code, _, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
 
@@ -67,7 +67,7 @@ def test_what_a_new_node_lacks_at_first_is_waited_for_whoever_made_it(
         if faults:
             raise faults.pop()
 
-    later(monkeypatch, world, "converge" if is_made else "known", locked)
+    later(monkeypatch, world, "configure" if is_made else "workers_of", locked)
     if is_made:
         code, _, job = run(world, pending=True)
         assert (code, job.kept.attempt) == (0, 2)
@@ -116,19 +116,20 @@ def test_a_new_node_that_is_lost_while_the_api_is_silent_is_counted_once_it_answ
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, lost = World(PREEMPTED, DONE), [True]
+    look = world.look
 
     def converged() -> None:
         if lost:
             lost.pop()
             world.state = "PREEMPTED"
-            monkeypatch.setattr("tpu_ops.cli.recovering.remaking.look", silent)
+            monkeypatch.setattr(world, "look", silent)
             raise UnreachableError("no route to host")
 
     def silent(*_: Any) -> Any:
-        monkeypatch.setattr("tpu_ops.cli.recovering.remaking.look", world.look)
+        monkeypatch.setattr(world, "look", look)
         raise UnreachableError("the API does not answer")
 
-    later(monkeypatch, world, "converge", converged)
+    later(monkeypatch, world, "configure", converged)
     code, _, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
 
@@ -138,7 +139,7 @@ def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: 
     world = World(None, DONE)
     world.attempt, world.node_id = 2, "2"
     records.write(tmp_path, replace(records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)), attempt=1))
-    code, world, job = run(world, attempt=1, first=lambda job: job.attached())
+    code, world, job = run(world, attempt=1, first=lambda driver: driver.attached())
     assert (code, job.kept.attempt) == (0, 2)
     assert [one for one in world.done if not one.startswith("bring back")] == [], "nothing was started from here"
     assert (tmp_path / "runs/r1/attempt-2/rank-0.log").read_text() == "attempt 2\n"
@@ -159,17 +160,17 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
         except asyncio.CancelledError:
             raise launch.Interrupted(may_be_on=may_be_on) from None
 
-    keep = recovering.Recovering._keep
+    write = recovery.write
 
-    def kept(self: recovering.Recovering, **changes: Any) -> None:
-        if changes.get("attempt") == 2:
-            # It is asked for just before.
+    def kept(state_dir: Path, found: recovery.Recovery) -> None:
+        if found.attempt == 2 and not found.pending and not stopping.ident:
+            # The stop is requested just before the start.
             stopping.start()
             while not recovery.asked_to_stop(tmp_path, "r1"):
                 pass
-        keep(self, **changes)
+        write(state_dir, found)
 
-    monkeypatch.setattr(recovering.Recovering, "_keep", kept)
+    monkeypatch.setattr(recovery, "write", kept)
     monkeypatch.setattr(launch, "start", start)
     with recovering.alone(stand_in(tmp_path), "r1"):
         code, _, _ = run(world)
@@ -181,19 +182,6 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     known = records.read(tmp_path, "r1")
     assert known is not None
     assert known.ended == ("" if may_be_on else "stopped")
-
-
-def test_a_stop_while_nodes_are_brought_back_is_one_though_ranks_were_ended_for_that(
-    run: Any, tmp_path: Path, capsys: Any
-) -> None:
-    *_, job = run(World(DONE))
-    ended_for_it = {"attempt": 1, "state": "stopped", "reason": "node a is PREEMPTED"}
-    job._outcomes = [Outcome(0, "a-w0", "gone"), Outcome(1, "b-w0", "stopped", intent="stop", record=ended_for_it)]
-    job._lost = {"a": "node a is PREEMPTED"}
-    job._keep(pending=True)
-    assert job._stopped() == ExitCode.FAILED
-    assert "run r1: stopped; it will not be started again" in capsys.readouterr().err
-    assert not recovery.is_kept(tmp_path, "r1")
 
 
 async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_over(
@@ -231,26 +219,14 @@ def test_what_a_node_lacks_for_good_ends_the_recovery_whatever_else_happens(
 
     def fails() -> None:
         tries[0] += 1
-        if tries[0] == attempt.REFUSALS:
+        if tries[0] == decide.REFUSALS:
             world.state = "PREEMPTED"
         raise HostError("site.yml failed there")
 
-    later(monkeypatch, world, "converge", fails)
+    later(monkeypatch, world, "configure", fails)
     with pytest.raises(HostError):
         run(world)
-    assert tries[0] == 2 * attempt.REFUSALS
-
-
-def test_a_stop_that_comes_as_the_run_succeeds_changes_nothing(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def ended(self: recovering.Recovering, *_: Any) -> bool:
-        raise asked.Asked
-
-    monkeypatch.setattr(recovering.Recovering, "_goes_on", ended)
-    code, _, _ = run(World(DONE), "--json")
-    assert (code, json.loads(capsys.readouterr().out)["state"]) == (0, "succeeded")
-    assert not recovery.is_kept(tmp_path, "r1")
+    assert tries[0] == 2 * decide.REFUSALS
 
 
 def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +253,7 @@ def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.Mon
 def attached(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """What takes over a run of two workers whose next attempt is being prepared."""
     *_, job = run(World(FAILED, DONE), max_failures=1)
-    job._keep(pending=True)
+    keep(job.driver, pending=True)
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()

@@ -64,7 +64,7 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
             await starting._start(fanout)
         known = records.read(tmp_path, "exp")
         assert (known.hosts if may_be_on and known else known) == (("pod-w0", "pod-w1") if may_be_on else before)
-        assert guard._begun is may_be_on, "nothing that recovers it goes, then"
+        assert guard.driver.state.begun is may_be_on, "nothing that recovers it goes, then"
         starting.left()
         assert ("may be running\n  follow: tpu_ops attach exp" in capsys.readouterr().err) is may_be_on
 
@@ -210,7 +210,7 @@ async def test_a_run_that_cannot_be_kept_is_not_asked_for(tmp_path: Path, monkey
     (tmp_path / "runs/exp").touch()
     with pytest.raises(OpsError, match="cannot write"):
         await starting._start(fanout)  # type: ignore[arg-type]
-    assert (start.await_count, guard._begun, starting.may_be_on) == (0, False, False)
+    assert (start.await_count, guard.driver.state.begun, starting.may_be_on) == (0, False, False)
     assert records.read(tmp_path, "exp") == EARLIER
 
 
@@ -222,7 +222,7 @@ async def test_an_alarm_in_the_midst_of_a_start_forgets_nothing(
     guard, fanout = starting.recovered(), None
     with pytest.raises(HostKeyAlarm):
         await starting._start(fanout)  # type: ignore[arg-type]
-    assert guard._begun
+    assert guard.driver.state.begun
     assert records.read(tmp_path, "exp")
 
 
@@ -235,7 +235,7 @@ async def test_a_machine_that_fails_in_the_midst_of_a_start_forgets_nothing_and_
     guard, fanout = starting.recovered(), None
     with pytest.raises(BlockingIOError):
         await starting._start(fanout)  # type: ignore[arg-type]
-    assert guard._begun
+    assert guard.driver.state.begun
     assert records.read(tmp_path, "exp")
     assert "may be running\n  follow: tpu_ops attach exp" in capsys.readouterr().err
 

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod, probe, stand_in
-from tpu_ops.cli import attempt, recovering
+from tpu_ops.cli import projects, recovering
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.requests import Requests
 from tpu_ops.protocol.wire import DATA, END
-from tpu_ops.remote.playbook import Outcome
+from tpu_ops.recovery import attempt
+from tpu_ops.recovery.driver import Driver
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Frame
@@ -77,6 +79,10 @@ class World:
         self.refusals: list[tuple[str, Reply]] = []
         self.refusal: OpsError | None = None
         self.commit = COMMIT
+        #: Seconds of each pause before another try.
+        self.pauses: list[float] = []
+        #: What the API has of the nodes that cannot be made again, in words.
+        self.lacking: list[str] = []
 
     # --- the workers
 
@@ -136,43 +142,62 @@ class World:
 
         yield SimpleNamespace(answer=answer, frames=frames)
 
-    # --- the API
+    # --- what the driver uses (`recovery.services.Services`)
 
-    def look(self, _: object, plan: Plan) -> dict[str, Seen]:
+    def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
+        for lacking in self.lacking:
+            lacks(lacking)
+        return Plan(tuple(Made(name, self.node_id, {}) for name in names))
+
+    def look(self, plan: Plan) -> dict[str, Seen]:
         return {made.name: Seen(self.state, self.node_id) for made in plan.nodes}
 
-    def bring_back(
-        self,
-        _: object,
-        plan: Plan,
-        request: str,
-        told: Callable[[str], None],
-        asked: Requests,
-        *,
-        used: Callable[[Any], str] | None = None,
-    ) -> dict[str, Seen]:
+    def bring_back(self, plan: Plan, request: str, requests: Requests) -> dict[str, Seen]:
         self.done.append(f"bring back {request}")
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
         if self.state != "READY":
-            asked.send(NODE, "create", lambda: "operation")
+            requests.send(NODE, "create", lambda: "operation")
             self.state, self.node_id = "READY", str(int(self.node_id) + 1)
-            asked.seen(NODE, self.state, self.node_id)
-        return self.look(None, plan)
+            requests.seen(NODE, self.state, self.node_id)
+        return self.look(plan)
 
-    def known(self, *_: object) -> tuple[Any, list[Worker]]:
-        return SimpleNamespace(warnings=()), self.workers
+    def fleet(self) -> Any:
+        return SimpleNamespace(workers=self.workers, warnings=())
 
-    def converge(
-        self, _: object, __: object, workers: Sequence[Worker], name: str = "site", variables: Any = None, **___: Any
-    ) -> Outcome:
-        self.done.append(f"configure {len(workers)}" if name == "site" else f"{name} {variables['workspace_only']}")
-        told = {"paths": {"vision": "/srv/vision"}, "commits": {"vision": COMMIT}}
-        return Outcome(data={"workspace": {worker.host: told for worker in workers}})
+    def hosts(self) -> set[str]:
+        return {worker.host for worker in self.workers}
+
+    def workers_of(self, _: Sequence[str]) -> tuple[Any, list[Worker]]:
+        return self.fleet(), self.workers
+
+    def fanout(self, _: object) -> Any:
+        return self
+
+    def configure(self, _: object, workers: Sequence[Worker]) -> None:
+        self.done.append(f"configure {len(workers)}")
+
+    def check_out(self, _: object, __: Sequence[Worker], project: str) -> None:
+        self.done.append(f"workspace {project}")
+
+    async def check_commit(self, fanout: Any, hosts: Sequence[str], run: spec.RunSpec) -> None:
+        await projects.look(fanout, hosts, run)
+
+    def now(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
 
     async def run(self, hosts: Sequence[str], *_: Any, **__: Any) -> dict[str, Result]:
         return {host: Result(host, 0, self.commit.encode()) for host in hosts}
+
+
+def keep(driver: Driver, **changes: Any) -> None:
+    """Change what is kept of a run, and write it."""
+    driver.state = replace(driver.state, kept=replace(driver.kept, **changes))
+    recovery.write(driver._state_dir, driver.kept)
 
 
 @pytest.fixture
@@ -182,22 +207,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     monkeypatch.setattr(follow, "RETRY_LIMIT", 0.2)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.2)
     monkeypatch.setattr(attempt, "LOOK", 0.05)
-    monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
 
     def followed(
         world: World, *words: str, first: Any = None, **changes: Any
     ) -> tuple[int, World, recovering.Recovering]:
-        for name, value in {
-            "origin.api": lambda _: contextlib.nullcontext(),
-            "remaking.look": world.look,
-            "remaking.bring_back": world.bring_back,
-            "newcomers.known": world.known,
-            "configure.converge": world.converge,
-            "view.current": lambda *_: SimpleNamespace(workers=world.workers, warnings=()),
-            "view.known": lambda _: SimpleNamespace(workers=world.workers),
-            "contact.fanout": lambda _: world,
-        }.items():
-            monkeypatch.setattr(f"tpu_ops.cli.bringing.{name}", value)
         parser = argparse.ArgumentParser()
         parser.add_argument("--json", action="store_true")
         parser.add_argument("--rank", default="0")
@@ -205,12 +218,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         asked = spec.RunSpec("r1", ("true",), attempt=world.attempt, cwd="/srv/vision", code_digest=COMMIT)
         kept = recovery.Recovery("r1", world.attempt, Plan((Made(NODE, "1", {}),)), recovery.options_of(asked, {}))
         settings: Any = stand_in(tmp_path)
-        job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
-        world_fanout: Any = world
+        kept, args = replace(kept, **changes), parser.parse_args(words)
+        job = recovering.Recovering(settings, kept, asked, args, begun=False, uses=world)
         if first:
-            return job.to_the_end(first(job)), world, job
+            return job.to_the_end(first(job.driver)), world, job
         if job.kept.pending:
             return job.to_the_end(None), world, job
-        return job.to_the_end(job.started(world_fanout, world.workers)), world, job
+        return job.to_the_end(job.driver.started(world.fanout(None), world.workers)), world, job
 
     return followed

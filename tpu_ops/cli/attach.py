@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tpu_ops import config, texts
 from tpu_ops.cli import (
     asked,
-    bookkeeping,
     commands,
     faults,
     following,
@@ -26,6 +25,7 @@ from tpu_ops.cli import (
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
+from tpu_ops.recovery import decide
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import endings, nodes, records, recovery
 from tpu_ops.runs.control import RunRef
@@ -120,12 +120,12 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
     with recovering.alone(settings, args.run):
         # Whoever recovered it until just now may have ended that for good.
         kept = recovery.read(settings.state_dir, args.run)
-        if kept.pending and (over := kept.over_budget()):
+        if kept.pending and (over := decide.over_budget(kept)):
             recovery.forget(settings.state_dir, args.run)
-            raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=bookkeeping.MORE)
+            raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=decide.MORE)
         if known := records.read(settings.state_dir, args.run):
             runs_output.ranks(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         job.tell_requested()
-        with faults.told(args.run, settings, as_json=args.json, more=job.facts):
-            return job.to_the_end(None if kept.pending else job.attached())
+        with faults.told(args.run, settings, as_json=args.json, more=job.driver.facts):
+            return job.to_the_end(None if kept.pending else job.driver.attached())

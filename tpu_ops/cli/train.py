@@ -241,7 +241,7 @@ class _Job:
 
     def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks; nothing of another one."""
-        return self.guard.facts() if self.guard else {}
+        return self.guard.driver.facts() if self.guard else {}
 
     def bring(self) -> None:
         """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
@@ -280,7 +280,7 @@ class _Job:
                 turn = await stack.enter_async_context(turns.alone(fanout, self.hosts, tree.name))
             if self.guard:
                 # Every attempt has the code as it is now: what is brought is a copy of it.
-                self.tree = await self.guard.begin(self.workers, tree)
+                self.tree = await self.guard.driver.begin(self.workers, tree)
             if tree and self.tree and turn:
                 begun = time.monotonic()
                 await sync.push(fanout, self.hosts, self.tree, turn)
@@ -289,7 +289,7 @@ class _Job:
                 await projects.look(fanout, self.hosts, self.spec)
             await self._start(fanout)
         if self.guard:
-            return await self.guard.started(fanout, self.workers)
+            return await self.guard.driver.started(fanout, self.workers)
         if self.args.detach:
             return self._detach()
         outcomes = await self._follow(fanout)
@@ -369,7 +369,7 @@ class _Job:
         records.begin(state_dir, records.started_on(self.spec.run_id, self.workers, self.spec.argv), before)
         try:
             if self.guard:
-                self.guard.starts()
+                self.guard.driver.starts()
             self.asked = True
             await launch.start(fanout, self.spec, self.workers)
         except (OpsError, launch.Interrupted, OSError) as exc:
@@ -378,7 +378,7 @@ class _Job:
             if self.may_be_on:
                 # What finds it, and what recovers it, is kept.
                 if self.guard:
-                    self.guard.may_be_on()
+                    self.guard.driver.may_be_on()
                 if isinstance(exc, OSError):
                     output.info(f"this machine failed while starting run {self.spec.run_id}: it may be running")
                     self._hints()

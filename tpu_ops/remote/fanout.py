@@ -22,6 +22,8 @@ from tpu_ops.remote.stream import Stream
 
 #: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
 SESSIONS = 6
+#: Seconds for a worker to answer before a command that reads its input begins there.
+_ANSWERS = 45.0
 
 T = TypeVar("T")
 
@@ -156,7 +158,8 @@ class Fanout:
             OpsError: This process may not have that many sessions.
         """
         with self._room(1):
-            await self.reach(host)
+            # A connection that leads to where the worker was is replaced first.
+            await self.answer(host, limit=_ANSWERS)
             command = openssh.session(self.ssh_config, host, envelope.joined(argv))
             async with self._session(host), ssh.started(command) as process:
                 yield process

@@ -70,12 +70,6 @@ class Recovery:
     early: bool = False
     since: float = 0.0
 
-    def over_budget(self) -> str:
-        """Return which budget is used up, in words; empty where none is."""
-        if self.max_preemptions is not None and self.preemptions > self.max_preemptions:
-            return f"--max-preemptions {self.max_preemptions}"
-        return f"--max-failures {self.max_failures}" if self.failures > self.max_failures else ""
-
     def spec(self, environ: Mapping[str, str]) -> spec.RunSpec:
         """Return what is started, with secrets and files read now.
 

@@ -135,8 +135,6 @@ class Turn:
 
     async def _take(self, fanout: Fanout, host: str, stack: contextlib.AsyncExitStack) -> Mapping[str, Any] | Result:
         try:
-            # A connection that leads to where the worker was is replaced first.
-            await fanout.answer(host, limit=LIMIT)
             process = await stack.enter_async_context(fanout.attended(host, sync.RUN))
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)

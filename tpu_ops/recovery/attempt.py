@@ -6,28 +6,27 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import commands, output
-from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError
-from tpu_ops.fleet import origin, remaking, view
+from tpu_ops.errors import OpsError, UnreachableError
+from tpu_ops.fleet import remaking
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.protocol.record import ON
+from tpu_ops.recovery.decide import passes
+from tpu_ops.recovery.services import Printer, Services
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
+from tpu_ops.runs import control, copies, endings, records, spec
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.recovery import Recovery
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
 #: Seconds for the last lines of the ranks that are left where a node is lost, once these have ended.
 ENDS = 5.0
-#: How often in a row what passes in most cases may be in the way: accounts, chips and what site.yml takes come to a new
-#: node a while after its sshd.
-REFUSALS = 5
 #: How often a worker may say that it cannot tell how the run is.
 CANNOT_TELL = 5
 
@@ -40,33 +39,13 @@ class CannotTell(OpsError):
     """A worker that is there does not say how the run is: its launcher is another one now, for example."""
 
 
-def passes(exc: OpsError) -> bool:
-    """Return whether the same may succeed a while later: a worker or the API did not answer, or Ansible is at work."""
-    waits = isinstance(exc, launch.NotStarted) and all(
-        control.is_lost(reply) or _is_changing(reply.value.get("failed_checks", ())) for reply in exc.refused
-    )
-    changing = isinstance(exc, preflight.PreflightError) and _is_changing(fault.check for fault in exc.faults)
-    return waits or changing or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
-
-
-def _is_changing(checks: Iterable[str]) -> bool:
-    """Return whether Ansible is at work on a worker, and nothing else is in the way there."""
-    return {*checks} == {"changing"}
-
-
-def may_pass(exc: OpsError) -> bool:
-    """Return whether a few more tries are worth it: what is wrong with a worker mends itself, or takes a person."""
-    return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
-
-
-def lost_of(settings: Settings, plan: remaking.Plan) -> dict[str, str]:
+def lost_of(services: Services, plan: remaking.Plan) -> dict[str, str]:
     """Return what became of the nodes of a plan that are not what they were, in words; it blocks.
 
     Raises:
         CloudError: The API refused or did not answer.
     """
-    with origin.api(settings) as tpu:
-        return remaking.lost(plan, remaking.look(tpu, plan))
+    return remaking.lost(plan, services.look(plan))
 
 
 def names_of(known: records.RunRecord, plan: remaking.Plan, workers: Iterable[Worker]) -> dict[str, str]:
@@ -86,12 +65,13 @@ class Attempt:
     """One attempt on its workers.
 
     Args:
-        settings: Of the fleet.
+        directory: Where the logs of all attempts are kept.
         kept: What is kept of the run.
         fanout: Reaches the workers.
         run: The run and its workers.
         names: Each of its workers -> resource name of its node.
-        follower: Makes what follows it and writes the logs.
+        services: The API, the workers and the clock.
+        printer: The terminal.
         losing: Called before the ranks are ended that are left when a node is lost.
 
     Attributes:
@@ -101,28 +81,29 @@ class Attempt:
 
     def __init__(
         self,
-        settings: Settings,
-        kept: recovery.Recovery,
+        directory: Path,
+        kept: Recovery,
         fanout: Fanout,
         run: control.RunRef,
         *,
         names: Mapping[str, str],
-        follower: Callable[[copies.Logs], Follower],
-        losing: Callable[[], None],
+        services: Services,
+        printer: Printer,
+        losing: Callable[[], object],
     ) -> None:
         self.fanout, self.run = fanout, run
         self.lost: Mapping[str, str] = {}
         self.newest = kept.attempt
-        self._settings, self._kept, self._names = settings, kept, names
-        self._follower, self._losing = follower, losing
+        self._directory, self._kept, self._names, self._losing = directory, kept, names, losing
+        self._services, self._printer = services, printer
         #: How ranks have ended in this attempt, as their workers have told, whatever became of those since.
         self._told: dict[int, Outcome] = {}
 
     async def to_its_end(self) -> list[Outcome]:
         """Follow it and keep its logs here; return how its ranks are. A node that is taken away ends it at once."""
-        place = recovery.folder(self._settings.state_dir, self.run.run_id) / f"attempt-{self._kept.attempt}"
-        with contextlib.closing(copies.Logs(place, len(self.run.hosts), output.warning)) as logs:
-            output.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
+        place = self._directory / f"attempt-{self._kept.attempt}"
+        with contextlib.closing(copies.Logs(place, len(self.run.hosts), self._printer.warning)) as logs:
+            self._printer.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
             while True:
                 outcomes = await self._once(logs)
                 silent = [outcome.rank for outcome in outcomes if outcome.record is None]
@@ -138,7 +119,7 @@ class Attempt:
 
     async def _once(self, logs: copies.Logs) -> list[Outcome]:
         """Follow it until its ranks have ended or are given up, or a node is taken away."""
-        follower = self._follower(logs)
+        follower = self._printer.follower(self.fanout, self.run, logs)
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
         try:
             await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,16 +183,15 @@ class Attempt:
                 where = texts.folded([outcome.host for outcome in refusing])
                 fix = "`tpu_ops doctor` shows what is wrong there; the run itself was left alone"
                 raise CannotTell(what, where=where, fix=fix)
-            fleet = view.known(self._settings)
-            known = {worker.host for worker in fleet.workers} if fleet else {*silent}
-            if gone := [host for host in silent if host not in known]:
+            known = self._services.hosts()
+            if gone := [host for host in silent if known is not None and host not in known]:
                 what, fix = "the fleet no longer has workers of these names", "`tpu_ops list` shows those it has"
                 raise Renamed(what, where=texts.folded(gone), fix=fix)
             if not said:
                 why = f": {refusing[0].reason}" if refusing else ""
                 hosts = silent + [outcome.host for outcome in refusing]
                 what = f"no word from {texts.folded(hosts)}, although the node exists{why}"
-                output.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
+                self._printer.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
                 said = True
             for host in silent:
                 await self.fanout.masters.drop(host)
@@ -228,12 +208,12 @@ class Attempt:
         """Return what became of the nodes that are not what they were; an API that does not answer is asked again."""
         while True:
             try:
-                return await in_thread(lambda: lost_of(self._settings, self._kept.plan))
+                return await in_thread(lambda: lost_of(self._services, self._kept.plan))
             except OpsError as exc:
                 if not passes(exc):
                     raise
-                why = commands.on_fleet(str(exc), self._settings.command)
-                output.info(f"run {self.run.run_id}: {why}; asking again in {LOOK:g} s")
+                why = self._printer.on_fleet(str(exc))
+                self._printer.info(f"run {self.run.run_id}: {why}; asking again in {LOOK:g} s")
             await asyncio.sleep(LOOK)
 
     async def without_lost(self) -> list[Outcome]:

@@ -1,0 +1,141 @@
+"""What the driver of a recovery uses at the command line: the fleet's API and workers, and this terminal."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from tpu_ops.cli import commands, configure, faults, options, output, projects, runs_output, who
+from tpu_ops.config import Settings
+from tpu_ops.fleet import contact, newcomers, origin, remaking, update, view
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.remaking import Plan, Seen
+from tpu_ops.fleet.requests import Requests
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import control, copies
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.preflight import Fault
+from tpu_ops.runs.spec import RunSpec
+
+
+class Services:
+    """The API and the workers of a fleet, for the recovery of one run.
+
+    Args:
+        settings: Of the fleet.
+        run_id: The run.
+        said: Warnings of the fleet that this command has printed before.
+    """
+
+    def __init__(self, settings: Settings, run_id: str, said: Iterable[str] = ()) -> None:
+        self._settings, self._run_id, self._said = settings, run_id, set(said)
+
+    def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
+        """Return what makes nodes again."""
+        with origin.api(self._settings) as tpu:
+            return remaking.remember(tpu, names, lacks)
+
+    def look(self, plan: Plan) -> Mapping[str, Seen]:
+        """Return how each node of a plan is now."""
+        with origin.api(self._settings) as tpu:
+            return remaking.look(tpu, plan)
+
+    def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
+        """Return how the nodes of a plan are once all are READY."""
+        with origin.api(self._settings) as tpu:
+            return remaking.bring_back(tpu, plan, request, output.info, requests, used=self._used)
+
+    def _used(self, names: Collection[str]) -> str:
+        """Return which run but this one is active on nodes, in words; empty for none."""
+        runs, _ = who.active(update.look(self._settings)[0], names)
+        return who.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
+
+    def fleet(self) -> view.Fleet:
+        """Return the fleet as it is known now; each of its warnings is printed once."""
+        fleet = view.current(self._settings, self._said)
+        self._said.update(fleet.warnings)
+        return fleet
+
+    def hosts(self) -> Collection[str] | None:
+        """Return the names of the workers that are known now; None where no fleet is."""
+        fleet = view.known(self._settings)
+        return {worker.host for worker in fleet.workers} if fleet else None
+
+    def workers_of(self, names: Sequence[str]) -> tuple[view.Fleet, list[Worker]]:
+        """Return the fleet and the workers of nodes, once their host keys are known."""
+        fleet, workers = newcomers.known(self._settings, names, options.Waiting(f"run {self._run_id}"))
+        for text in (text for text in fleet.warnings if text not in self._said):
+            output.warning(text)
+        self._said.update(fleet.warnings)
+        return fleet, workers
+
+    def fanout(self, fleet: view.Fleet) -> Fanout:
+        """Return what reaches the workers of a fleet."""
+        return contact.fanout(fleet)
+
+    def configure(self, fleet: view.Fleet, workers: Sequence[Worker]) -> None:
+        """Run site.yml on workers."""
+        configure.converge(self._settings, fleet, workers, then="continue")
+
+    def check_out(self, fleet: view.Fleet, workers: Sequence[Worker], project: str) -> None:
+        """Bring a project of the fleet to workers."""
+        projects.bring(self._settings, fleet, workers, project)
+
+    async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
+        """Check that the project is still at its commit."""
+        await projects.look(fanout, hosts, run)
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait before another try."""
+        time.sleep(seconds)
+
+
+class Printer:
+    """The terminal of a command that recovers a run.
+
+    Args:
+        settings: Of the fleet.
+        args: ``rank`` and ``json`` of the command line.
+    """
+
+    def __init__(self, settings: Settings, args: argparse.Namespace) -> None:
+        self._command, self._args = settings.command, args
+
+    def info(self, text: str) -> None:
+        """Print a message."""
+        output.info(text)
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        output.warning(text)
+
+    def on_fleet(self, text: str) -> str:
+        """Return a text in which commands name the fleet."""
+        return commands.on_fleet(text, self._command)
+
+    def overriding(self) -> Callable[[Fault], None]:
+        """Return what warns of a fault that --force overrides."""
+        return faults.overriding()
+
+    def ranks(self, count: int) -> list[int]:
+        """Return the ranks whose output is printed."""
+        return runs_output.ranks(self._args.rank, count)
+
+    def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
+        """Return what follows an attempt, prints its output and writes its logs."""
+        return Follower(
+            fanout,
+            run.run_id,
+            run.hosts,
+            shown=self.ranks(len(run.hosts)),
+            line=runs_output.line_aside if self._args.json else runs_output.line,
+            part=runs_output.part_aside if self._args.json else runs_output.part,
+            say=output.info,
+            data=logs.write,
+            offsets=logs.offsets,
+        )

@@ -1,0 +1,467 @@
+"""Acts as `decide` decides: keeps the state, brings nodes back, starts and follows attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tpu_ops import texts
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.fleet import remaking
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.requests import Requests
+from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.record import ON
+from tpu_ops.recovery import decide, events
+from tpu_ops.recovery.attempt import Attempt, Renamed, lost_of, names_of
+from tpu_ops.recovery.events import (
+    Action,
+    Back,
+    Configured,
+    Ended,
+    EndingRanks,
+    Event,
+    Fail,
+    Following,
+    ForgetRequests,
+    GiveUp,
+    Interrupted,
+    Looked,
+    Next,
+    Planned,
+    Preparing,
+    Say,
+    StartFailed,
+    Starting,
+    Tell,
+    TryFailed,
+    Wait,
+)
+from tpu_ops.recovery.services import Printer, Services
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.renewal import in_thread
+from tpu_ops.runs import advice, control, endings, launch, preflight, records, recovery, spec, sync, turns
+from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.recovery import Recovery
+
+
+class Superseded(Exception):
+    """A recovery on another machine has started a later attempt."""
+
+
+class Driver:
+    """One run that this process recovers.
+
+    Args:
+        state_dir: Of the fleet.
+        kept: What is kept of the run.
+        run: What its last attempt was started with.
+        services: The API, the workers and the clock.
+        printer: The terminal.
+        follow: Runs what starts or follows an attempt; returns the exit code.
+        begun: Whether the run has been on before.
+
+    Attributes:
+        spec: What the last attempt was started with.
+        state: What is known of the recovery.
+        on: How the workers of the attempt that is followed are reached, and the run; None where none is.
+        outcomes: How the ranks of the last attempt are; None while it is followed and where it was left.
+        lost: Nodes of the last attempt that are not what they were -> what became of them, in words.
+        first: The workers of the first attempt, where this process starts it.
+        requests: What was requested from the API and no attempt uses.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        kept: Recovery,
+        run: spec.RunSpec,
+        services: Services,
+        printer: Printer,
+        *,
+        follow: Callable[[Coroutine[Any, Any, int]], int],
+        begun: bool,
+    ) -> None:
+        self.spec, self._state_dir, self._follow_to_its_end = run, state_dir, follow
+        self._services, self._printer = services, printer
+        self.state = decide.State(kept, begun=begun)
+        #: What is on the disk; None where nothing was written here yet.
+        self._written: Recovery | None = None
+        self._events: list[dict[str, Any]] = []
+        self.on: tuple[Fanout, control.RunRef] | None = None
+        self.outcomes: list[Outcome] | None = None
+        self.lost: Mapping[str, str] = {}
+        self.first: Sequence[Worker] = ()
+        path = recovery.requests_file(state_dir, kept.run_id)
+        self.requests = Requests(path, lambda text: printer.warning(printer.on_fleet(text)))
+
+    @property
+    def kept(self) -> Recovery:
+        """What is kept of the run."""
+        return self.state.kept
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the file that starts the run again is this run's, and not that of an earlier run of its name."""
+        return self.state.begun or bool(self.first)
+
+    def take(self, event: Event) -> Action | None:
+        """Decide on an event, keep the new state, and print what there is to tell; return the action that is left.
+
+        Raises:
+            UnreachableError: A budget is used up.
+            OpsError: The state cannot be written, and the run has not begun.
+        """
+        was_pending, left = self.kept.pending, None
+        self.state, actions = decide.decide(self.state, event)
+        if self.kept.pending and not was_pending:
+            self.state = replace(self.state, kept=replace(self.kept, since=self._services.now()))
+        if self.kept != self._written:
+            with self._as_far_as_it_goes():
+                recovery.write(self._state_dir, self.kept)
+                self._written = self.kept
+        for action in actions:
+            match action:
+                case Tell(what, then):
+                    self._tell(what, then)
+                case Say(text):
+                    self._printer.info(self._printer.on_fleet(text))
+                case ForgetRequests():
+                    self.requests.drop(*(request.name for request in self.requests.all))
+                case GiveUp(what):
+                    recovery.forget(self._state_dir, self.kept.run_id)
+                    raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=decide.MORE)
+                case _:
+                    left = action
+        return left
+
+    @contextlib.contextmanager
+    def _as_far_as_it_goes(self) -> Iterator[None]:
+        """Only warn where this machine's disk is full and the run has begun: this process still knows its state.
+
+        Raises:
+            OpsError: The run has not begun.
+        """
+        try:
+            yield
+        except OpsError as exc:
+            if not self.state.begun:
+                raise
+            self._printer.warning(
+                self._printer.on_fleet(
+                    f"{exc}; recovery continues, but `tpu_ops attach --recover` would resume from an older state"
+                )
+            )
+
+    def _run_on(self, workers: Sequence[Worker]) -> control.RunRef:
+        return control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
+
+    def _remember(self, workers: Sequence[Worker], attempt: int) -> None:
+        """Keep the workers of an attempt, by rank."""
+        record = records.started_on(self.kept.run_id, workers, self.spec.argv, attempt)
+        with self._as_far_as_it_goes():
+            records.write(self._state_dir, record)
+
+    def _tell(self, what: str, then: str) -> None:
+        what = self._printer.on_fleet(what)
+        self._events.append({"attempt": self.kept.attempt, "what": what, "then": then})
+        attempt = f"attempt {self.kept.attempt}" if self.kept.attempt else "not begun"
+        self._printer.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what --json tells of a recovered run beside its ranks."""
+        return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
+            "events": self._events
+        }
+
+    # --- the start ------------------------------------------------------------------------------------------
+
+    async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
+        """Keep what starts the run again, before its first start; return the code that goes to the workers.
+
+        Raises:
+            UsageError: A run of this name was recovered here before, or its nodes cannot be made again.
+            CloudError: The API refused.
+        """
+        state_dir, run_id = self._state_dir, self.kept.run_id
+        place = recovery.folder(state_dir, run_id)
+        recovery.require_none(state_dir, run_id, alone=True)
+        if any(place.glob("attempt-*")):
+            what = f"logs of a run with this name are in {place}"
+            raise UsageError(what, where=f"run {run_id}", fix=advice.OTHER_NAME)
+        # An interrupted call continues in its thread. It only reads: an abandoned start must not write afterwards.
+        lacking: list[str] = []
+        names = dict.fromkeys(worker.node.full_name for worker in workers)
+        plan = await in_thread(lambda: self._services.remember(names, lacking.append))
+        if lacking:
+            what = "the API has fields that this version of tpu_ops does not know; what is recreated may lack them"
+            self._printer.warning(f"{', '.join(lacking)}: {what}")
+        self.first = workers
+        # A process that died while it kept a run of this name leaves a part.
+        recovery.forget(state_dir, run_id)
+        copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
+        self.take(Planned(plan))
+        return copy
+
+    def starts(self) -> None:
+        """Keep that the workers are asked for the first attempt now: from here on it may be on.
+
+        Raises:
+            OpsError: The state cannot be written.
+        """
+        self.take(Starting())
+
+    def may_be_on(self) -> None:
+        """Keep the state of a run whose start failed or was interrupted, and may have succeeded all the same."""
+        self.take(Interrupted(may_be_on=True))
+
+    # --- all attempts ---------------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, int] | None) -> tuple[int, Action | None]:
+        """Follow the run until it has ended for good or is left; return the exit code and how it is to be ended.
+
+        Args:
+            work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
+        """
+        code, step = self._begun_with(work) if work else self._next(), None
+        while self.outcomes and isinstance(step := self.after(self.outcomes), Next):
+            code = self._next()
+        return code, step
+
+    def _begun_with(self, work: Coroutine[Any, Any, int]) -> int:
+        """Do what the command begins with, and follow the run from there."""
+        try:
+            return self._followed(work)
+        except Superseded:
+            pass
+        except Renamed as exc:
+            self.take(events.Renamed(str(exc)))
+        except OpsError as exc:
+            if not isinstance(self._failed(StartFailed(exc)), Next):
+                raise
+            # `status`, `stop` and others find it from now on.
+            self._remember(self.first, self.kept.attempt)
+        finally:
+            # The file may be another run's of this name, which goes on: only what this process has kept is removed.
+            if self.is_kept and not self.state.begun:
+                recovery.forget(self._state_dir, self.kept.run_id)
+        return self._next()
+
+    def after(self, outcomes: Sequence[Outcome]) -> Action | None:
+        """Tell how an attempt ended; return what follows."""
+        return self.take(Ended(outcomes, self.lost, stop_wanted=self.stop_wanted()))
+
+    def _failed(self, event: StartFailed | TryFailed) -> Action | None:
+        """Look whether nodes were lost, decide on an error, and return what follows.
+
+        Raises:
+            UnreachableError: Nodes were lost, and the budget is used up.
+        """
+        if plan := decide.suspected(self.state, event):
+            with contextlib.suppress(OpsError):
+                event = replace(event, lost=lost_of(self._services, plan))
+        return self.take(event)
+
+    def stop_wanted(self) -> bool:
+        """Return whether a user of this machine wants the run stopped."""
+        return recovery.asked_to_stop(self._state_dir, self.kept.run_id)
+
+    def _followed(self, work: Coroutine[Any, Any, int]) -> int:
+        """Follow one attempt; without outcomes afterwards, it was left."""
+        self.outcomes = None
+        return self._follow_to_its_end(work)
+
+    def _next(self) -> int:
+        """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
+        while True:
+            self.on = None
+            try:
+                # An attempt whose start was interrupted may be on: it is looked for before another one is started.
+                return self._followed(self._again(self._bring_back()) if self.kept.pending else self.attached())
+            except Superseded:
+                continue
+            except BrokenPipeError:
+                raise
+            except (OpsError, OSError) as failure:
+                step = self._failed(TryFailed(failure))
+                if isinstance(step, Fail):
+                    raise
+            if isinstance(step, Wait):
+                self._services.sleep(step.seconds)
+
+    # --- one attempt ----------------------------------------------------------------------------------------
+
+    async def attached(self) -> int:
+        """Follow the attempt that this machine remembers, unless no worker knows of it."""
+        known = records.read(self._state_dir, self.kept.run_id)
+        if known is None:
+            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those it knows"
+            raise UsageError("this machine remembers no such run", where=where, fix=fix)
+        fleet = self._services.fleet()
+        one = self.attempt(self._services.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
+        self.on = (one.fanout, one.run)
+        outcomes = await one.heard(range(len(known.hosts)))
+        if one.newest > self.kept.attempt:
+            self.on = None
+            self.take(events.Superseded(one.newest))
+            raise Superseded
+        if one.lost or any(outcome.record for outcome in outcomes):
+            return await self._follow(one, started=endings.was_started(outcomes))
+        self.on, self.outcomes, self.lost = None, outcomes, one.lost
+        return ExitCode.OK
+
+    async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
+        """Follow the attempt that was just started on these workers."""
+        names = {worker.host: worker.node.full_name for worker in workers}
+        return await self._follow(self.attempt(fanout, names), started=True)
+
+    async def _follow(self, one: Attempt, *, started: bool) -> int:
+        self.take(Following(started))
+        self.on = (one.fanout, one.run)
+        outcomes = await one.to_its_end()
+        self.on, self.outcomes, self.lost = None, outcomes, one.lost
+        return ExitCode.OK
+
+    def attempt(self, fanout: Fanout, names: Mapping[str, str]) -> Attempt:
+        """Return what follows the attempt that is kept.
+
+        Args:
+            fanout: Reaches the workers.
+            names: Each of its workers by rank -> resource name of its node.
+        """
+        run = control.RunRef(self.kept.run_id, tuple(names))
+        self._printer.ranks(len(names))
+        return Attempt(
+            recovery.folder(self._state_dir, self.kept.run_id),
+            self.kept,
+            fanout,
+            run,
+            names=names,
+            services=self._services,
+            printer=self._printer,
+            losing=lambda: self.take(EndingRanks()),
+        )
+
+    async def _again(self, workers: Sequence[Worker]) -> int:
+        """Start the next attempt on these workers and follow it."""
+        attempt, state_dir = self.kept.attempt + 1, self._state_dir
+        self._printer.ranks(len(workers))
+        self.spec = recovery.next_attempt(self.spec, attempt)
+        fanout = self._services.fanout(self._services.fleet())
+        hosts = tuple(worker.host for worker in workers)
+        tree = recovery.kept_code(state_dir, self.kept)
+        async with contextlib.AsyncExitStack() as stack:
+            # Before the code is copied: another run may be on these workers by now, in the same directory.
+            if stopped := await self._check(fanout, workers):
+                self.outcomes = stopped
+                return ExitCode.OK
+            if tree:
+                turn = await stack.enter_async_context(turns.alone(fanout, hosts, tree.name))
+                await sync.push(fanout, hosts, tree, turn)
+                self._printer.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
+            if self.kept.git:
+                await self._services.check_commit(fanout, hosts, self.spec)
+            self._remember(workers, attempt)
+            # From here on it may be on, even if its start fails.
+            self.take(Starting())
+            try:
+                await launch.start(fanout, self.spec, workers)
+            except launch.Interrupted as exc:
+                self.take(Interrupted(exc.may_be_on))
+                raise
+        self._printer.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
+        return await self.started(fanout, workers)
+
+    # --- between two attempts -------------------------------------------------------------------------------
+
+    def _bring_back(self) -> list[Worker]:
+        """Return the workers by rank once all nodes are READY, known and configured."""
+        plan = self.kept.plan
+        if self.take(Preparing()):
+            self.take(Looked(lost_of(self._services, plan)))
+        seen = self._services.bring_back(plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", self.requests)
+        names = [made.name for made in plan.nodes]
+        self.take(Back(seen))
+        fresh = bool(remaking.fresh(plan, seen))
+        fleet, found = self._found(names, fresh=fresh)
+        workers = control.by_rank(found, self.kept.run_id)
+        listed = {worker.node.full_name for worker in workers}
+        if missing := [name for name in names if name not in listed]:
+            what = "the fleet does not list its nodes"
+            raise UsageError(
+                what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
+            )
+        if later := asyncio.run(control.newest_attempt(self._services.fanout(fleet), self._run_on(workers))):
+            self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
+        if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
+            hosts = ", ".join(worker.host for worker in new)
+            self._printer.info(f"run {self.kept.run_id}: configuring {hosts} (site.yml)")
+            self._services.configure(fleet, new)
+            if len(new) < len(workers) and asyncio.run(self.differ(self._services.fanout(fleet), workers)):
+                what = "its environments differ, so all its workers are configured together"
+                self._printer.info(f"run {self.kept.run_id}: {what} (site.yml)")
+                self._services.configure(fleet, workers)
+        self.take(Configured(plan.now(seen, [worker.node.full_name for worker in workers])))
+        # A run that was stopped meanwhile keeps its code: `_again` checks the same, and ends.
+        if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers)):
+            self._services.check_out(fleet, workers, self.kept.git)
+        return workers
+
+    async def differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
+        """Return whether all workers have to be configured again: packages of new ones differ from those of the others.
+
+        If a worker has another fault as well, all are left alone: another run may be active there.
+        """
+        if self.spec.venv or self.kept.force:
+            return False
+        found, _ = await preflight.examine(fanout, workers, user=self.spec.user)
+        return all(fault.forcible for fault in found) and any(fault.check == "same" for fault in found)
+
+    def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[Fleet, list[Worker]]:
+        """Return the fleet and the workers of nodes once they are known.
+
+        Args:
+            names: Resource names of the nodes.
+            fresh: Whether some are new. A machine whose disk is full knows only the others.
+        """
+        try:
+            return self._services.workers_of(names)
+        except UnwritableError as exc:
+            if fresh:
+                raise
+            self._printer.warning(self._printer.on_fleet(f"{exc}; the workers are used as last seen"))
+        fleet = self._services.fleet()
+        return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
+
+    def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
+        """Follow an attempt that workers report, if it is later than the one that is kept.
+
+        Raises:
+            Superseded: It is later.
+        """
+        if attempt > self.kept.attempt:
+            self._remember(workers, attempt)
+        if self.take(events.Superseded(attempt, plan)):
+            raise Superseded
+
+    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
+        """End what the last attempt has left on the workers, and check them as before any run.
+
+        Returns:
+            The outcomes of the last attempt if all ranks ended with 0, or a user wants the run stopped; else nothing.
+        """
+        run = self._run_on(workers)
+        outcomes = endings.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+        if endings.is_over(outcomes) or endings.stop_requested_by(outcomes):
+            return endings.as_told(outcomes)
+        if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
+            reason = f"attempt {self.kept.attempt} is over"
+            await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
+        forced = self._printer.overriding() if self.kept.force else None
+        await preflight.check(fanout, workers, self.spec.venv, self.spec.user, forced=forced)
+        return []

@@ -1,0 +1,86 @@
+"""What the driver of a recovery uses: the API, the workers, the clock and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.remaking import Plan, Seen
+from tpu_ops.fleet.requests import Requests
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import control, copies
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.preflight import Fault
+from tpu_ops.runs.spec import RunSpec
+
+
+class Services(Protocol):
+    """The API, the workers and the clock."""
+
+    def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
+        """Return what makes nodes again, as `remaking.remember`."""
+
+    def look(self, plan: Plan) -> Mapping[str, Seen]:
+        """Return how each node of a plan is now.
+
+        Raises:
+            CloudError: The API refused or did not answer.
+        """
+
+    def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
+        """Return how the nodes of a plan are once all are READY, as `remaking.bring_back`."""
+
+    def fleet(self) -> Fleet:
+        """Return the fleet as this machine knows it."""
+
+    def hosts(self) -> Collection[str] | None:
+        """Return the names of the workers as this machine knows them; None where it knows no fleet."""
+
+    def workers_of(self, names: Sequence[str]) -> tuple[Fleet, list[Worker]]:
+        """Return the fleet and the workers of nodes, once their host keys are known."""
+
+    def fanout(self, fleet: Fleet) -> Fanout:
+        """Return what reaches the workers of a fleet."""
+
+    def configure(self, fleet: Fleet, workers: Sequence[Worker]) -> None:
+        """Run site.yml on workers."""
+
+    def check_out(self, fleet: Fleet, workers: Sequence[Worker], project: str) -> None:
+        """Bring a project of the fleet, as in ``vision@<commit>``, to workers."""
+
+    async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
+        """Check right before the start that the project is still at its commit."""
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait before another try."""
+
+
+class Printer(Protocol):
+    """The terminal."""
+
+    def info(self, text: str) -> None:
+        """Print a message."""
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+
+    def on_fleet(self, text: str) -> str:
+        """Return a text in which commands name the fleet."""
+
+    def overriding(self) -> Callable[[Fault], None]:
+        """Return what warns of a fault that --force overrides."""
+
+    def ranks(self, count: int) -> list[int]:
+        """Return the ranks whose output is printed.
+
+        Raises:
+            UsageError: One of them does not exist.
+        """
+
+    def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
+        """Return what follows an attempt, prints its output and writes its logs."""
