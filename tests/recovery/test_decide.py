@@ -128,6 +128,18 @@ ENDS: dict[str, tuple[State, Ended, tuple[int, int, bool, bool, bool], tuple[Act
         (0, 0, False, False, False),
         (Tell("stopped by ada", "not started again"), Finish()),
     ),
+    "a user wanted it stopped, and it was refused": (
+        ON,
+        Ended(ranks(REFUSED | {"stop_requested_by": "ada"}, REFUSED)),
+        (0, 0, False, False, False),
+        (Tell("stopped by ada", "not started again"), Finish()),
+    ),
+    "a user wanted it stopped, and a host failed": (
+        ON,
+        Ended(ranks(record("lost", first="lost contact", by="ada"), None)),
+        (0, 0, False, False, False),
+        (Tell("stopped by ada", "not started again"), Finish()),
+    ),
     "the attempt was refused because of a stop that an older one knows": (
         ON,
         Ended((Outcome(0, "pod-w0", "gone", stop_requested_by="ada"),)),
@@ -156,6 +168,18 @@ ENDS: dict[str, tuple[State, Ended, tuple[int, int, bool, bool, bool], tuple[Act
             FIX,
             Finish(),
         ),
+    ),
+    "a node is lost again in a later attempt": (
+        with_kept(ON, preemptions=1, max_preemptions=2),
+        Ended(ranks(None, None), LOST),
+        (0, 2, True, True, False),
+        (BACK, AGAIN),
+    ),
+    "preemptions use up no failures": (
+        with_kept(ON, failures=1, max_failures=1),
+        Ended(ranks(None, None), LOST),
+        (1, 1, True, True, False),
+        (BACK, AGAIN),
     ),
     "a host shuts down before the API reports its node": (
         ON,
@@ -266,6 +290,8 @@ NOT_STARTED = launch.NotStarted([Reply("pod-w0", {}, "failed", "D-Bus connection
 SILENT = UnreachableError("no answer")
 OVER_BUDGET = GiveUp("not started again: node pod is PREEMPTED, and --max-preemptions 0 is used up")
 BUSY = preflight.PreflightError([preflight.Fault("pod-w0", "busy", check="changing")], 2)
+
+FILLED = launch.NotStarted([Reply("pod-w0", {"blamed": [0], "failed_checks": ["changing"]}, "failed", "busy")])
 
 
 def later(error: Exception, seconds: float = FIRST_PAUSE) -> tuple[Action, ...]:
@@ -471,6 +497,20 @@ RULES: dict[str, tuple[State, Event, dict[str, Any], dict[str, Any], tuple[Actio
         {"ready": None, "refusals": 0},
         (BACK, AGAIN),
     ),
+    "nodes that were there after a failure were lost": (
+        replace(with_kept(OVER, failures=1, max_failures=1), ready=PLAN),
+        TryFailed(SILENT, LOST),
+        {"preemptions": 1, "counted": True},
+        {"ready": None},
+        (BACK, AGAIN),
+    ),
+    "nodes that were started after a counted loss were lost again": (
+        replace(with_kept(COUNTED, counted=False), ready=PLAN),
+        TryFailed(SILENT, LOST),
+        {"preemptions": 2, "counted": True},
+        {"ready": None},
+        (BACK, AGAIN),
+    ),
     "a loss that the API reports only after it was counted": (
         replace(with_kept(COUNTED, early=True), ready=PLAN),
         TryFailed(SILENT, LOST),
@@ -526,6 +566,20 @@ RULES: dict[str, tuple[State, Event, dict[str, Any], dict[str, Any], tuple[Actio
         {},
         {"refusals": REFUSALS},
         (Fail(),),
+    ),
+    "a new node refuses the login for the fifth time": (
+        replace(READY, refusals=REFUSALS - 1),
+        TryFailed(RefusedError("login was refused")),
+        {},
+        {"refusals": REFUSALS},
+        (Fail(),),
+    ),
+    "Ansible is changing what runs use at the start itself": (
+        replace(READY, refusals=REFUSALS - 1),
+        TryFailed(FILLED),
+        {},
+        {"refusals": 0, "pause": 2 * FIRST_PAUSE},
+        later(FILLED),
     ),
     "a worker is not fit at the first try of a takeover": (
         OVER,

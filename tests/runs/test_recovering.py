@@ -25,7 +25,7 @@ from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOP
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
@@ -95,20 +95,6 @@ def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, caps
     assert code == 1
     assert world.done == ["bring back r1/2", "start 2", "start 2"], "the same workers need no site.yml"
     assert "attempt 1: rank 0 (pod-w0): exit code 3; starting it again" in capsys.readouterr().err
-
-
-def test_preemptions_have_a_budget_of_their_own(run: Any, capsys: Any) -> None:
-    code, world, _ = run(World(PREEMPTED, FAILED, PREEMPTED, DONE), max_preemptions=1, max_failures=1)
-    assert code == ExitCode.UNREACHABLE
-    assert world.attempt == 3
-    assert "attempt 3: node pod is PREEMPTED; not started again: --max-preemptions 1 is used up" in (
-        capsys.readouterr().err
-    )
-
-
-def test_a_run_that_a_person_stops_is_not_started_again(run: Any) -> None:
-    code, world, _ = run(World(STOPPED), max_failures=5)
-    assert (code, world.done) == (1, [])
 
 
 def heals(monkeypatch: pytest.MonkeyPatch, world: World, then: Mapping[str, Any]) -> None:
@@ -298,23 +284,6 @@ def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
     assert (code, steps) == (0, ["checked", "locked", "pushed in the turn", "started"])
 
 
-def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its guest agent makes the accounts a while after its sshd answers, and perhaps not that of this person."""
-    refusals = iter([RefusedError("login was refused on 2 hosts")] * (decide.REFUSALS + 1))
-    world = World(PREEMPTED, DONE)
-
-    def configure(*_: Any) -> None:
-        world.done.append("refused")
-        raise next(refusals)
-
-    monkeypatch.setattr(world, "configure", configure)
-    with pytest.raises(RefusedError):
-        run(world)
-    assert world.done.count("refused") == decide.REFUSALS > 1
-
-
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(SILENT, DONE)
     status, asked = world.status, iter((True, True))
@@ -375,56 +344,6 @@ def test_a_node_that_shuts_down_and_the_one_in_its_place_that_is_taken_away_are_
     monkeypatch.setattr(world, "call", goes)
     code, _, job = run(world)
     assert (code, job.kept.preemptions, world.node_id) == (0, 2, "3")
-
-
-def test_a_node_that_is_taken_away_once_its_run_has_failed_is_a_preemption(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(FAILED, DONE)
-    call = world.call
-
-    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
-        if action == "probe" and world.node_id == "1":
-            world.state = "PREEMPTED"
-            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
-        return await call(requests, action, **options)
-
-    monkeypatch.setattr(world, "call", goes)
-    code, _, job = run(world, max_failures=1)
-    assert (code, job.kept.failures, job.kept.preemptions, job.kept.attempt) == (0, 1, 1, 2)
-
-
-@pytest.mark.parametrize("then", [PREEMPTED, SHUT_DOWN])
-def test_a_node_that_was_restarted_and_is_taken_away_once_the_run_is_on_again_counts_twice(run: Any, then: Any) -> None:
-    code, _, job = run(World(SHUT_DOWN, then, DONE))
-    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 2, 3)
-
-
-def test_a_node_that_was_stopped_and_is_taken_away_once_it_was_started_counts_twice(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(PREEMPTED, DONE)
-    bring_back, call, starts = world.bring_back, world.call, iter([True])
-
-    def started(*words: Any, **named: Any) -> Any:
-        before = world.node_id
-        found = bring_back(*words, **named)
-        if next(starts, False):
-            # As STOPPED has it: the same node is there again.
-            world.node_id = before
-            return world.look(words[0])
-        return found
-
-    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
-        if action == "probe" and world.node_id == "1":
-            world.state = "PREEMPTED"
-            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
-        return await call(requests, action, **options)
-
-    monkeypatch.setattr(world, "bring_back", started)
-    monkeypatch.setattr(world, "call", goes)
-    code, _, job = run(world)
-    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 2, 2)
 
 
 def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
@@ -727,18 +646,6 @@ def test_a_full_disk_of_this_machine_ends_no_recovery(
     assert "recovery continues" in said
 
 
-@pytest.mark.parametrize(("counted", "preemptions"), [(True, 1), (False, 2)])
-def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(
-    run: Any, counted: bool, preemptions: int
-) -> None:
-    """What is not counted was taken away after the last attempt had failed."""
-    world = World(None, DONE)
-    world.state = "PREEMPTED"
-    code, world, job = run(world, pending=True, preemptions=1, counted=counted)
-    assert (code, world.done[0], job.kept.attempt) == (0, "bring back r1/2", 2)
-    assert (job.kept.preemptions, job.kept.counted) == (preemptions, False)
-
-
 @pytest.mark.parametrize(("early", "preemptions"), [(True, 1), (False, 2)])
 def test_who_takes_over_knows_of_a_loss_that_was_counted_before_the_api_told_of_it(
     run: Any, monkeypatch: pytest.MonkeyPatch, early: bool, preemptions: int
@@ -882,15 +789,6 @@ def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_i
     assert (code, [record.hosts for record in known]) == (0, [("pod-w0", "pod-w1")])
 
 
-def test_nodes_that_are_taken_away_after_a_failure_use_up_the_budget(run: Any, tmp_path: Path) -> None:
-    world = World(None)
-    world.state = "PREEMPTED"
-    with pytest.raises(UnreachableError, match="node pod is PREEMPTED, and --max-preemptions 0 is used up"):
-        run(world, pending=True, failures=1, max_failures=1, max_preemptions=0)
-    assert world.done == []
-    assert not (tmp_path / "runs/r1/recovery.json").exists()
-
-
 def test_an_attempt_that_somebody_else_has_started_meanwhile_is_followed_and_nothing_is_configured_under_it(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -947,14 +845,6 @@ def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then
         run(world)
 
 
-def test_a_worker_that_is_found_to_be_filled_at_the_start_itself_is_waited_for_as_before_it(run: Any) -> None:
-    filled = Reply("", {"blamed": [0], "failed_checks": ["changing"]}, "failed", "bob has been changing /opt/venvs/jax")
-    world = World(PREEMPTED, *[DONE] * 2 * decide.REFUSALS)
-    world.refusals = [("start", filled)] * (decide.REFUSALS + 1)
-    code, *_ = run(world)
-    assert (code, world.refusals) == (0, [])
-
-
 def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an attempt of its own, which its workers remember as refused."""
     refused = [{**ended("refused"), "reason": "port 8482 cannot be reached"}] * 3
@@ -990,15 +880,6 @@ def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption
     code, _, job = run(world)
     assert (code, job.kept.preemptions) == (0, 2)
     assert "attempt 2: node pod is PREEMPTED; bringing its nodes back" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("ending", [FAILED, ended("refused"), ended("lost", first=True)])
-def test_who_wants_a_run_stopped_is_heard_though_its_ranks_end_for_another_reason(
-    run: Any, capsys: Any, ending: Any
-) -> None:
-    code, world, _ = run(World({**ending, "stop_requested_by": "ada"}, DONE), max_failures=5)
-    assert (code, [one for one in world.done if not one.startswith("stop")]) == (1, [])
-    assert "stopped by ada; not started again" in capsys.readouterr().err
 
 
 def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from tpu_ops import files
 from tpu_ops.cli import asked, attach, recovering, stop
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.fleet.remaking import Plan
-from tpu_ops.recovery import decide
 from tpu_ops.runs import control, launch, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import RunSpec
@@ -210,23 +209,6 @@ async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_ov
     await stop._stop(fleet, words)
     other.join()
     assert not recovery.is_kept(tmp_path, "r1")
-
-
-def test_what_a_node_lacks_for_good_ends_the_recovery_whatever_else_happens(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, tries = World(PREEMPTED, DONE), [0]
-
-    def fails() -> None:
-        tries[0] += 1
-        if tries[0] == decide.REFUSALS:
-            world.state = "PREEMPTED"
-        raise HostError("site.yml failed there")
-
-    later(monkeypatch, world, "configure", fails)
-    with pytest.raises(HostError):
-        run(world)
-    assert tries[0] == 2 * decide.REFUSALS
 
 
 def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
