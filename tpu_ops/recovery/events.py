@@ -10,6 +10,8 @@ from tpu_ops.fleet.remaking import Plan, Seen
 from tpu_ops.runs.outcomes import Outcome
 
 # --- events ---------------------------------------------------------------------------------------------------
+# `lost` in an event: nodes that are not what they were -> what became of them, in words. For an error it has the nodes
+# that `decide.suspected` names.
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,7 @@ class Interrupted:
 
 @dataclass(frozen=True)
 class Following:
-    """An attempt is followed from now on.
-
-    Attributes:
-        started: Whether its ranks are known to have started.
-    """
+    """An attempt is followed from now on; its ranks have started, or may have been refused."""
 
     started: bool
 
@@ -53,7 +51,6 @@ class Ended:
 
     Attributes:
         outcomes: How its ranks are.
-        lost: Nodes that are not what they were -> what became of them, in words.
         stop_wanted: Whether a user of this machine wants the run stopped.
     """
 
@@ -64,12 +61,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class StopWanted:
-    """A user of this machine wants the run stopped, while no attempt is followed.
-
-    Attributes:
-        outcomes: How the ranks of the last attempt are; empty where they are not known.
-        lost: As of `Ended`.
-    """
+    """A user of this machine wants the run stopped, while no attempt is followed; the outcomes may not be known."""
 
     outcomes: Sequence[Outcome] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -82,45 +74,28 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Looked:
-    """The nodes were looked at before they are brought back.
-
-    Attributes:
-        lost: As of `Ended`.
-    """
+    """The nodes were looked at before they are brought back."""
 
     lost: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Back:
-    """All nodes are READY.
-
-    Attributes:
-        seen: Each of them, by its resource name.
-    """
+    """All nodes are READY, each as it was seen, by its resource name."""
 
     seen: Mapping[str, Seen]
 
 
 @dataclass(frozen=True)
 class Configured:
-    """The nodes of the next attempt are configured.
-
-    Attributes:
-        plan: These nodes, in the order of their ranks.
-    """
+    """The nodes of the next attempt, in the order of their ranks, are configured."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Superseded:
-    """Workers have a later attempt, started by a recovery on another machine.
-
-    Attributes:
-        attempt: Its number.
-        plan: Its nodes; None where they are not known yet.
-    """
+    """Workers have a later attempt of a recovery on another machine; its nodes may not be known yet."""
 
     attempt: int
     plan: Plan | None = None
@@ -128,23 +103,14 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Renamed:
-    """Workers of the attempt that the command follows first have other names now.
-
-    Attributes:
-        why: The error, in words.
-    """
+    """Workers of the attempt that the command follows first have other names now."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class StartFailed:
-    """The first thing that the command did failed: the start of a run, or following one that it takes over.
-
-    Attributes:
-        error: What failed.
-        lost: As of `Ended`, for the nodes that `suspected` names.
-    """
+    """The first thing that the command did failed: to start a run, or to follow one that it takes over."""
 
     error: OpsError
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -152,12 +118,7 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class TryFailed:
-    """A try to bring nodes back, or to start or follow the next attempt, failed.
-
-    Attributes:
-        error: What failed.
-        lost: As of `Ended`, for the nodes that `suspected` names.
-    """
+    """A try to bring nodes back, or to start or follow the next attempt, failed."""
 
     error: OpsError | OSError
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -217,11 +178,7 @@ class Next:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait, then try again.
-
-    Attributes:
-        seconds: How long.
-    """
+    """Wait for some seconds, then try again."""
 
     seconds: float
 
@@ -244,11 +201,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Forget what starts the run again, and end with an error: a budget is used up.
-
-    Attributes:
-        what: The error, in words.
-    """
+    """Forget what starts the run again, and end with an error: a budget is used up."""
 
     what: str
 
