@@ -306,7 +306,8 @@ first change, whatever `--tags` says. If there are errors, they end with one lis
 - A role's variable that is set in two files of one directory is an error, since Ansible uses only the last.
 - A file in `group_vars/` or `host_vars/` whose name is almost that of a group or host is a warning: `pod.yml` for the
   group `node_pod`, for example. Ansible itself silently ignores a file of no group and no host.
-- A line without a file is about a role's default, or about a value whose origin Ansible does not know.
+- A line without a file is about a role's default, or about a value that is from no file of variables and no inventory,
+  such as a playbook's own. A value that is made by a template is placed where the template is.
 - Roles that can check the rest of their variables only once the types are right are named at the end; the next run
   checks them.
 - A worker may lack a login shell or a `tcmalloc_library`. This is a warning if a package that the playbook is still to

@@ -10,17 +10,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from ansible import context
 from ansible.plugins.action import ActionBase
-
-try:
-    from ansible._internal._datatag._tags import Origin
-except ImportError:  # No public interface tells where data comes from, and before ansible-core 2.19 nothing knew.
-    Origin = None
+from ansible.utils.vars import load_extra_vars
 
 Options = Mapping[str, Any]
 
@@ -59,6 +57,14 @@ OF_NODES, WORKER = re.compile(r"(node|zone|type|state|queued)_[a-z0-9_]+"), re.c
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
 
 
+#: Where a variable comes from that was given to ansible-playbook.
+EXTRA = "CLI option '-e'"
+#: What to do about one that has the wrong type.
+AS_JSON = "; give it to -e as JSON"
+#: The parser in C if there is one: each host reads all files.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 class Fault(NamedTuple):
     """What is wrong with a variable.
 
@@ -71,27 +77,34 @@ class Fault(NamedTuple):
     blocks: bool = False
 
 
-def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]:
-    """Given a variable, its entry in argument_specs and its value, return every fault of type, choice or key below."""
+def type_faults(path: str, option: Mapping[str, Any], value: Any, way: str = "") -> list[Fault]:
+    """Return every fault of type, choice or key in a variable's value.
+
+    Args:
+        path: The variable.
+        option: Its entry in argument_specs.
+        value: Its value.
+        way: How to give it the right type, if that is not plain.
+    """
     kind = option.get("type", "str")
     if value is None:
         return [Fault(f"{path}: is empty; give it a value or leave it out", blocks=True)]
     fits = isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if not fits:
         word = _word(value, secret=option.get("no_log", False))
-        return [Fault(f"{path}: is {word} and must be {_wanted(option, value)}", blocks=True)]
+        return [Fault(f"{path}: is {word} and must be {_wanted(option, value, way)}", blocks=True)]
     if kind != "list" and "choices" in option and value not in option["choices"]:
         return [Fault(f"{path}: '{value}' is not one of {', '.join(map(str, option['choices']))}")]
     faults = []
     if kind == "list":
         element = {"type": option["elements"]} | {key: option[key] for key in ("options", "choices") if key in option}
         for position, entry in enumerate(value):
-            faults += type_faults(f"{path}[{position}]", element, entry)
+            faults += type_faults(f"{path}[{position}]", element, entry, way)
     elif kind == "dict" and "options" in option:
         known = option["options"]
         for key in value:
             if key in known:
-                faults += type_faults(f"{path}.{key}", known[key], value[key])
+                faults += type_faults(f"{path}.{key}", known[key], value[key], way)
             else:
                 near = _suggestion(str(key), known) or f"; the keys are {', '.join(known)}"
                 faults.append(Fault(f"{path}.{key}: unknown key{near}"))
@@ -106,13 +119,12 @@ def _word(value: Any, *, secret: bool) -> str:
     return ("a string" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
 
 
-def _wanted(option: Mapping[str, Any], value: Any) -> str:
+def _wanted(option: Mapping[str, Any], value: Any, way: str) -> str:
     kind = option.get("type", "str")
     if kind == "str" and "choices" in option:
         return f"one of {', '.join(map(str, option['choices']))}"
     if kind in ("str", "path"):
         return "a string" if isinstance(value, (dict, list)) else "a string; put it in quotes"
-    way = "; give it to -e as JSON" if origin(value).endswith("'-e'") else ""
     return {"bool": "true or false", "dict": "a mapping", "int": "an integer", "list": "a list"}[kind] + way
 
 
@@ -158,20 +170,6 @@ def offered_faults(names: Iterable[str], offered: Mapping[str, str]) -> list[str
     ]
 
 
-def origin(value: Any) -> str:
-    """Return file and line of a value as `path:line`, or where else it comes from; empty if Ansible does not know."""
-    tag = Origin.get_tag(value) if Origin else None
-    if tag is None:
-        return ""
-    if not tag.path:
-        return str(tag.description).strip("<>")
-    path = Path(tag.path)
-    if path.match("roles/*/defaults/*"):  # Nobody wrote it for this fleet, and nobody should change it there.
-        return ""
-    shown = _shown(path)
-    return f"{shown}:{tag.line_num}" if tag.line_num else shown
-
-
 def _shown(path: Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
@@ -182,31 +180,107 @@ def subjects(fault: str) -> list[str]:
     return [name + fault[match.end() :] for name in match[0].split(", ")] if match else [fault]
 
 
-def place(fault: str, values: Mapping[str, Any]) -> str:
-    """Given a fault and the values of variables by name, return the origin of what it is about, as near as is known."""
+class Places:
+    """Where a host's variables come from, as file and line.
+
+    Ansible itself remembers that, without an interface for others. The files are read again, and only if something is
+    wrong; a variable is placed at the first file that gives it the value that it has.
+    """
+
+    def __init__(self, values: Mapping[str, Any], files: Iterable[Path], loader: Any) -> None:
+        """Take variables.
+
+        Args:
+            values: Their values, not templated.
+            files: Those that may set them, the first winning.
+            loader: Ansible's, which reads them.
+        """
+        self._values = values
+        self._files = files
+        self._loader = loader
+
+    @cached_property
+    def _nodes(self) -> dict[str, tuple[Path, Any]]:
+        found: dict[str, tuple[Path, Any]] = {}
+        for file in self._files:
+            # An inventory has its variables somewhere below hosts and groups.
+            nested = not {"group_vars", "host_vars"} & set(file.parts)
+            for key, node in _pairs(_composed(file, self._loader), nested=nested):
+                name = key.value
+                if name in self._values and name not in found and _may_be(node, self._values[name]):
+                    found[name] = (file, node)
+        return found
+
+    @cached_property
+    def extra(self) -> set[str]:
+        """The variables that were given to ansible-playbook, but not in a file."""
+        return set(load_extra_vars(self._loader)) - self._nodes.keys()
+
+    def of(self, name: str, steps: Iterable[str | int] = ()) -> str:
+        """Return the place of a variable, or of what some keys and positions lead to in it, as near as is known."""
+        if name not in self._nodes:
+            return EXTRA if name in self.extra else ""
+        file, node = self._nodes[name]
+        line = node.start_mark.line
+        for step in steps:
+            if isinstance(node, yaml.MappingNode):
+                pairs = [(key, value) for key, value in node.value if key.value == str(step)]
+                if not pairs:
+                    break
+                line, node = pairs[0][0].start_mark.line, pairs[0][1]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+                node = node.value[step]
+                line = node.start_mark.line
+            else:
+                break
+        return f"{_shown(file)}:{line + 1}"
+
+
+def _composed(file: Path, loader: Any) -> Any:
+    """Return a YAML file as nodes, which have lines; None if it is not YAML."""
+    try:
+        return yaml.compose(loader.get_text_file_contents(str(file)).encode(), LOADER)
+    except yaml.YAMLError:
+        return None
+
+
+def _pairs(node: Any, *, nested: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Return the keys and values of a mapping, and if asked those of the mappings in it."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+        yield key, value
+        if nested:
+            yield from _pairs(value, nested=True)
+
+
+def _may_be(node: Any, value: Any) -> bool:
+    """Return whether a node has a value; also if Ansible alone can tell, as of one that is encrypted."""
+    try:
+        return bool(yaml.constructor.SafeConstructor().construct_object(node, deep=True) == value)
+    except yaml.YAMLError:
+        return True
+
+
+def place(fault: str, places: Places) -> str:
+    """Given a fault, return the place of what it is about, as near as is known."""
     match = PLACE.match(fault)
-    if match is None or match["name"] not in values:
+    if match is None:
         return ""
-    value = values[match["name"]]
-    found = origin(value)
     steps = [int(index) if index else key for index, key in re.findall(r"\[(\d+)\]|\.(\w+)", match["keys"])]
     # An entry's own key, as in `users_people[0]: ada: keys[1] starts with`.
     steps += [match["key"], *([int(match["index"])] if match["index"] else [])] if match["key"] else []
-    for step in steps:
-        if isinstance(value, dict) and step in value:
-            found = next(origin(key) for key in value if key == step) or found
-        elif not isinstance(value, list) or not isinstance(step, int) or step >= len(value):
-            break
-        value = value[step]
-        found = (origin(value) if isinstance(step, int) else "") or found
-    return found
+    return places.of(match["name"], steps)
 
 
-def with_places(fault: str, values: Mapping[str, Any]) -> str:
-    """Return a fault with the origin of each other entry that it mentions, as in `first as users_people[0]`."""
+def place_of_first(fault: str, places: Places) -> str:
+    """Return the place of the first variable that a fault is about and that somebody set."""
+    return next(filter(None, (place(each, places) for each in subjects(fault))), "")
+
+
+def with_places(fault: str, places: Places) -> str:
+    """Return a fault with the place of each other entry that it mentions, as in `first as users_people[0]`."""
 
     def placed(match: re.Match[str]) -> str:
-        where = place(f"{match[0]}: ", values)
+        where = place(f"{match[0]}: ", places)
         return f"{match[0]} ({where})" if where else match[0]
 
     return re.sub(r"(?<=\s)[a-z]\w*\[\d+\]", placed, fault)
@@ -234,8 +308,10 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         }
         offered = {name: path.parts[-3] for path in folder.glob("*/vars/main.yml") for name in _load(path)}
         values: dict[str, Any] = dict(variables)
+        files = [*extra_files(), *variable_files(variables)]
+        places = Places(variables, files, self._loader)
         here = sorted(options.keys() & set(variables["ansible_play_role_names"]))
-        found = {role: self._values_faults(options[role], values) for role in here}
+        found = {role: self._values_faults(options[role], values, places) for role in here}
         blocked = {role for role in here if any(fault.blocks for fault in found[role])}
         wrong = [fault.text for role in here for fault in found[role]]
         judged, failures, warnings = [], {}, []
@@ -248,7 +324,9 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
                     failures[role] = _message(exc)
         if failures and not wrong:
             # Roles also read variables of other roles, which may not be part of this play.
-            others = [fault for role in options.keys() - here for fault in self._values_faults(options[role], values)]
+            others = [
+                fault for role in options.keys() - here for fault in self._values_faults(options[role], values, places)
+            ]
             wrong = [fault.text for fault in others if fault.blocks]
         if not wrong:
             judged += [f"{role}: its variables cannot be checked: {said}" for role, said in failures.items()]
@@ -257,24 +335,25 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         result["waiting"] = (
             sorted(role for role in blocked | failures.keys() if f"__{role}_faults" in variables) if wrong else []
         )
-        result["warnings"] = [_placed(text, place(text, values)) for text in warnings] + unused_warnings(variables)
+        result["warnings"] = [_placed(text, place(text, places)) for text in warnings] + unused_warnings(variables)
         result["faults"] = [
-            {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
+            {"text": with_places(fault, places), "place": place_of_first(fault, places)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
         # A role's own values hide them in `variables`; these are the host's without any play. If a role is not part of
         # the play, a value that others use instead may be set.
         given = variables["hostvars"].raw_get(variables["inventory_hostname"])
         own_values = {name: role for name, role in offered.items() if role in here}
+        places = Places(given, files, self._loader)
         result["faults"] += [
-            {"text": fault, "place": self._place(fault, given, given)} for fault in offered_faults(given, own_values)
+            {"text": fault, "place": place_of_first(fault, places)} for fault in offered_faults(given, own_values)
         ]
         hidden = hidden_faults(variables, known, self._loader)
         result["faults"] += [{"text": text, "place": where} for where, text in hidden]
         result["faults"] += [{"text": text, "place": _shown(file)} for file, text in unread_faults(variables)]
         return result
 
-    def _values_faults(self, specification: Options, values: dict[str, Any]) -> list[Fault]:
+    def _values_faults(self, specification: Options, values: dict[str, Any], places: Places) -> list[Fault]:
         """Template a role's variables in place, and return what is wrong with them."""
         faults = []
         for name in sorted(specification.keys() & values.keys()):
@@ -283,33 +362,23 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             except Exception as exc:  # Whatever a template raises, its author has to fix it.
                 faults.append(Fault(f"{name}: {_message(exc)}", blocks=True))
             else:
-                faults += type_faults(name, specification[name], values[name])
+                found = type_faults(name, specification[name], values[name])
+                if found and name in places.extra:
+                    found = type_faults(name, specification[name], values[name], AS_JSON)
+                faults += found
         return faults
 
-    def _place(self, fault: str, values: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
-        """Return the origin of the first variable that a fault is about and that somebody set."""
-        found = (place(each, values) or self._searched(each, variables) for each in subjects(fault))
-        return next(filter(None, found), "")
 
-    def _searched(self, fault: str, variables: Mapping[str, Any]) -> str:
-        """Return the origin of a variable whose value carries none, as empty values and truth values do."""
-        match = PLACE.match(fault)
-        if match is None or match["name"] not in variables:
-            return ""
-        for path in variable_files(variables):
-            content = self._loader.load_from_file(str(path))
-            if (
-                isinstance(content, dict)
-                and match["name"] in content
-                and content[match["name"]] == variables[match["name"]]
-            ):
-                return next(origin(key) for key in content if key == match["name"])
-        return ""
+def extra_files() -> list[Path]:
+    """Return the files of variables that ansible-playbook was given, the first winning."""
+    given = [str(text) for text in context.CLIARGS.get("extra_vars") or ()]
+    return [file for text in reversed(given) if text.startswith("@") and (file := Path(text[1:])).is_file()]
 
 
 def variable_files(variables: Mapping[str, Any]) -> list[Path]:
     """Given a host's variables, return the files that may hold some of them, the first winning."""
     found = [paths[0] for paths in _variable_paths(variables)]
+    found += [path for path in [Path(variables.get("inventory_file") or "")] if path.suffix in (".yml", ".yaml")]
     return [
         file for path in found for file in (sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]) if file.is_file()
     ]
@@ -330,13 +399,12 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
     for first, *_ in _variable_paths(variables):
         before: dict[str, str] = {}
         for file in loader.find_vars_files(str(first.parent), first.name) if first.is_dir() else []:
-            content = loader.load_from_file(file)
-            for key in content.keys() & known if isinstance(content, dict) else ():
-                here = next(origin(found) for found in content if found == key) or _shown(Path(file))
-                if key in before:
-                    text = f"{key}: has no effect, since {here} sets it again and is read later; remove one of them"
-                    faults.append((before[key], text))
-                before[key] = here
+            for key in [key for key, _ in _pairs(_composed(Path(file), loader)) if key.value in known]:
+                name, here = key.value, f"{_shown(Path(file))}:{key.start_mark.line + 1}"
+                if name in before:
+                    text = f"{name}: has no effect, since {here} sets it again and is read later; remove one of them"
+                    faults.append((before[name], text))
+                before[name] = here
     return sorted(faults)
 
 
@@ -419,5 +487,4 @@ def _message(exc: Exception) -> str:
 
 
 def _load(path: Path) -> Any:
-    """Return a YAML file's content, by the parser in C where there is one: each host reads all files."""
-    return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return yaml.load(path.read_text(), LOADER)  # noqa: S506 - it is safe

@@ -11,6 +11,7 @@ from ansible.parsing.dataloader import DataLoader
 from playbooks.action_plugins import check_variables
 from playbooks.action_plugins.check_variables import (
     Fault,
+    Places,
     place,
     subjects,
     type_faults,
@@ -143,23 +144,29 @@ def test_a_fault_is_placed_at_the_line_of_its_key(
 ) -> None:
     (tmp_path / "all.yml").write_text(FILE)
     values = DataLoader().load_from_file(str(tmp_path / "all.yml"))
-    assert place(fault, values) == (f"{tmp_path}/all.yml:{line}" if line else "")
+    places = Places(values, [tmp_path / "all.yml"], DataLoader())
+    assert place(fault, places) == (f"{tmp_path}/all.yml:{line}" if line else "")
     monkeypatch.chdir(tmp_path)
-    assert place(fault, values) == (f"all.yml:{line}" if line else "")
+    assert place(fault, places) == (f"all.yml:{line}" if line else "")
 
 
-def test_defaults_of_roles_are_no_place(tmp_path: Path) -> None:
-    path = tmp_path / "roles" / "users" / "defaults" / "main.yml"
-    path.parent.mkdir(parents=True)
-    path.write_text(FILE)
-    assert place("count: is wrong", DataLoader().load_from_file(str(path))) == ""
-
-
-def test_an_ansible_that_tells_no_origin_leaves_the_file_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "all.yml").write_text(FILE)
-    values = DataLoader().load_from_file(str(tmp_path / "all.yml"))
-    monkeypatch.setattr(check_variables, "Origin", None)
-    assert place("users_people[0]: ada: keys[1] is wrong", values) == ""
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"host_vars/w0.yml": "count: 4", "group_vars/all.yml": "\ncount: 5"}, "group_vars/all.yml:2"),
+        ({"host_vars/w0.yml": "count: 5", "group_vars/all.yml": "count: 5"}, "host_vars/w0.yml:1"),
+        ({"group_vars/all.yml": "other: {count: 5}"}, ""),
+        ({"hosts.yml": "all:\n  hosts:\n    w0: {count: 4}\n    w1:\n      count: 5"}, "hosts.yml:5"),
+        ({"group_vars/all.yml": "count: !vault x"}, "group_vars/all.yml:1"),
+        ({"group_vars/all.yml": "count: ["}, ""),
+    ],
+)
+def test_a_variable_is_placed_where_it_has_its_value(tmp_path: Path, files: dict[str, str], found: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    places = Places({"count": 5}, [tmp_path / name for name in files], DataLoader())
+    assert place("count: is wrong", places) == (f"{tmp_path}/{found}" if found else "")
 
 
 def test_files_that_may_hold_a_host_s_variables_are_found_nearest_first(tmp_path: Path) -> None:
