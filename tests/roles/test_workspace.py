@@ -873,38 +873,6 @@ def test_a_clone_is_not_removed_with_work_in_a_submodule_that_somebody_fetched(
     assert place.exists() is bool(said)
 
 
-@pytest.mark.parametrize("shallow", [True, False])
-def test_a_clone_is_removed_with_a_submodule_at_a_commit_that_no_branch_has(
-    git: Git, bring: Bring, tmp_path: Path, *, shallow: bool
-) -> None:
-    """As one that is fetched with little history, and one whose branch is gone: git asks for the commit itself."""
-    (tmp_path / "lib").mkdir()
-    git("lib", "init", "-q", "--initial-branch=main")
-    git("lib", "config", "uploadpack.allowAnySHA1InWant", "true")
-    for message in ("first", "pinned"):
-        git("lib", "commit", "-q", "--allow-empty", "-m", message)
-    local = ("-c", "protocol.file.allow=always")
-    git("source", *local, "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")
-    if shallow:
-        git("source", "config", "--file", ".gitmodules", "submodule.lib.shallow", "true")
-        git("lib", "commit", "-q", "--allow-empty", "-m", "later")
-    else:
-        git("lib", "reset", "-q", "--hard", "HEAD^")
-    git("source", "commit", "-q", "-a", "-m", "with lib")
-    bring()
-    git("work/vision", *local, "submodule", "--quiet", "update", "--init")
-    # A branch's own commits are somebody's work all the same.
-    git("work/vision/lib", "checkout", "-q", "-b", "mine")
-    git("work/vision/lib", "commit", "-q", "--allow-empty", "-m", "mine")
-    said = bring(state="absent")["msg"]
-    assert " mine in lib" in said
-    assert "pinned" not in said
-    git("work/vision/lib", "reset", "-q", "--hard", "HEAD^")
-    git("work/vision/lib", "reflog", "expire", "--expire=now", "--all")
-    assert bring(state="absent")["changed"] is True
-    assert not (tmp_path / "work/vision").exists()
-
-
 def test_a_clone_is_removed_with_all_that_its_remote_has_or_had(git: Git, bring: Bring, tmp_path: Path) -> None:
     bring()
     git("source", "checkout", "-q", "--detach")

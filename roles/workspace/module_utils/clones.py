@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Sequence
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault
@@ -39,13 +37,12 @@ def is_cache(name: str) -> bool:
 class Local:
     """What exists only in a clone."""
 
-    def __init__(self, git: Git, *, everything: bool = False, inside: bool = False) -> None:
+    def __init__(self, git: Git, *, everything: bool = False) -> None:
         """Ask git.
 
         Args:
             git: git in the clone.
             everything: Whether to include what another commit does not touch: other branches and ignored files.
-            inside: Whether it is a submodule, whose commits git may have fetched without a branch that has them.
         """
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"]
         options += ["--ignored", "--ignore-submodules=none"] if everything else []
@@ -55,7 +52,7 @@ class Local:
         self.unknown = [name for kind, name in entries if kind == "??" and not name.endswith(".egg-info/")]
         self.ignored = [name for kind, name in entries if kind == "!!" and not is_cache(name)]
         self.hidden = hidden(git) if everything else []
-        self.commits = unpublished(git, everything=everything, there=fetched(git) if inside else ())
+        self.commits = unpublished(git, everything=everything)
         self.stashes = git("stash", "list", "--format=%gd %s").splitlines()
 
 
@@ -65,29 +62,18 @@ def hidden(git: Git) -> list[str]:
     return [entry[2:] for entry in marked if os.path.lexists(os.path.join(git.path, entry[2:]))]
 
 
-def fetched(git: Git) -> list[str]:
-    """Return the commits that the last fetch brought, and those at which a shallow history ends."""
-    found: list[str] = []
-    for name in ("FETCH_HEAD", "shallow"):
-        path = os.path.join(git.path, git("rev-parse", "--git-path", name).strip())
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as stream:
-            found += [line.split()[0] for line in stream if line.strip()]
-    return found
-
-
-def unpublished(git: Git, *, everything: bool, there: Sequence[str] = ()) -> list[str]:
+def unpublished(git: Git, *, everything: bool) -> list[str]:
     """Return the commits that the remote never had, as lines for people.
 
     Args:
         git: git in the clone.
         everything: Whether branches, tags and what HEAD once was count too, not only what HEAD is.
-        there: Commits that are known to be the remote's besides those of its branches.
 
     Raises:
         PersonFault: Only the remote can say whether a tag is its own, and it does not answer.
     """
     heads = (["--branches", "--tags", "--reflog"] if everything else []) + (["HEAD"] if head(git) else [])
-    published = ["--not", "--remotes", *there, *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
+    published = ["--not", "--remotes", *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
     if not everything:
         published.append("--tags")
     else:
@@ -208,56 +194,33 @@ class Clone:
     def cut_short(self, commit: str) -> tuple[set[str], list[str]]:
         """Return the files that an interrupted checkout has left, and somebody's work in addition to them.
 
-        git replaces the files first and the index last. Each file that differs from the index is then wholly or partly
-        that of the new commit, or missing.
+        git replaces the files first and the index last. Each file that differs from the old commit is then that of the
+        new one, or its beginning, or missing.
         """
-        tree = [entry.partition("\t") for entry in paths(self.git("ls-tree", "-r", "-z", commit))]
-        # For each file its mode and its blob (git-ls-tree(1)).
-        blobs = {name: (what.split()[0], what.split()[2]) for what, _, name in tree if what.split()[1] == "blob"}
-        changed = ("diff", "--name-only", "--no-renames", "-z")
-        found = paths(self.git(*changed, "HEAD", "--"))
-        found |= paths(self.git("ls-files", "-z", "--others")) & set(blobs)
-        # git would also overwrite the files whose changes it was told to ignore.
-        work = {
-            name for name in found | set(hidden(self.git)) if not self.is_of(commit, name, *blobs.get(name, ("", "")))
-        }
-        work |= {name for name in blobs if not self.is_clear(name)}
-        work |= paths(self.git(*changed, "--cached", "HEAD", "--"))
+        before, after = self.files("HEAD"), self.files(commit)
+        found = self.git.differing("HEAD") | {name for name in after - before if self.is_there(name)}
+        others = {name for name in found if self.is_there(name)} - (after - self.git.differing(commit))
+        work = {name for name in others if name not in after or not self.begins(commit, name)}
+        work |= paths(self.git("diff", "--name-only", "--no-renames", "-z", "--cached", "HEAD", "--"))
         return found, sorted(work) + unpublished(self.git, everything=False)
 
-    def is_clear(self, name: str) -> bool:
-        """Return whether a file can be written at a path without replacing something of another kind."""
-        try:
-            return not stat.S_ISDIR(os.lstat(os.path.join(self.path, name)).st_mode)
-        except FileNotFoundError:
-            return True
-        except NotADirectoryError:
-            return False
+    def files(self, commit: str) -> set[str]:
+        """Return the paths of a commit's files."""
+        return paths(self.git("ls-tree", "-r", "-z", "--name-only", commit))
 
-    def is_of(self, commit: str, name: str, kind: str, blob: str) -> bool:
-        """Return whether what exists at a path is all or the beginning of a commit's file, or nothing.
+    def is_there(self, name: str) -> bool:
+        """Return whether something exists at a path in the clone."""
+        return os.path.lexists(os.path.join(self.path, name))
 
-        Args:
-            commit: The commit.
-            name: The place in the tree.
-            kind: The mode of what the commit has there, as git writes it; empty where it has nothing.
-            blob: Its content; likewise.
-        """
+    def begins(self, commit: str, name: str) -> bool:
+        """Return whether a file is only the beginning of a commit's."""
         path = os.path.join(os.path.realpath(self.path), name)
-        if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
+        if os.path.realpath(path) != path or not os.path.isfile(path):
             return False
-        if not os.path.lexists(path):
-            return True
-        mode = os.lstat(path).st_mode
-        if kind == "120000" and stat.S_ISLNK(mode):
-            return bool(os.readlink(path) == self.git("cat-file", "blob", blob))
-        # git makes a file with its permissions before it writes to it.
-        if kind != ("100755" if mode & stat.S_IXUSR else "100644") or not stat.S_ISREG(mode):
-            return False
-        if self.git("hash-object", "--", name).strip() == blob:
-            return True
         with open(path, "rb") as stream:
-            return bool(self.git.content(commit, name).startswith(stream.read()))
+            text = stream.read()
+        whole = self.git.content(commit, name)
+        return len(text) < len(whole) and bool(whole.startswith(text))
 
     def resume(self, *, check: bool) -> tuple[str, set[str], list[str]]:
         """Finish an interrupted checkout, unless somebody has worked in the clone since.
@@ -282,8 +245,8 @@ class Clone:
         """Return the files that git ignores here and a commit has; none where the commit is not here yet."""
         if not self.git.has("cat-file", "-e", commit + "^{commit}"):
             return []
-        ignored = set(self.git("ls-files", "-z", "--others", "--ignored", "--exclude-standard").split("\0"))
-        return sorted(ignored & set(self.git("ls-tree", "-r", "-z", "--name-only", commit).split("\0")) - {""})
+        ignored = paths(self.git("ls-files", "-z", "--others", "--ignored", "--exclude-standard"))
+        return sorted(ignored & self.files(commit))
 
     def moves(self, commit: str) -> bool:
         """Return whether the clone is not at a commit, or not wholly."""
@@ -356,7 +319,7 @@ class Clone:
         """
         self.must_be_own()
         everywhere = [("", Local(self.git, everything=True))]
-        everywhere += [(name, Local(git, everything=True, inside=True)) for name, git in fetched_submodules(self.git)]
+        everywhere += [(name, Local(git, everything=True)) for name, git in fetched_submodules(self.git)]
         kinds: dict[str, list[str]] = {}
         for inside, local in everywhere:
             for kind, names in (

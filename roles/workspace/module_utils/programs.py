@@ -124,6 +124,20 @@ class Git:
             stream.seek(0)
             return stream.read()
 
+    def differing(self, commit: str) -> set[str]:
+        """Return the paths of a commit's files that the working tree does not have as they are in the commit.
+
+        An index of its own is compared, so that files whose changes git was told to ignore count too.
+
+        Raises:
+            PersonFault: It fails.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            git = ["env", "GIT_INDEX_FILE=%s" % os.path.join(directory, "index"), "git", "-C", self.path]
+            program([*git, "read-tree", commit], self.timeout)
+            names = program([*git, "diff", "--name-only", "--no-renames", "-z"], self.timeout)
+        return set(names.split("\0")) - {""}
+
     def has(self, *arguments: str) -> bool:
         """Return whether git succeeds."""
         try:
