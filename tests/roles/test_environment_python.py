@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,19 @@ from roles.python.library import uv_environments
 from tests.roles.conftest import Run
 from tests.support.environments import by_hand, state
 
+#: The Python that the environments of these tests get.
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 ROLE = Path(uv_environments.__file__).parents[1]
 
 
 def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
-    by_hand(tmp_path / "venv", "3.11")
+    by_hand(tmp_path / "venv", PYTHON)
     there = {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
-    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11"]
+    assert state(run(uv_environments, arguments, check=True))["plan"] == [f"~ Python {PYTHON}"]
     filled = state(run(uv_environments, arguments))
-    assert (filled["plan"], filled["packages"]) == (["~ Python 3.11", "+ jax==1"], {"jax": "1"})
+    assert (filled["plan"], filled["packages"]) == ([f"~ Python {PYTHON}", "+ jax==1"], {"jax": "1"})
     assert there <= {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
     assert run(uv_environments, arguments)["changed"] is False
 
@@ -36,7 +39,7 @@ def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
     (tmp_path / "venv" / "bin" / "python").unlink()
     (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.8\n")
     (tmp_path / "venv" / "bin" / "python").chmod(0o755)
-    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11 (was 3.8)", "+ jax==1"]
+    assert state(run(uv_environments, arguments, check=True))["plan"] == [f"~ Python {PYTHON} (was 3.8)", "+ jax==1"]
     arguments["environments"][0]["proof"] = "raise SystemExit('not yet')"
     assert "does not work: not yet" in run(uv_environments, arguments)["msg"]
     (kept,) = (tmp_path / "venv").glob(".old-*")
