@@ -16,11 +16,11 @@ PARTS := molecule-roles lab-test-runs molecule-site demo-test lab-test-rest
 PART_LOGS := .build/parts
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
-.PHONY: help env tools engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
-	$(PARTS) $(PARTS:%=logged-%) format lock clean
+.PHONY: help env tools engine demo demo-record test check check-roles check-code check-tests check-debian13 lab-test demo-test molecule \
+	bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 env: ## Make .venv/ from requirements.lock
 	@tools/setup.sh env
@@ -51,6 +51,9 @@ check: env tools ## Run the fast part: style, types, roles, packages, tests with
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-roles check-code
+	@$(MAKE) --no-print-directory check-tests
+
+check-tests:
 	@$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not lab and not gcloud and not index"
 
 # Parts of check that stand side by side: each takes one core, and says what it has to say when it ends.
@@ -61,6 +64,9 @@ check-code:
 	@$(BIN)/python tools/check_packages.py
 	@$(BIN)/python tools/check_roles.py
 	@$(BIN)/mypy
+
+check-debian13: engine ## Run the tests of make check with Debian 13's Python 3.13, in a container
+	@$(BIN)/python -m tools.check_debian13
 
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
 	@$(MAKE) --no-print-directory --jobs=2 lab-test-runs lab-test-rest
