@@ -12,11 +12,11 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 
 # The parts of make test behind make check, the longest first: what is begun last decides how long one core has nothing to do.
-PARTS := molecule-roles lab-test-runs molecule-site demo-test lab-test-rest
+PARTS := molecule-roles lab-test-runs molecule-site check-debian13 demo-test lab-test-rest
 PART_LOGS := .build/parts
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
-.PHONY: help env tools engine demo demo-record test check check-roles check-code check-tests check-debian13 lab-test demo-test molecule \
+.PHONY: help env tools engine demo demo-record test check check-roles check-code check-tests lab-test demo-test molecule \
 	bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
