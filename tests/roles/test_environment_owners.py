@@ -46,7 +46,7 @@ class Worker:
             "name": name,
             "url": str(source),
             "commit": head.stdout.strip(),
-            "path": str(self.root / "work" / name),
+            "path": str(self.root / "clones" / name),
             "owner": getpass.getuser(),
             "environment": str(self.root / "venv"),
             "editable": [editable],
@@ -153,7 +153,7 @@ def test_a_list_that_a_project_forbids_is_refused_unless_the_project_moves(worke
     worker.settle()
     done = worker.python(requirements=["six==1.16.0"], moving=moving)
     said = str(done[-1].get("msg")) + str(done[0].get("warnings"))
-    assert f"vision ({worker.root}/work/vision)" in said
+    assert f"vision ({worker.root}/clones/vision)" in said
     assert (done[-1].get("failed", False), worker.packages()["six"]) == (
         (False, "1.16.0") if moving else (True, "1.17.0")
     )
@@ -194,7 +194,7 @@ def test_two_projects_of_an_environment_are_resolved_together(worker: Worker) ->
     for _ in range(2):
         refused = worker.workspace()["msg"]
         assert f"vision: nothing was changed in {worker.root}/venv" in refused
-        assert f"what audio ({worker.root}/work/audio) needs" in refused
+        assert f"what audio ({worker.root}/clones/audio) needs" in refused
         assert worker.packages()["six"] == "1.16.0"
     # Both move in one run.
     worker.project("audio", ["six"])
