@@ -27,7 +27,7 @@ from tpu_ops.lab.image.bootstrap import BUILD_TIMEOUT, LABEL
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = "lab-debian13"
 #: Programs that the tests call and a worker does not have from its first boot.
-PACKAGES = ("git", "make")
+PACKAGES = ("e2fsprogs", "git", "make")
 #: Where this machine reaches the package index, if not at the usual address.
 INDEX = re.compile(r"(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL)|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 #: The clone's copy has an environment of its own, so that neither of the two Pythons finds the other's files.
@@ -52,7 +52,8 @@ def image(engine: Engine) -> str:
         OpsError: There is no image of Debian 13 here, or it could not be built.
     """
     worker = asyncio.run(build.ensure(engine, RUNTIME, say)).tag
-    tag = f"tpu-lab-check:{worker.partition(':')[2]}"
+    # An image that lacks one of the packages has another tag.
+    tag = f"tpu-lab-check:{'-'.join((worker.partition(':')[2], *PACKAGES))}"
     if engine.call("image", "inspect", tag, check=False).code:
         say(f"building the image {tag}")
         with tempfile.TemporaryDirectory(prefix="tpu-lab-image-") as folder:
