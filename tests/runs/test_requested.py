@@ -16,7 +16,7 @@ import pytest
 from tests.runs.test_parts import pod, stand_in
 from tests.runs.world import DONE, NODE, PREEMPTED, World
 from tests.support.lab_api import LOCATION, LabApi, lab_api
-from tpu_ops.cli import attach, recovering, runs, stop
+from tpu_ops.cli import attach, recovering, requested, runs, stop
 from tpu_ops.cli.asked import Asked
 from tpu_ops.cloud.client import Abandoned, ApiError, connect
 from tpu_ops.errors import CloudError, UsageError
@@ -217,6 +217,17 @@ def test_stop_keeps_the_request_for_a_node_that_has_not_appeared(fleet: Any, cap
         stopped(fleet.state_dir, "--delete-requested")
     assert "not seen yet; it is billed once it is READY" in capsys.readouterr().err
     assert [request.name for request in read(path)] == [NODE], "the queued resource was deleted"
+
+
+def test_stop_deletes_nothing_that_another_run_uses(fleet: Any, lab_api: LabApi) -> None:
+    def used(_: object, request: Request) -> str:
+        return "run late of bob is active"
+
+    keep(fleet.state_dir)
+    left, problem = requested.settle(fleet, "r1", delete=True, ask=False, used=used)
+    assert "it was not deleted: run late of bob is active there" in str(problem)
+    assert [one["deleted"] for one in left] == [False]
+    assert is_there(lab_api)
 
 
 def test_stop_without_the_api_names_what_was_requested(fleet: Any, lab_api: LabApi, capsys: Any) -> None:

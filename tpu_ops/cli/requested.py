@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tpu_ops.cli import commands, options, output
+from tpu_ops.cli import commands, options, output, who
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, OpsError
-from tpu_ops.fleet import origin, requests
-from tpu_ops.fleet.model import node_deletion
+from tpu_ops.fleet import origin, requests, update
+from tpu_ops.fleet.model import SERVING_STATES, node_deletion
 from tpu_ops.fleet.requests import CREATE, START, Request
 from tpu_ops.runs import recovery
 
@@ -56,7 +56,28 @@ def _cost(request: Request) -> str:
     return f"{seen}; it is billed once it is {ready}"
 
 
-def settle(settings: Settings, run_id: str, *, delete: bool, ask: bool) -> tuple[list[dict[str, Any]], OpsError | None]:
+def in_use(settings: Settings, request: Request) -> str:
+    """Return which runs are active on the nodes of a request, in words; empty for none.
+
+    Raises:
+        CloudError: The API refused or did not answer.
+    """
+    if request.state not in ("ACTIVE", *SERVING_STATES):
+        return ""
+    fleet, _ = update.look(settings)
+    place = request.name.rsplit("/", 2)[0]
+    names = [
+        node.full_name
+        for node in fleet.nodes
+        if node.full_name.startswith(f"{place}/")
+        and request.name in (node.full_name, f"{place}/queuedResources/{node.queued_resource}")
+    ]
+    return who.named(who.active(fleet, names)[0])
+
+
+def settle(
+    settings: Settings, run_id: str, *, delete: bool, ask: bool, used: Callable[[Settings, Request], str] = in_use
+) -> tuple[list[dict[str, Any]], OpsError | None]:
     """Look at what the recovery of a run that was stopped has requested, say what is left, and delete what is unwanted.
 
     Args:
@@ -64,6 +85,7 @@ def settle(settings: Settings, run_id: str, *, delete: bool, ask: bool) -> tuple
         run_id: The run.
         delete: Whether all of it is deleted.
         ask: Whether the person at the terminal is asked for each.
+        used: As `in_use`: what a run uses is not deleted.
 
     Returns:
         For --json each request that is left or was deleted, and the error that came in between.
@@ -95,6 +117,9 @@ def settle(settings: Settings, run_id: str, *, delete: bool, ask: bool) -> tuple
                     # A deletion now would miss what still appears.
                     what, fix = "it has not appeared yet, so it was not deleted", "repeat the command in a minute"
                     problem = problem or CloudError(what, where=now.in_words, fix=fix)
+                elif (delete or ask) and now.kind == CREATE and (runs := used(settings, now)):
+                    fix = "wait until that run has ended, or stop it, and repeat the command"
+                    problem = problem or CloudError(f"it was not deleted: {runs} there", where=now.in_words, fix=fix)
                 elif now.kind == CREATE and (
                     delete or (ask and options.confirmed(f"delete {now.in_words}?", "deleting"))
                 ):
