@@ -365,11 +365,12 @@ from ansible.utils.vars import combine_vars
 
 try:
     from tpu_ops import config
+    from tpu_ops.cloud.node import SERVING_STATES, Node, Worker
     from tpu_ops.errors import OpsError, UsageError
-    from tpu_ops.fleet import composed, hostkeys, hostnames, hostvars, reach, selection, ssh_files, update, view
-    from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
-    from tpu_ops.fleet.reach import Way
+    from tpu_ops.fleet import composed, hostnames, hostvars, selection, view
     from tpu_ops.fleet.state import Snapshot, question_of
+    from tpu_ops.ssh import client_config, host_keys, ways
+    from tpu_ops.ssh.ways import Way
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -622,7 +623,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             for text in (*known.warnings, *selection.doubts(settings, known.nodes)):
                 self.display.warning(text)
             return known.nodes
-        fleet, changes = update.newest(settings, learn=settings.learn_host_keys)
+        fleet, changes = view.newest(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
         for text in changes.news():
@@ -646,12 +647,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             return None
         states = set(settings.states).intersection(SERVING_STATES)
         serving = [worker for worker in selection.of(settings, newest.nodes)[1] if worker.node.state in states]
-        if settings.learn_host_keys and not hostkeys.has_keys(settings, serving):
+        if settings.learn_host_keys and not host_keys.has_keys(settings, serving):
             return None
         if settings.iap and not all(worker.instance_name for worker in serving):
             return None
         self.display.vv(f"tpu_vm: the API was asked {time.time() - newest.asked_at:.0f} s ago")
-        ssh_files.make_mux_dir(selection.mux_dir())
+        client_config.make_mux_dir(selection.mux_dir())
         return newest
 
     def _cached(self, key: str) -> Snapshot | None:
@@ -730,7 +731,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
         """Return the hosts that these nodes come out as, with their names and variables."""
         workers = selection.of(settings, nodes)[1]
-        ways = selection.ways_of(settings, nodes)
+        found = selection.ways_of(settings, nodes)
         shared = self._shared(settings)
         options = selection.ansible_arguments(settings)
         choice = Choice(self, settings.file, groups.union(self.inventory.groups), frozenset(self.inventory.hosts))
@@ -744,7 +745,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             if worker.node is not node:
                 node = worker.node
                 common = self._variables(hostvars.node_facts(node))
-            way = ways.of(worker)
+            way = found.of(worker)
             variables = self._variables(hostvars.worker_facts(worker)) | common | shared
             variables |= self._connection(worker, way, options)
             if choice.stays(worker, variables):
@@ -753,14 +754,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         # The file may ask for nodes of other states only.
         serves = not set(settings.states).isdisjoint(SERVING_STATES)
         lacking = selection.without_endpoints(settings, nodes) if serves else ()
-        for text in (*choice.warnings(), *reach.problems(reached), *lacking):
+        for text in (*choice.warnings(), *ways.problems(reached), *lacking):
             self.display.warning(text)
         return hosts
 
     def _connection(self, worker: Worker, way: Way, options: str) -> dict[str, str]:
         """Return how Ansible reaches a worker: by the same options that ssh_config holds."""
-        own = ssh_files.arguments(ssh_files.own_options(worker, way))
-        variables = {"ansible_host": reach.host_name(worker, way), "ansible_ssh_common_args": f"{own} {options}"}
+        own = client_config.arguments(client_config.own_options(worker, way))
+        variables = {"ansible_host": ways.host_name(worker, way), "ansible_ssh_common_args": f"{own} {options}"}
         return {name: _own(value) for name, value in variables.items()}
 
     def _shared(self, settings: config.Settings) -> dict[str, Any]:

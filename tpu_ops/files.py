@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 
 #: Seconds between two looks at a lock that another process holds: the kernel tells nobody when it is let go.
 LOCK_POLL = 0.05
@@ -252,3 +252,20 @@ def locked(path: Path, timeout: float) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+class UnwritableError(OpsError):
+    """What this machine keeps of a fleet cannot be written."""
+
+
+def unwritable(path: Path, exc: OSError) -> UnwritableError:
+    """Return the error for a file or directory of the state that cannot be written."""
+    in_the_way = exc.errno in (errno.EISDIR, errno.EEXIST, errno.EINVAL)
+    fix = "move away the file in this path, or set TPU_OPS_STATE to a directory"
+    if exc.errno != errno.ENOTDIR:
+        fix = "move away what is there: it will be recreated" if in_the_way else TO_WRITE
+    return UnwritableError(
+        f"cannot write the fleet's state: {exc.strerror or exc}{room(exc, path)}",
+        where=str(exc.filename or path) if in_the_way else str(path),
+        fix=fix,
+    )

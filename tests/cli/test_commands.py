@@ -15,8 +15,8 @@ from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops.cli import commands
 from tpu_ops.cli.main import main
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import launch
+from tpu_ops.ssh.replies import Reply
 
 HELD = "wait for it, or `tpu_ops stop r2`"
 

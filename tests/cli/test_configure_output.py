@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tpu_ops.ansible.playbook import Outcome, Step
 from tpu_ops.cli import configure
-from tpu_ops.remote.playbook import Outcome, Step
 
 
 def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,11 @@ from tests.support.commands import failed
 from tests.support.lab_api import PATIENCE
 from tpu_ops import config
 from tpu_ops.cli.main import main
-from tpu_ops.cloud import nodes, operations
+from tpu_ops.cloud import accelerators, lifecycle, nodes, operations, remaking
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.fleet import contact, lifecycle, model, remaking, update
-from tpu_ops.remote import ssh as remote_ssh
+from tpu_ops.fleet import contact, view
 from tpu_ops.runs import records, recovery, spec
+from tpu_ops.ssh import masters as remote_ssh
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
@@ -73,7 +73,7 @@ def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fl
 
 def test_a_node_that_somebody_has_made_anew_meanwhile_is_not_deleted(fleet, tpu_ops, monkeypatch):
     fleet.create("pod")
-    look = update.look
+    look = view.look
 
     def slow(settings):
         found = look(settings)
@@ -81,7 +81,7 @@ def test_a_node_that_somebody_has_made_anew_meanwhile_is_not_deleted(fleet, tpu_
         fleet.create("pod")
         return found
 
-    monkeypatch.setattr(update, "look", slow)
+    monkeypatch.setattr(view, "look", slow)
     failed(tpu_ops("delete", "pod", "--yes"), 3, "it was recreated since it was looked up; nothing was deleted")
     assert fleet.api.node("pod", fleet.location())["state"] == "READY"
     monkeypatch.undo()
@@ -390,9 +390,9 @@ def test_a_missing_or_doubtful_public_key_is_named(fleet, tpu_ops):
 
 
 def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
-    from tpu_ops.fleet import guest_attributes
+    from tpu_ops.ssh import guest_attributes
 
-    monkeypatch.setattr("tpu_ops.fleet.newcomers.KEYS_DELAY", 0.01)
+    monkeypatch.setattr("tpu_ops.fleet.view.KEYS_DELAY", 0.01)
     fetch, calls = guest_attributes.fetch, []
 
     def late(tpu, nodes, **options):
@@ -409,7 +409,7 @@ def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
 def test_every_generation_has_a_default_runtime():
     from tpu_ops.cloud.accelerators import catalogue
 
-    assert all(model.default_runtime(kind.name) for kind in catalogue())
+    assert all(accelerators.default_runtime(kind.name) for kind in catalogue())
 
 
 def test_refresh_shows_old_and_new_addresses_once(fleet, tpu_ops):

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from tests.support.commands import failed
+from tpu_ops.ansible.playbook import Said
 from tpu_ops.cli import configure, doctor, faults, options, output
 from tpu_ops.cli import run as run_command
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
-from tpu_ops.remote import openssh
-from tpu_ops.remote.playbook import Said
-from tpu_ops.remote.replies import Result
 from tpu_ops.runs import records
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
+from tpu_ops.ssh import fleet_files, openssh
+from tpu_ops.ssh.replies import Result
 
 
 def command(*argv: str, stdout: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -330,8 +330,8 @@ def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: P
     (tmp_path / "a directory" / "x").mkdir(parents=True)
     for fails, path in (
         (lambda: records.write(tmp_path, record), tmp_path / "runs"),
-        (lambda: state.replace(tmp_path / "a directory", "text", 0o600), tmp_path / "a directory"),
-        (lambda: state.replace(tmp_path / "nowhere" / "x", "text", 0o600), tmp_path / "nowhere" / "x"),
+        (lambda: fleet_files.replace(tmp_path / "a directory", "text", 0o600), tmp_path / "a directory"),
+        (lambda: fleet_files.replace(tmp_path / "nowhere" / "x", "text", 0o600), tmp_path / "nowhere" / "x"),
         (lambda: state.Files(tmp_path).text(tmp_path / "a directory"), tmp_path / "a directory"),
     ):
         with pytest.raises(OpsError) as caught:

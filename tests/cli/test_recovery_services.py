@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs.test_parts import pod, stand_in
 from tpu_ops.cli.recovery_services import Services
-from tpu_ops.fleet import newcomers, view
+from tpu_ops.fleet import view
 
 WARNING = "zone b did not answer"
 
@@ -26,7 +26,7 @@ def test_a_warning_of_the_fleet_is_printed_once_in_all_attempts(
         return fleet
 
     monkeypatch.setattr(view, "current", current)
-    monkeypatch.setattr(newcomers, "known", lambda *_: (fleet, pod(2)))
+    monkeypatch.setattr(view, "with_host_keys", lambda *_: (fleet, pod(2)))
     services = Services(stand_in(tmp_path), "r1", ("another warning",))
     for _ in range(2):
         services.fleet()

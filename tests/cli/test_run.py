@@ -15,8 +15,8 @@ import pytest
 
 from tpu_ops.cli import run
 from tpu_ops.protocol import wire
-from tpu_ops.remote import envelope
-from tpu_ops.remote.replies import Output, Result, result_of
+from tpu_ops.ssh import envelope
+from tpu_ops.ssh.replies import Output, Result, result_of
 
 LINE = "; for a shell line: --shell -- 'LINE'"
 WHOLE = "; give the full path of an environment's, as in /opt/venvs/jax/bin/python"

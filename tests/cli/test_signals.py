@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.fleet import ROOT, FleetDir
 from tests.support.lab_api import LabApi
-from tpu_ops.fleet.remaking import Made, Plan
+from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.runs import records, recovery, spec
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)

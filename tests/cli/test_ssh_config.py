@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.support.commands import failed
-from tpu_ops.remote import openssh
+from tpu_ops.ssh import openssh
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,13 @@ from tests.runs.test_parts import pod, probe, stand_in
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
+from tpu_ops.ansible.playbook import Outcome
 from tpu_ops.cli import main, projects, train
 from tpu_ops.cli.projects import Project
 from tpu_ops.errors import HostError, UnreachableError, UsageError
 from tpu_ops.fleet import view
-from tpu_ops.remote.playbook import Outcome
-from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.replies import Reply, Result
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 #: The hosts are this machine, and nothing is changed on it: what is proved here is the way to the role and back.

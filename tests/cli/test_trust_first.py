@@ -10,10 +10,11 @@ import pytest
 
 from tests.support.commands import failed
 from tests.support.nodes import key
-from tpu_ops.fleet import first_contact, keyfile
+from tpu_ops.fleet import first_contact
 from tpu_ops.fleet.first_contact import Answer
+from tpu_ops.ssh import known_hosts
 
-PRINT = {host: keyfile.fingerprint(key(host)) for host in ("pod-w0", "pod-w1")}
+PRINT = {host: known_hosts.fingerprint(key(host)) for host in ("pod-w0", "pod-w1")}
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def terminal(monkeypatch):
 
 
 def test_create_leads_to_what_a_node_needs_that_publishes_no_keys(fleet, pod, tpu_ops, monkeypatch):
-    monkeypatch.setattr("tpu_ops.fleet.newcomers.KEYS_TIMEOUT", 0)
+    monkeypatch.setattr("tpu_ops.fleet.view.KEYS_TIMEOUT", 0)
     for name, kind in (("pod", "v4-16"), ("solo", "v4-8")):
         code, out, err = tpu_ops("create", name, "--type", kind, "--zone", "us-central2-b")
         assert (code, out.startswith(f"{name}-w0")) == (0, True)
@@ -65,8 +66,8 @@ def test_create_leads_to_what_a_node_needs_that_publishes_no_keys(fleet, pod, tp
     assert "log in: tpu_ops ssh pod" in tpu_ops("create", "pod", "--type", "v4-16", "--zone", "us-central2-b")[2]
 
 
-def trusted(known_hosts):
-    return keyfile.trusted_first(known_hosts.read_text())
+def trusted(file):
+    return known_hosts.trusted_first(file.read_text())
 
 
 def shown(out):
@@ -197,9 +198,9 @@ def test_a_changed_key_stops_commands_and_the_inventory_alike(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     assert tpu_ops("refresh")[0] == 0
     file = fleet.settings().state_dir / "known_hosts"
-    _, second = sorted(keyfile.parse(file.read_text()))
+    _, second = sorted(known_hosts.parse(file.read_text()))
     changed = {second: {"ssh-ed25519": key("other"), "ssh-rsa": key("of the same", "ssh-rsa")}}
-    file.write_text(keyfile.text_of(changed))
+    file.write_text(known_hosts.text_of(changed))
     before = {path.name: path.read_text() for path in file.parent.iterdir()}
     failed(tpu_ops("refresh"), 1, "pod-w1", "CHANGED")
     done = fleet.ansible("ansible-inventory", "--list", "--flush-cache")

@@ -9,12 +9,13 @@ import pytest
 from tests.support.nodes import key
 from tpu_ops.cli import options
 from tpu_ops.errors import ExitCode
-from tpu_ops.fleet import first_contact, keyfile
+from tpu_ops.fleet import first_contact
 from tpu_ops.fleet.first_contact import Answer
-from tpu_ops.remote.replies import Result
 from tpu_ops.runs import doctor
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
+from tpu_ops.ssh import known_hosts
+from tpu_ops.ssh.replies import Result
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
@@ -72,8 +73,8 @@ def test_nobody_is_asked_to_trust_what_cannot_be_seen(fleet, tpu_ops, unread, mo
     fleet.api.clear_faults()
     assert done[0] == code, done[2]
     assert words in done[2]
-    known_hosts = fleet.settings().state_dir / "known_hosts"
-    assert len(keyfile.trusted_first(known_hosts.read_text())) == 2 * bool(more)
+    file = fleet.settings().state_dir / "known_hosts"
+    assert len(known_hosts.trusted_first(file.read_text())) == 2 * bool(more)
 
 
 def test_a_result_alone_that_nobody_reads_is_no_error(fleet, tpu_ops, unread):

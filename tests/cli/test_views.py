@@ -16,7 +16,9 @@ from tests.support.commands import failed
 from tests.support.fleet import ROOT, ZONE, answering, answering_as_known
 from tests.support.nodes import key, node
 from tests.support.published import POD, Member, text
-from tpu_ops.fleet import contact, documents, keyfile, update
+from tpu_ops.fleet import contact, view
+from tpu_ops.fleet.publishing import documents
+from tpu_ops.ssh import known_hosts
 
 BIN = Path(sys.executable).parent
 
@@ -140,14 +142,14 @@ def test_ready_nodes_without_endpoints_are_named(fleet, tpu_ops, tmp_path):
 
 
 def test_a_new_node_without_endpoints_is_not_said_to_be_filtered_out(fleet, tpu_ops, monkeypatch):
-    refresh = update.refresh
+    refresh = view.refresh
 
     def without_endpoints(settings, **options):
         found, changes = refresh(settings, **options)
         bare = tuple(each._replace(internal_ips=(), external_ips=()) for each in found.nodes)
         return found._replace(nodes=bare, workers=()), changes
 
-    monkeypatch.setattr(update, "refresh", without_endpoints)
+    monkeypatch.setattr(view, "refresh", without_endpoints)
     said = tpu_ops("create", "bare", "--type", "v4-8", "--zone", ZONE)[2]
     assert "the new node is READY, but the API lists no network endpoints for it: `tpu_ops refresh`" in said
     assert "filters" not in said
@@ -398,21 +400,21 @@ def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tp
 def test_who_verifies_keys_is_told_that_another_machine_answers_at_an_address(fleet, tpu_ops, play):
     fleet.create("pod", "v4-16")
     tpu_ops("refresh")
-    known_hosts = fleet.settings().state_dir / "known_hosts"
-    answering_as_known(play, known_hosts)
+    file = fleet.settings().state_dir / "known_hosts"
+    answering_as_known(play, file)
     worker = contact.find(fleet.settings(), "pod")[1][1]
     answering(play, worker, key("somebody else"))
-    before = known_hosts.read_text()
+    before = file.read_text()
     result, told = tpu_ops("refresh", "--verify-keys"), tpu_ops("refresh", "--verify-keys", "--json")
     failed(result, 1, f"pod-w1 ({worker.external_ip})", "another machine answers at this address", printed=True)
-    stranger = keyfile.fingerprint(key("somebody else"))
+    stranger = known_hosts.fingerprint(key("somebody else"))
     assert f"pod-w1: the machine at {worker.external_ip} answers with ssh-ed25519 {stranger}; the known" in result[2]
     assert "do not log in there" in result[2]
     assert "1 of 2 workers answered with a known host key" in result[1]
     data = json.loads(told[1])
     row = {"worker": "pod-w1", "type": "ssh-ed25519", "fingerprint": stranger}
     assert (told[0], data["same_machine"], data["another_machine"], data["no_answer"]) == (1, ["pod-w0"], [row], {})
-    assert known_hosts.read_text() == before
+    assert file.read_text() == before
 
 
 def test_who_verifies_keys_is_told_of_workers_that_do_not_answer(fleet, tpu_ops, play):

@@ -20,7 +20,7 @@ from tpu_ops.cloud.client import Abandoned, ApiError, connect
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.cloud.zones import locations
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import update, view
+from tpu_ops.fleet import view
 
 WEST = "us-west4-a"
 HERE = [f"n{index}" for index in range(4)]
@@ -342,7 +342,7 @@ def test_guest_attributes_are_asked_of_unknown_nodes_only_and_at_once(fleet):
     fleet.api.forget_requests()
     fleet.api.fault(method="GetGuestAttributes", seconds=FOREVER)
     with ThreadPoolExecutor(1) as pool:
-        seen = pool.submit(update.refresh, settings)
+        seen = pool.submit(view.refresh, settings)
         await_(lambda: fleet.api.requests(fleet.project).get("GetGuestAttributes") == len(HERE))
         fleet.api.clear_faults()
         assert seen.result()[0].warnings == ()
@@ -350,7 +350,7 @@ def test_guest_attributes_are_asked_of_unknown_nodes_only_and_at_once(fleet):
     fleet.create("young")
     for extra in (1, 0):
         fleet.api.forget_requests()
-        update.refresh(settings)
+        view.refresh(settings)
         asked = {"ListNodes": 1, "GetGuestAttributes": extra}
         assert fleet.api.requests(fleet.project) == {method: count for method, count in asked.items() if count}
 
@@ -360,23 +360,23 @@ def test_a_node_whose_keys_are_not_to_be_had_has_its_reason_and_the_others_are_l
     fleet.create("pod", "v4-16")
     fleet.create("west", "v5litepod-4", zone=WEST)
     fleet.api.fault(method="GetGuestAttributes", zone=WEST, code=code, message="guests are away")
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     assert [worker.host for worker in seen.workers] == ["pod-w0", "pod-w1", "west-w0"]
     known = seen.known_hosts.read_text()
     assert [worker.host_key_alias in known for worker in seen.workers] == [True, True, False]
     (warning,) = seen.warnings
     assert all(words in warning for words in ("node west", "west-w0", "guests are away"))
     fleet.api.clear_faults()
-    assert update.refresh(fleet.settings())[0].warnings == ()
+    assert view.refresh(fleet.settings())[0].warnings == ()
 
 
 def test_a_fleet_that_cannot_be_listed_stays_as_it_was_known(fleet):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    before, _ = update.refresh(settings)
+    before, _ = view.refresh(settings)
     fleet.api.fault(method="ListNodes", code="PERMISSION_DENIED")
     with pytest.raises(CloudError):
-        update.refresh(settings)
+        view.refresh(settings)
     assert view.current(settings).nodes == before.nodes
 
 

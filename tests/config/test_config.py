@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tpu_ops import config
+from tpu_ops.ansible.playbook import project_of
 from tpu_ops.errors import UsageError
-from tpu_ops.remote.playbook import project_of
 
 MINIMAL = {"plugin": "tpu_vm", "projects": ["lab"], "user": "ada"}
 

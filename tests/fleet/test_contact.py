@@ -13,15 +13,16 @@ import pytest
 
 from tests.support.nodes import key, node
 from tests.support.published import KEYS, NOW, POD, document
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UnreachableError, UsageError
-from tpu_ops.fleet import bastion, contact, first_contact, update, view
+from tpu_ops.files import unwritable
+from tpu_ops.fleet import contact, first_contact, view
 from tpu_ops.fleet.diff import Changes
-from tpu_ops.fleet.hostkeys import HostKeyAlarm
-from tpu_ops.fleet.model import until_ready
-from tpu_ops.fleet.reach import Way, Ways
-from tpu_ops.fleet.state import unwritable
 from tpu_ops.fleet.targets import UnknownError
-from tpu_ops.remote.renewal import News
+from tpu_ops.ssh import jump as jump_host
+from tpu_ops.ssh.host_keys import HostKeyAlarm
+from tpu_ops.ssh.renewal import News
+from tpu_ops.ssh.ways import Way, Ways
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_workers_whose_node_was_taken_away_are_known_and_asked_for_as_such(fleet
     given: dict[str, Any] = {}
     monkeypatch.setattr(contact, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
     fleet.act("stop", "pod")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     contact.fanout(view.current(fleet.settings()))
     look, is_taken = given["look"], given["taken"]
     assert [host for host in ("pod-w0", "pod-w1", "solo-w0", "pod-w9") if is_taken(host)] == ["pod-w0", "pod-w1"]
@@ -200,7 +201,7 @@ def test_workers_behind_a_silent_jump_of_the_persons_own_are_given_up_together_t
 ):
     (tmp_path / "own/.ssh").mkdir(parents=True)
     (tmp_path / "own/.ssh/config").write_text(f"Host bastion\nHostName 127.0.0.1\nPort 1\n{further}")
-    monkeypatch.setattr("tpu_ops.fleet.reach.openssh.home", lambda: tmp_path / "own")
+    monkeypatch.setattr("tpu_ops.ssh.ways.openssh.home", lambda: tmp_path / "own")
     given: dict[str, Any] = {}
     monkeypatch.setattr(contact, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
     for listens in (True, False):
@@ -223,8 +224,8 @@ def test_workers_behind_a_silent_jump_of_the_persons_own_are_given_up_together_t
 def test_a_connection_to_the_jump_that_is_open_says_more_than_its_port(monkeypatch, tmp_path):
     """The person may have opened it in a way that a plain connection does not go."""
     codes = iter([0])
-    monkeypatch.setattr(bastion, "_run", lambda _: SimpleNamespace(returncode=next(codes)))
-    assert bastion.place_of(tmp_path / "jump_config", (), "bastion") == ("", 0)
+    monkeypatch.setattr(jump_host, "_run", lambda _: SimpleNamespace(returncode=next(codes)))
+    assert jump_host.place_of(tmp_path / "jump_config", (), "bastion") == ("", 0)
 
 
 def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):
@@ -288,7 +289,7 @@ def test_what_is_found_out_and_cannot_be_written_leaves_the_first_problem(fleet,
     def full(_):
         raise unwritable(Path("known_hosts"), OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(update, "refresh", full)
+    monkeypatch.setattr(view, "refresh", full)
     assert looking(["pod-w0"]) == News()
     assert "No space left on device" in said[-1]
 
@@ -333,10 +334,10 @@ def test_a_group_is_empty_only_once_the_api_was_asked(fleet, said):
 
 
 def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     young = view.current(fleet.settings())._replace(nodes=(node("young", count=0, state="CREATING"),))
     young = young._replace(labels={each.full_name: each.name for each in young.nodes})
-    monkeypatch.setattr(update, "refresh", lambda settings: (young, Changes()))
+    monkeypatch.setattr(view, "refresh", lambda settings: (young, Changes()))
     with pytest.raises(UnreachableError, match="in state CREATING and has no workers yet"):
         contact.find(fleet.settings(), "young")
     with pytest.raises(UnreachableError, match="no node has workers: young is CREATING"):
@@ -354,7 +355,7 @@ def test_a_ready_node_without_endpoints_is_not_waited_for(fleet, tmp_path):
         contact.find(fleet.settings(), "pod,bare")
     assert several.value.what == f"node 'bare' {alone.value.what.removeprefix('it ')}"
     path.write_text(document([node("bare", node_id="9", count=0)]).text())
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     with pytest.raises(UnreachableError) as group:
         contact.find(fleet.settings(), "@all")
     assert group.value.what == "no node has workers: bare is READY without network endpoints"
@@ -376,7 +377,7 @@ def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):
 def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said, search):
     path = tmp_path / "snapshot.json"
     path.write_text(document([POD]).text())
-    update.refresh(member.settings(), source=str(path))
+    view.refresh(member.settings(), source=str(path))
     looking = search(member)
     found = looking(["pod-w0"])
     assert found.changed == frozenset()
@@ -392,7 +393,7 @@ def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said, sea
 def test_a_changed_key_ends_the_command(member, tmp_path, search):
     path = tmp_path / "snapshot.json"
     path.write_text(document([POD]).text())
-    update.refresh(member.settings(), source=str(path))
+    view.refresh(member.settings(), source=str(path))
     path.write_text(document([POD], KEYS | {"tpu-1-w0": {"ssh-ed25519": key("evil")}}, NOW + 1).text())
     with pytest.raises(HostKeyAlarm):
         search(member)(["pod-w0"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.support.nodes import node
+from tpu_ops.cloud.node import node_labels
 from tpu_ops.fleet.diff import AddressChange, NameChange, StateChange, diff
-from tpu_ops.fleet.model import node_labels
 
 
 def labelled(nodes):

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from tests.support.drawn import text
 from tests.support.nodes import key
 from tests.support.published import NOW, POD, SOLO, document
+from tpu_ops.cloud import forms
+from tpu_ops.cloud.node import Node
 from tpu_ops.errors import CloudError, OpsError
-from tpu_ops.fleet import documents, forms, update
-from tpu_ops.fleet.model import Node
+from tpu_ops.fleet import view
+from tpu_ops.fleet.publishing import documents
 
 
 def parsed(value):
@@ -211,7 +213,7 @@ def test_whatever_a_document_holds_only_hosts_and_keys_are_written(member, path,
     for old in ("snapshot.json", "known_hosts"):
         (settings.state_dir / old).unlink(missing_ok=True)
     try:
-        fleet, _ = update.refresh(settings, source=str(source))
+        fleet, _ = view.refresh(settings, source=str(source))
     except OpsError:
         return
     assert [line for line in fleet.ssh_config.read_text().splitlines() if not CONFIG_LINE.fullmatch(line)] == []

@@ -12,10 +12,13 @@ from tests.support.fleet import answering
 from tests.support.nodes import key, node
 from tests.support.published import document
 from tpu_ops.cli import delete
+from tpu_ops.cloud.node import workers_of
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import documents, first_contact, hostkeys, keyfile, model, selection, update
-from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet import first_contact, selection, view
+from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Files
+from tpu_ops.ssh import host_keys, known_hosts
+from tpu_ops.ssh.host_keys import HostKeyAlarm
 
 
 @pytest.fixture
@@ -25,13 +28,13 @@ def silent(fleet):
     fleet.api.fault(
         project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="guest attributes are disabled"
     )
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     yield seen
     fleet.api.clear_faults()
 
 
 def known(fleet):
-    return keyfile.parse(fleet.known_hosts.read_text())
+    return known_hosts.parse(fleet.known_hosts.read_text())
 
 
 def test_each_worker_is_asked_by_its_own_alias_and_nothing_is_written(silent, play):
@@ -40,7 +43,7 @@ def test_each_worker_is_asked_by_its_own_alias_and_nothing_is_written(silent, pl
     before = silent.known_hosts.read_text()
     answers = first_contact.ask(silent.settings, silent, silent.workers)
     assert [answer.blob for answer in answers] == [key(worker.host) for worker in silent.workers[:3]] + [""]
-    assert answers[0].fingerprint == keyfile.fingerprint(key("pod-w0"))
+    assert answers[0].fingerprint == known_hosts.fingerprint(key("pod-w0"))
     assert "Connection refused" in answers[3].problem
     assert silent.known_hosts.read_text() == before
     calls = (play / "calls").read_text().splitlines()
@@ -61,7 +64,7 @@ def test_a_key_of_another_worker_or_of_no_form_is_no_answer(silent, play):
 def test_a_worker_without_a_way_is_not_asked(fleet, play):
     fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(connect_with=["external"])
-    seen, _ = update.refresh(fleet.settings(), learn=False)
+    seen, _ = view.refresh(fleet.settings(), learn=False)
     answers = first_contact.ask(seen.settings, seen, seen.workers)
     assert [answer.problem for answer in answers] == ["it has no external address"] * 2
     assert not (play / "calls").exists()
@@ -71,25 +74,25 @@ def test_recorded_keys_are_marked_until_they_are_published(silent, play, fleet):
     for worker in silent.workers:
         answering(play, worker)
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
-    assert keyfile.trusted_first(silent.known_hosts.read_text()) == {w.host_key_alias for w in silent.workers}
-    assert hostkeys.has_keys(silent.settings, silent.workers)
-    again, _ = update.refresh(silent.settings)
+    assert known_hosts.trusted_first(silent.known_hosts.read_text()) == {w.host_key_alias for w in silent.workers}
+    assert host_keys.has_keys(silent.settings, silent.workers)
+    again, _ = view.refresh(silent.settings)
     assert known(again) == {w.host_key_alias: {"ssh-ed25519": key(w.host)} for w in silent.workers}
     assert again.warnings == ()
 
 
 def test_a_published_key_that_is_the_same_takes_the_mark_away(silent, play, fleet):
     fleet.api.clear_faults()
-    seen, _ = update.refresh(silent.settings)
+    seen, _ = view.refresh(silent.settings)
     published = known(seen)
     seen.known_hosts.write_text("")
     for worker in silent.workers:
         answering(play, worker, published[worker.host_key_alias]["ssh-ed25519"])
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
-    assert keyfile.trusted_first(seen.known_hosts.read_text())
-    again, _ = update.refresh(silent.settings)
+    assert known_hosts.trusted_first(seen.known_hosts.read_text())
+    again, _ = view.refresh(silent.settings)
     assert known(again) == published
-    assert keyfile.trusted_first(again.known_hosts.read_text()) == set()
+    assert known_hosts.trusted_first(again.known_hosts.read_text()) == set()
 
 
 def test_whoever_reads_what_others_publish_compares_what_these_have_trusted(silent, play, fleet, tmp_path):
@@ -103,13 +106,13 @@ def test_whoever_reads_what_others_publish_compares_what_these_have_trusted(sile
     assert documents.parse(published.read_bytes(), "here", time.time()) == of
     aliases = {worker.host_key_alias for worker in silent.workers}
     for _ in ("whoever published it", "somebody else"):
-        read, _ = update.refresh(silent.settings, source=str(published))
-        assert keyfile.trusted_first(read.known_hosts.read_text()) == aliases
+        read, _ = view.refresh(silent.settings, source=str(published))
+        assert known_hosts.trusted_first(read.known_hosts.read_text()) == aliases
         read.known_hosts.unlink()
-    update.refresh(silent.settings, source=str(published))
+    view.refresh(silent.settings, source=str(published))
     fleet.api.clear_faults()
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*trusted on first contact"):
-        update.refresh(silent.settings, source="")
+        view.refresh(silent.settings, source="")
 
 
 def test_a_published_key_that_differs_is_an_alarm_without_being_asked_for(silent, play, fleet):
@@ -119,7 +122,7 @@ def test_a_published_key_that_differs_is_an_alarm_without_being_asked_for(silent
     before = {path.name: path.read_text() for path in silent.known_hosts.parent.iterdir()}
     fleet.api.clear_faults()
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*trusted on first contact"):
-        update.refresh(silent.settings)
+        view.refresh(silent.settings)
     assert {path.name: path.read_text() for path in silent.known_hosts.parent.iterdir()} == before
 
 
@@ -128,7 +131,7 @@ def test_a_key_that_has_become_known_in_the_meantime_is_not_replaced(silent, pla
     answering(play, worker)
     answering(play, other)
     answers = first_contact.ask(silent.settings, silent, [worker, other])
-    text = keyfile.text_of({worker.host_key_alias: {"ssh-ed25519": key("published")}})
+    text = known_hosts.text_of({worker.host_key_alias: {"ssh-ed25519": key("published")}})
     silent.known_hosts.write_text(text)
     with pytest.raises(HostKeyAlarm, match=worker.host):
         first_contact.record(silent.settings, answers)
@@ -152,7 +155,7 @@ def test_nodes_are_named_by_name_or_label(fleet, name, words):
     fleet.create("twin")
     fleet.create("twin", "v5litepod-4", zone="us-west4-a")
     fleet.act("stop", "off")
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     if not words:
         assert {worker.label for worker in first_contact.workers_of(seen, [name, name])} == {name}
         assert len(first_contact.workers_of(seen, [name, name])) == len(first_contact.workers_of(seen, [name]))
@@ -167,7 +170,7 @@ def test_the_first_of_many_nodes_are_named_in_the_order_of_their_numbers():
     seen: Any = SimpleNamespace(nodes=nodes, listed=nodes, labels={one.full_name: one.name for one in nodes})
     known = ", ".join(f"tpu-{number}" for number in range(1, 9)) + " and 21 more"
     with pytest.raises(UsageError) as caught:
-        first_contact._workers_of(model.workers_of(nodes), "nowhere")
+        first_contact._workers_of(workers_of(nodes), "nowhere")
     assert caught.value.fix == f"nodes with workers: {known}"
     with pytest.raises(UsageError) as caught:
         delete.chosen(seen, "nowhere", zone=None, project=None)
@@ -177,13 +180,13 @@ def test_the_first_of_many_nodes_are_named_in_the_order_of_their_numbers():
 def test_a_jump_that_the_filters_hide_is_trusted_by_the_name_in_the_warning(silent, play, fleet):
     fleet.create("inner", networkConfig={"enableExternalIps": False})
     fleet.write(proxy_jump="pod-w1", names=["inner"])
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     assert any("`tpu_ops refresh --trust-first pod`" in text for text in seen.warnings)
     (jump,) = first_contact.workers_of(seen, ["pod"])
     assert jump.host == "pod-w1"
     answering(play, jump)
     first_contact.record(seen.settings, first_contact.ask(seen.settings, seen, [jump]))
-    assert hostkeys.has_keys(seen.settings, [jump])
+    assert host_keys.has_keys(seen.settings, [jump])
     with pytest.raises(UsageError, match="name its node: pod"):
         first_contact.workers_of(seen, ["pod-w1"])
     with pytest.raises(UsageError, match=r"no node is called 'pod-w0'.*: inner, pod"):
@@ -195,22 +198,24 @@ def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     source = tmp_path / "published.json"
     nodes = [node(name)._replace(node_id="") for name in ("one", "two")]
     source.write_text(document(nodes).text())
-    seen, _ = update.refresh(settings, source=str(source))
+    seen, _ = view.refresh(settings, source=str(source))
     for name in ("one", "two"):
         with pytest.raises(UsageError, match=f"node {name} no id"):
             first_contact.workers_of(seen, [name])
     assert all("--trust-first" not in text and "no id" in text for text in seen.warnings)
     assert len(seen.warnings) == 2
     # What an older program recorded under the alias of all such nodes holds no longer, and goes.
-    seen.known_hosts.write_text(f"{seen.workers[0].host_key_alias} ssh-ed25519 {key('one')} {keyfile.TRUSTED_FIRST}\n")
-    assert not hostkeys.has_keys(settings, seen.workers[:1])
-    update.refresh(settings)
+    seen.known_hosts.write_text(
+        f"{seen.workers[0].host_key_alias} ssh-ed25519 {key('one')} {known_hosts.TRUSTED_FIRST}\n"
+    )
+    assert not host_keys.has_keys(settings, seen.workers[:1])
+    view.refresh(settings)
     assert seen.known_hosts.read_text() == ""
 
 
 def test_a_worker_that_answers_with_another_key_is_told_from_a_silent_one(fleet, play):
     fleet.create("pod", "v4-32")
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     keys = known(seen)
     for worker in seen.workers[:3]:
         answering(play, worker, keys[worker.host_key_alias]["ssh-ed25519"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.support.nodes import node
+from tpu_ops.cloud.node import workers_of
 from tpu_ops.fleet import hostvars
-from tpu_ops.fleet.model import workers_of
 
 
 def test_groups_are_valid_and_never_a_hosts_name():

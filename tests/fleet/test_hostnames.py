@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.nodes import node
+from tpu_ops.cloud.node import workers_of
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostnames
-from tpu_ops.fleet.model import workers_of
 
 
 @pytest.mark.parametrize("name", ["pod-w0", "pod_1.example.org", "7", 7, "34.0.1.2", "2001:db8::1", "_x", "a" * 63])

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from tests.support.drawn import matching, text
 from tpu_ops import config, texts
+from tpu_ops.cloud import parsing
 from tpu_ops.cloud.accelerators import catalogue
+from tpu_ops.cloud.node import Node, node_labels, workers_of
 from tpu_ops.config import STATES, Filters
-from tpu_ops.fleet import build, documents, hostvars, selection
-from tpu_ops.fleet.model import Node, node_labels, workers_of
+from tpu_ops.fleet import hostvars, selection
+from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Files, Question, Snapshot
 
 few = settings(
@@ -74,7 +76,7 @@ def answers(draw):
 
 FLEETS = st.lists(
     answers(), max_size=6, unique_by=(lambda answer: answer["name"], lambda answer: answer["node_id"])
-).map(build.nodes)
+).map(parsing.nodes)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from tpu_ops import config, files, texts
 from tpu_ops.cloud import buckets
 from tpu_ops.cloud.auth import Auth
 from tpu_ops.errors import CloudError, OpsError, UsageError
-from tpu_ops.fleet import origin, sources, update
+from tpu_ops.fleet import origin, view
+from tpu_ops.fleet.publishing import sources
 
 # --- from where ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ def test_what_is_no_file_is_said(member, tmp_path, kind):
     elif kind == "pipe":
         os.mkfifo(path)
     with pytest.raises(CloudError) as caught:
-        update.refresh(member.settings(), source=str(path))
+        view.refresh(member.settings(), source=str(path))
     assert caught.value.where == str(path)
 
 
@@ -200,7 +201,7 @@ def ssh(tmp_path, monkeypatch):
 
 def test_a_snapshot_of_a_host_that_ssh_reaches(member, file, ssh):
     arguments = ssh(f'echo "noise of an rc file"; cat {file}')
-    fleet, _ = update.refresh(member.settings(), source="ssh:ada@bastion")
+    fleet, _ = view.refresh(member.settings(), source="ssh:ada@bastion")
     assert [node.name for node in fleet.nodes] == ["pod", "solo"]
     said = arguments.read_text().splitlines()
     assert said[-3:] == ["--", "ada@bastion", f"cat -- {sources.PATH_THERE}"]
@@ -231,11 +232,11 @@ def test_a_snapshot_of_a_bucket(member, fleet_api, monkeypatch):
     assert fleet_api.call("POST", "storage/v1/b?project=lab0", {"name": "published"})[0] == 200
     uri = "gs://published/a fleet/snapshot.json"
     with pytest.raises(CloudError, match="no such object"):
-        update.refresh(settings, source=uri)
+        view.refresh(settings, source=uri)
     sources.write(uri, text(), settings)
-    assert [node.name for node in update.refresh(settings, source=uri)[0].nodes] == ["pod", "solo"]
+    assert [node.name for node in view.refresh(settings, source=uri)[0].nodes] == ["pod", "solo"]
     sources.write(uri, text([SOLO], asked_at=NOW + 1), settings)
-    assert update.refresh(settings)[1].gone == ("pod",)
+    assert view.refresh(settings)[1].gone == ("pod",)
     with pytest.raises(CloudError, match="more than"):
         buckets.read(uri, Auth(), limit=10, timeout=5)
     with pytest.raises(CloudError, match="no such object or bucket"):

@@ -12,7 +12,8 @@ import pytest
 from tests.support.nodes import node
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet import view
-from tpu_ops.fleet.state import Files, Question, Snapshot, replace
+from tpu_ops.fleet.state import Files, Question, Snapshot
+from tpu_ops.ssh.fleet_files import replace
 
 QUESTION = Question(("lab",), (), "127.0.0.1:1")
 

@@ -6,9 +6,9 @@ import pytest
 from ClusterShell import NodeSet
 
 from tests.support.nodes import node
+from tpu_ops.cloud.node import node_labels, workers_of
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostvars, targets
-from tpu_ops.fleet.model import node_labels, workers_of
 
 FLEET = workers_of(
     [

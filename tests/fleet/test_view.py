@@ -11,14 +11,16 @@ import pytest
 from tests.support.nodes import key
 from tests.support.published import KEYS, NOW, POD, SOLO
 from tpu_ops.cloud.listing import list_nodes
+from tpu_ops.cloud.node import workers_of
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import documents, guest_attributes, hostkeys, masters, origin, selection, update, view
-from tpu_ops.fleet.hostkeys import HostKeyAlarm
-from tpu_ops.fleet.keyfile import TRUSTED_FIRST
-from tpu_ops.fleet.keyfile import parse as parse_known_hosts
-from tpu_ops.fleet.model import workers_of
-from tpu_ops.fleet.published import OutdatedError
+from tpu_ops.fleet import origin, selection, view
+from tpu_ops.fleet.publishing import documents
+from tpu_ops.fleet.publishing.published import OutdatedError
 from tpu_ops.fleet.state import Files
+from tpu_ops.ssh import guest_attributes, host_keys, masters
+from tpu_ops.ssh.host_keys import HostKeyAlarm
+from tpu_ops.ssh.known_hosts import TRUSTED_FIRST
+from tpu_ops.ssh.known_hosts import parse as parse_known_hosts
 
 
 def files(settings):
@@ -28,7 +30,7 @@ def files(settings):
 def test_a_first_look_writes_everything(fleet):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    seen, changes = update.refresh(settings)
+    seen, changes = view.refresh(settings)
     assert changes.first
     assert [worker.host for worker in seen.workers] == ["pod-w0", "pod-w1"]
     assert seen.warnings == ()
@@ -54,7 +56,7 @@ def test_what_is_known_is_read_without_the_api(fleet, monkeypatch):
 
 def test_an_ssh_config_of_other_settings_is_written_anew(fleet):
     fleet.create("pod", "v4-16")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     fleet.write(user="grace", connect_with=["internal"])
     seen = view.current(fleet.settings())
     text = seen.ssh_config.read_text()
@@ -66,7 +68,7 @@ def test_a_login_that_only_one_shell_has_is_in_no_file_that_others_read(fleet, m
     fleet.create("pod", "v4-16")
     # An endpoint of the environment is its shell's alone.
     fleet.write(endpoint=fleet.api.grpc)
-    plain = update.refresh(fleet.settings())[0]
+    plain = view.refresh(fleet.settings())[0]
     text = plain.ssh_config.read_text()
     monkeypatch.setenv("TPU_OPS_USER", "eve")
     hers = view.current(fleet.settings())
@@ -75,7 +77,7 @@ def test_a_login_that_only_one_shell_has_is_in_no_file_that_others_read(fleet, m
     assert "eve" not in plain.ssh_config.read_text() == text
     fleet.act("stop", "pod")
     fleet.act("start", "pod")
-    seen = update.refresh(fleet.settings())[0]
+    seen = view.refresh(fleet.settings())[0]
     assert [
         f"HostName {seen.workers[0].external_ip}" in file.read_text() for file in (hers.ssh_config, plain.ssh_config)
     ] == [True, True]
@@ -84,30 +86,30 @@ def test_a_login_that_only_one_shell_has_is_in_no_file_that_others_read(fleet, m
 
 def test_another_project_is_another_question(fleet):
     fleet.create("pod", "v4-16")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     fleet.write(projects=[fleet.second])
     assert view.current(fleet.settings()).nodes == ()
 
 
 def test_a_look_writes_nothing(fleet):
     settings = fleet.settings()
-    update.refresh(settings)
+    view.refresh(settings)
     before = files(settings)
     fleet.create("pod")
-    assert update.look(settings)[1].new == ("pod",)
+    assert view.look(settings)[1].new == ("pod",)
     assert files(settings) == before
 
 
 def test_a_changed_address_is_news_and_the_host_keys_stay(fleet):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    before, _ = update.refresh(settings)
+    before, _ = view.refresh(settings)
     keys = before.known_hosts.read_text()
     fleet.act("stop", "pod")
-    update.refresh(settings)
+    view.refresh(settings)
     assert before.known_hosts.read_text() == keys
     fleet.act("start", "pod")
-    after, changes = update.refresh(settings)
+    after, changes = view.refresh(settings)
     assert before.known_hosts.read_text() == keys
     assert [change.new for change in changes.addresses if change.kind == "external"] == [
         worker.external_ip for worker in after.workers
@@ -119,10 +121,10 @@ def test_a_changed_address_is_news_and_the_host_keys_stay(fleet):
 def test_a_recreated_node_is_accepted_with_its_new_keys(fleet):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    before, _ = update.refresh(settings)
+    before, _ = view.refresh(settings)
     fleet.act("delete", "pod")
     fleet.create("pod", "v4-16")
-    after, changes = update.refresh(settings)
+    after, changes = view.refresh(settings)
     assert changes.recreated == ("pod",)
     assert changes.addresses == ()
     known = parse_known_hosts(after.known_hosts.read_text())
@@ -135,44 +137,44 @@ def test_a_person_is_told_of_all_that_changed_since_they_were_told_last(fleet):
     fleet.create("pod", "v4-16")
     fleet.create("old")
     settings = fleet.settings()
-    update.refresh(settings)
+    view.refresh(settings)
     fleet.act("delete", "pod")
     fleet.create("pod", "v4-16")
-    assert update.newest(settings)[1].recreated == ("pod",)
+    assert view.newest(settings)[1].recreated == ("pod",)
     fleet.act("delete", "old")
-    assert update.refresh(settings)[1].gone == ("old",)
+    assert view.refresh(settings)[1].gone == ("old",)
     fleet.create("new")
-    looked, (_, told) = update.look(settings)[1], update.refresh(settings, told=True)
+    looked, (_, told) = view.look(settings)[1], view.refresh(settings, told=True)
     assert (told.recreated, told.gone, told.new) == (("pod",), ("old",), ("new",))
     assert looked == told
-    assert not update.refresh(settings, told=True)[1]
-    assert not update.look(settings)[1]
+    assert not view.refresh(settings, told=True)[1]
+    assert not view.look(settings)[1]
 
 
 def test_where_it_is_not_known_what_a_person_was_told_it_is_what_was_known(fleet):
     settings = fleet.settings()
-    update.refresh(settings, told=True)
+    view.refresh(settings, told=True)
     for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
         spoil(Files(settings.state_dir).shown)
-        fleet.create(f"pod{len(update.refresh(settings)[0].nodes)}")
-        assert len(update.refresh(settings, told=True)[1].new) == 1
+        fleet.create(f"pod{len(view.refresh(settings)[0].nodes)}")
+        assert len(view.refresh(settings, told=True)[1].new) == 1
     fleet.write(projects=[fleet.project, fleet.second])
-    assert update.refresh(fleet.settings(), told=True)[1].first
+    assert view.refresh(fleet.settings(), told=True)[1].first
 
 
 def test_masters_of_addresses_that_were_left_are_ended(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     fleet.create("solo")
-    before, _ = update.refresh(fleet.settings())
+    before, _ = view.refresh(fleet.settings())
     ways, ended = selection.ways_of(fleet.settings(), before.listed), list[tuple[str, str]]()
-    monkeypatch.setattr(masters, "end", lambda left, user, mux: ended.extend(left))
+    monkeypatch.setattr(masters, "end_left", lambda left, user, mux: ended.extend(left))
     fleet.act("stop", "pod")
     fleet.act("start", "pod")
     fleet.act("delete", "solo")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     assert {(worker.external_ip, ways.of(worker).control) for worker in before.workers} <= set(ended)
     ended.clear()
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     assert ended == []
 
 
@@ -180,14 +182,14 @@ def test_a_changed_key_on_the_same_node_stops_and_writes_nothing(fleet):
     fleet.create("pod", "v4-16")
     fleet.create("solo")
     settings = fleet.settings()
-    seen, _ = update.refresh(settings)
+    seen, _ = view.refresh(settings)
     first, second = (worker.host_key_alias for worker in seen.workers[:2])
     swapped = seen.known_hosts.read_text().replace(first, "tmp").replace(second, first).replace("tmp", second)
     seen.known_hosts.write_text(swapped)
     fleet.act("delete", "solo")
     before = files(settings)
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
-        update.refresh(settings, verify_keys=True)
+        view.refresh(settings, verify_keys=True)
     assert files(settings) == before
 
 
@@ -205,41 +207,41 @@ def published(folder, nodes, keys, seconds):
 )
 def test_a_node_that_was_out_of_sight_may_not_come_back_with_another_key(member, tmp_path, between):
     settings = member.settings()
-    update.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 0))
-    update.refresh(settings, source=published(tmp_path, between, {}, 1))
+    view.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 0))
+    view.refresh(settings, source=published(tmp_path, between, {}, 1))
     changed = KEYS | {"tpu-2-w0": {"ssh-ed25519": key("another")}}
     with pytest.raises(HostKeyAlarm, match=r"solo-w0.*CHANGED"):
-        update.refresh(settings, source=published(tmp_path, [POD, SOLO], changed, 2))
-    update.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 3))
-    assert hostkeys.keys_of(settings) == KEYS
+        view.refresh(settings, source=published(tmp_path, [POD, SOLO], changed, 2))
+    view.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 3))
+    assert host_keys.keys_of(settings) == KEYS
 
 
 def test_a_narrower_question_keeps_the_keys_of_all_and_their_marks(fleet):
     fleet.create("pod", "v4-16")
     fleet.create("lite", "v5litepod-4", zone="us-west4-a")
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     marked = seen.known_hosts.read_text().replace("\n", f" {TRUSTED_FIRST}\n")
     seen.known_hosts.write_text(marked)
     fleet.write(zones=["us-west4-a"])
-    update.refresh(fleet.settings(), learn=False)
+    view.refresh(fleet.settings(), learn=False)
     assert seen.known_hosts.read_text() == marked
     # Of a node that is known to have been made anew the keys are of no use, whatever was asked for in between.
     before = {worker.host_key_alias for worker in seen.workers if worker.label == "lite"}
     fleet.act("delete", "lite", "us-west4-a")
     fleet.create("lite", "v5litepod-4", zone="us-west4-a")
     fleet.write()
-    update.refresh(fleet.settings())
-    assert before.isdisjoint(hostkeys.keys_of(fleet.settings()))
-    assert len(hostkeys.keys_of(fleet.settings())) == 3
+    view.refresh(fleet.settings())
+    assert before.isdisjoint(host_keys.keys_of(fleet.settings()))
+    assert len(host_keys.keys_of(fleet.settings())) == 3
 
 
 def test_a_narrower_question_does_not_let_an_older_snapshot_in(member, tmp_path):
     everything = member.settings()._replace(projects=("lab", "other"))
     narrow = everything._replace(zones=("us-central2-b",))
     old = published(tmp_path, [POD, SOLO], KEYS, 0)
-    update.refresh(everything, source=published(tmp_path, [POD, SOLO], KEYS, 9))
+    view.refresh(everything, source=published(tmp_path, [POD, SOLO], KEYS, 9))
     before = files(everything)
-    for ask in (update.look, update.refresh):
+    for ask in (view.look, view.refresh):
         with pytest.raises(OutdatedError, match="older than what is known"):
             ask(narrow, source=old)
     assert files(everything) == before
@@ -247,7 +249,7 @@ def test_a_narrower_question_does_not_let_an_older_snapshot_in(member, tmp_path)
 
 def test_known_nodes_are_not_asked_for_their_keys_again(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     asked: list[int] = []
     fetch = guest_attributes.fetch
 
@@ -256,9 +258,9 @@ def test_known_nodes_are_not_asked_for_their_keys_again(fleet, monkeypatch):
         return fetch(tpu, nodes, **options)
 
     monkeypatch.setattr(guest_attributes, "fetch", counted)
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     fleet.create("solo")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     assert asked == [0, 1]
 
 
@@ -266,10 +268,10 @@ def test_nodes_of_a_project_that_does_not_answer_are_not_gone(fleet):
     fleet.create("pod", "v4-16")
     fleet.create("theirs", project=fleet.second)
     fleet.write(projects=[fleet.project, fleet.second])
-    before, _ = update.refresh(fleet.settings())
+    before, _ = view.refresh(fleet.settings())
     keys = before.known_hosts.read_text()
     fleet.api.fault(project=fleet.second, code="PERMISSION_DENIED", message="denied")
-    after, changes = update.refresh(fleet.settings())
+    after, changes = view.refresh(fleet.settings())
     fleet.api.clear_faults()
     assert not changes
     assert after.nodes == before.nodes
@@ -277,7 +279,7 @@ def test_nodes_of_a_project_that_does_not_answer_are_not_gone(fleet):
     assert after.known_hosts.read_text() == keys
     # Whoever uses what is known learns that a part of it is older, until all is listed again.
     assert view.current(fleet.settings()).warnings == after.warnings
-    assert update.refresh(fleet.settings())[0].warnings == ()
+    assert view.refresh(fleet.settings())[0].warnings == ()
     assert view.current(fleet.settings()).warnings == ()
 
 
@@ -285,14 +287,14 @@ def test_a_wrong_project_is_an_error_and_writes_nothing(fleet):
     fleet.write(projects=["nobodys"])
     settings = fleet.settings()
     with pytest.raises(CloudError, match="nobodys"):
-        update.refresh(settings)
+        view.refresh(settings)
     assert not settings.state_dir.exists()
 
 
 def test_a_jump_outside_the_fleet_has_a_configuration_that_is_written_where_it_is_missing(fleet):
     fleet.create("pod", "v4-16")
     fleet.write(proxy_jump="eve@bastion.example.org")
-    seen, _ = update.refresh(fleet.settings())
+    seen, _ = view.refresh(fleet.settings())
     file = seen.ssh_config.with_name("jump_config")
     text = file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -301,7 +303,7 @@ def test_a_jump_outside_the_fleet_has_a_configuration_that_is_written_where_it_i
     assert file.read_text() == text
     file.unlink()
     fleet.write(proxy_jump="pod-w0")
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     assert not file.exists()
 
 
@@ -310,11 +312,11 @@ def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(flee
     fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(proxy_jump="gate-w0", names=["inner"])
     settings = fleet.settings()
-    seen, _ = update.refresh(settings)
+    seen, _ = view.refresh(settings)
     text = seen.ssh_config.read_text()
     (gate,) = (worker for worker in workers_of(seen.listed) if worker.host == "gate-w0")
     assert f"Host gate-w0\n    HostName {gate.external_ip}\n    HostKeyAlias {gate.host_key_alias}\n" in text
-    assert gate.host_key_alias in hostkeys.keys_of(settings)
+    assert gate.host_key_alias in host_keys.keys_of(settings)
     ways = selection.ways_of(settings, seen.listed)
     assert all(f"-F {seen.ssh_config} " in ways.of(worker).proxy for worker in seen.workers)
     assert (seen.warnings, seen.ssh_config.with_name("jump_config").exists()) == ((), False)
@@ -327,10 +329,10 @@ def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(flee
 )
 def test_a_jump_that_is_no_worker_although_it_is_called_like_one_is_warned_of(member, tmp_path, jump, warned):
     settings = member.settings()._replace(proxy_jump=jump)
-    update.refresh(member.settings(), source=published(tmp_path, [POD, SOLO], KEYS, 0))
+    view.refresh(member.settings(), source=published(tmp_path, [POD, SOLO], KEYS, 0))
     later = published(tmp_path, [POD], KEYS, 1)
-    looked, _ = update.look(settings, source=later)
-    refreshed, _ = update.refresh(settings, source=later)
+    looked, _ = view.look(settings, source=later)
+    refreshed, _ = view.refresh(settings, source=later)
     told = (f"proxy_jump {jump.rpartition('@')[2]}: no worker",) if warned else ()
     for seen in (looked, refreshed):
         assert tuple(text[: len(told[0])] if told else text for text in seen.warnings) == told
@@ -338,12 +340,12 @@ def test_a_jump_that_is_no_worker_although_it_is_called_like_one_is_warned_of(me
 
 def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
     fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
-    update.refresh(fleet.settings())
+    view.refresh(fleet.settings())
     fleet.write(iap=True)
     fleet.api.forget_requests()
     settings = fleet.settings()
     for _ in range(2):
-        seen, _ = update.refresh(settings)
+        seen, _ = view.refresh(settings)
         ways = selection.ways_of(settings, seen.listed)
         names = [ways.of(worker).proxy.split()[3] for worker in seen.workers]
         assert [name[-4:] for name in names] == ["-w-0", "-w-1"]
@@ -354,7 +356,7 @@ def test_a_node_that_lost_its_endpoints_has_no_instance_names_until_it_is_back(f
     fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(iap=True)
     settings = fleet.settings()
-    update.refresh(settings)
+    view.refresh(settings)
 
     def without_endpoints(*args, **options):
         found = list_nodes(*args, **options)
@@ -363,12 +365,12 @@ def test_a_node_that_lost_its_endpoints_has_no_instance_names_until_it_is_back(f
 
     with monkeypatch.context() as patch:
         patch.setattr(origin, "list_nodes", without_endpoints)
-        seen, _ = update.refresh(settings)
+        seen, _ = view.refresh(settings)
     assert (seen.workers, seen.nodes[0].instance_names) == ((), ())
     assert Files(settings.state_dir).damage() == ""
     assert view.cached(settings).nodes == seen.nodes
     # Back with the same id, it is asked for them again.
-    assert all(worker.instance_name for worker in update.refresh(settings)[0].workers)
+    assert all(worker.instance_name for worker in view.refresh(settings)[0].workers)
 
 
 def test_concurrent_refreshes_leave_whole_files(fleet):
@@ -377,7 +379,7 @@ def test_concurrent_refreshes_leave_whole_files(fleet):
 
     def refresh() -> None:
         try:
-            update.refresh(settings)
+            view.refresh(settings)
         except Exception as exc:
             failures.append(exc)
 
@@ -394,10 +396,10 @@ def test_concurrent_refreshes_leave_whole_files(fleet):
 def test_an_older_answer_does_not_replace_a_newer_one(fleet, monkeypatch):
     settings = fleet.settings()
     fleet.create("pod", "v4-16")
-    update.refresh(settings)
+    view.refresh(settings)
     before = files(settings)
     monkeypatch.setattr(origin, "time", SimpleNamespace(time=lambda: 1.0))
     fleet.create("solo")
-    seen, changes = update.refresh(settings)
+    seen, changes = view.refresh(settings)
     assert (not changes, [node.name for node in seen.nodes]) == (True, ["pod"])
     assert files(settings) == before

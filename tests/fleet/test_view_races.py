@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_ops.fleet import guest_attributes, hostkeys, origin, selection, update, view
-from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet import origin, selection, view
+from tpu_ops.ssh import guest_attributes, host_keys
+from tpu_ops.ssh.host_keys import HostKeyAlarm
 
 
 @pytest.fixture
@@ -29,23 +30,23 @@ def meanwhile(monkeypatch):
 def test_another_key_is_an_alarm_although_another_process_wrote_a_newer_view_meanwhile(fleet, meanwhile):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    seen, _ = update.refresh(settings)
+    seen, _ = view.refresh(settings)
     first, second = (worker.host_key_alias for worker in seen.workers)
     text = seen.known_hosts.read_text()
     seen.known_hosts.write_text(text.replace(first, "tmp").replace(second, first).replace("tmp", second))
-    before = hostkeys.keys_of(settings)
-    meanwhile(origin, "ask", lambda: update.refresh(settings))
+    before = host_keys.keys_of(settings)
+    meanwhile(origin, "ask", lambda: view.refresh(settings))
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
-        update.refresh(settings, verify_keys=True)
-    assert hostkeys.keys_of(settings) == before
+        view.refresh(settings, verify_keys=True)
+    assert host_keys.keys_of(settings) == before
 
 
 @pytest.mark.parametrize("then", ["stays", "goes", "cannot be asked for"])
 def test_a_node_that_is_made_anew_while_its_keys_are_compared_is_no_alarm(fleet, meanwhile, then):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    update.refresh(settings)
-    before = hostkeys.keys_of(settings)
+    view.refresh(settings)
+    before = host_keys.keys_of(settings)
 
     def remade() -> None:
         fleet.act("delete", "pod")
@@ -56,15 +57,15 @@ def test_a_node_that_is_made_anew_while_its_keys_are_compared_is_no_alarm(fleet,
     meanwhile(guest_attributes, "wanted", remade)
     if then == "cannot be asked for":
         with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
-            update.refresh(settings, verify_keys=True)
+            view.refresh(settings, verify_keys=True)
         fleet.api.clear_faults()
         return
     if then == "goes":
         meanwhile(guest_attributes, "fetch", lambda: fleet.act("delete", "pod"))
-    seen, _ = update.refresh(settings, verify_keys=True)
-    assert hostkeys.keys_of(settings) == before
+    seen, _ = view.refresh(settings, verify_keys=True)
+    assert host_keys.keys_of(settings) == before
     assert seen.compared == dict.fromkeys(("pod-w0", "pod-w1"), "it was deleted or recreated while it was being asked")
-    _, changes = update.refresh(settings)
+    _, changes = view.refresh(settings)
     assert (changes.recreated, changes.gone) == ((("pod",), ()) if then == "stays" else ((), ("pod",)))
 
 
@@ -75,13 +76,13 @@ def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_wit
 
     def by_another() -> None:
         fleet.create("new")
-        update.refresh(settings, learn=False)
+        view.refresh(settings, learn=False)
 
     meanwhile(origin, "ask", by_another)
-    seen, changes = update.refresh(settings)
+    seen, changes = view.refresh(settings)
     assert ([node.name for node in seen.nodes], bool(changes)) == (["new", "pod"], False)
     pods = [worker for worker in seen.workers if worker.label == "pod"]
-    assert set(hostkeys.keys_of(settings)) == {worker.host_key_alias for worker in pods}
+    assert set(host_keys.keys_of(settings)) == {worker.host_key_alias for worker in pods}
     assert all(worker.instance_name for worker in pods)
     # Of the node that only the other process saw nobody asked for keys yet.
     assert [text.partition(":")[0] for text in seen.warnings] == ["node new"]
@@ -93,16 +94,16 @@ def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_wit
 def test_a_reader_puts_no_old_addresses_back_into_ssh_config(fleet, meanwhile):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    update.refresh(settings)
+    view.refresh(settings)
 
     def by_another() -> None:
         fleet.act("stop", "pod")
         fleet.act("start", "pod")
-        update.refresh(settings)
+        view.refresh(settings)
 
     meanwhile(selection, "ssh_configs", by_another)
     seen = view.current(settings)
-    newest, changes = update.refresh(settings)
+    newest, changes = view.refresh(settings)
     assert not changes
     assert seen.nodes == newest.nodes
     assert f"HostName {newest.workers[0].external_ip}" in seen.ssh_config.read_text()

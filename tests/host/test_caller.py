@@ -20,7 +20,7 @@ from tpu_ops.host.after import after
 from tpu_ops.host.caller import Caller, Gone
 from tpu_ops.host.store import Store
 from tpu_ops.protocol import spec, wire
-from tpu_ops.remote.stream import Frame
+from tpu_ops.ssh.stream import Frame
 
 MARKER = "0123456789abcdef"
 #: Rank 0 of a run of two workers.

@@ -15,7 +15,8 @@ from tests.support.inventory import hosts, inventory
 from tests.support.nodes import node
 from tests.support.published import KEYS, POD, document
 from tpu_ops.cloud.client import connect
-from tpu_ops.fleet import documents, origin, selection, update
+from tpu_ops.fleet import origin, selection, view
+from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Files
 
 
@@ -156,7 +157,7 @@ def test_an_answer_is_as_old_as_what_was_published_and_not_as_its_place_in_the_c
 
 
 def test_a_refresh_by_the_command_is_news_for_the_inventory(cached):
-    update.refresh(cached.fleet.settings())
+    view.refresh(cached.fleet.settings())
     cached.fleet.api.forget_requests()
     assert cached.hosts() == ASKED
     assert cached.fleet.api.requests(cached.fleet.project) == {}

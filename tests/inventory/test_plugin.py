@@ -15,7 +15,7 @@ from tests.support.nodes import node
 from tests.support.published import POD, text
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import view
-from tpu_ops.fleet.keyfile import parse as parse_known_hosts
+from tpu_ops.ssh.known_hosts import parse as parse_known_hosts
 
 
 def test_list_and_graph_through_the_command(mixed):

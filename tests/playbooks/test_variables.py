@@ -22,8 +22,8 @@ from playbooks.action_plugins.check_variables import (
 )
 from playbooks.filter_plugins.variables import faults_listed
 from tests.support.nodes import node
+from tpu_ops.cloud.node import workers_of
 from tpu_ops.fleet import hostvars
-from tpu_ops.fleet.model import workers_of
 
 PERSON = {
     "type": "dict",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tpu_ops.cloud.client import ApiError
+from tpu_ops.cloud.remaking import FIRST_PAUSE, LONGEST_PAUSE, Made, Plan, Seen
 from tpu_ops.errors import HostError, OpsError, RefusedError, UnreachableError, UsageError
-from tpu_ops.fleet.remaking import FIRST_PAUSE, LONGEST_PAUSE, Made, Plan, Seen
 from tpu_ops.recovery import decide
 from tpu_ops.recovery.decide import MORE, REFUSALS, State
 from tpu_ops.recovery.events import (
@@ -42,10 +42,10 @@ from tpu_ops.recovery.events import (
     TryFailed,
     Wait,
 )
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import launch, preflight
 from tpu_ops.runs.outcomes import Outcome, outcome_of, without_record
 from tpu_ops.runs.recovery import Recovery
+from tpu_ops.ssh.replies import Reply
 
 NODE = "projects/lab/locations/us-central2-b/nodes/pod"
 PLAN, NEW, NEWER = (Plan((Made(NODE, node_id, {}),)) for node_id in ("1", "2", "3"))

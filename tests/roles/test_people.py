@@ -16,8 +16,7 @@ import yaml
 from roles.users.filter_plugins import accounts, people
 from roles.users.filter_plugins.people import Person
 from roles.users.library import people_state
-from tpu_ops.fleet import ssh_files
-from tpu_ops.remote import openssh
+from tpu_ops.ssh import client_config, openssh
 
 ROLE = Path(__file__).resolve().parents[2] / "roles" / "users"
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
@@ -539,7 +538,7 @@ def test_this_run_s_own_keys_are_that_of_the_file_it_names_else_the_agent_s_and_
     own = [keys[not named], *(keys[2:] if more else [])]
     wanted = {" ".join(Path(f"{key}.pub").read_text().split()[:2]) for key in own}
     # As the inventory writes them.
-    offered = ssh_files.arguments(("IdentityFile", openssh.quoted(path)) for path in (*keys[2:], tmp_path / "none"))
+    offered = client_config.arguments(("IdentityFile", openssh.quoted(path)) for path in (*keys[2:], tmp_path / "none"))
     if not public_half:
         keys[0].with_suffix(".pub").unlink()
     # The agent ends with the command.

@@ -14,12 +14,12 @@ import pytest
 from tests.runs.test_parts import pod
 from tpu_ops import config
 from tpu_ops.cli import runs, runs_output, status, stop, unlock, who
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet.model import until_ready
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, follow, overview, records
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.spec import GRACE_STOP
+from tpu_ops.ssh.replies import Reply
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 LATE = Reply("", {}, "timeout", "the launcher did not answer within 45 s")

@@ -18,12 +18,12 @@ import pytest
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.protocol.wire import DATA, END, GAP, NOTE
-from tpu_ops.remote.replies import Reply
-from tpu_ops.remote.stream import Broken, Frame
 from tpu_ops.runs import fetch, fold, follow
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.replies import Reply
+from tpu_ops.ssh.stream import Broken, Frame
 
 RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None, "attempt": 1}
 

@@ -15,7 +15,7 @@ import pytest
 from tests.runs.test_parts import pod, stand_in
 from tests.runs.world import DONE, FAILED, STOPPED
 from tpu_ops.cli import following
-from tpu_ops.fleet.remaking import Plan
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.runs import records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, outcome_of

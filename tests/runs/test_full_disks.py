@@ -19,9 +19,9 @@ from tests.runs.conftest import BOTH
 from tests.support.runs import FULL, Bench, rounds
 from tpu_ops.host.logs import SEGMENT
 from tpu_ops.host.referee import SETTLE
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.spec import GRACE_FAILURE
+from tpu_ops.ssh.fanout import Fanout
 
 pytestmark = pytest.mark.lab
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet.model import Worker
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import launch
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.replies import Reply
 
 SPEC = RunSpec("r1", ("true",))
 WAITING = Reply("", {"record": {"state": "starting", "port": 8503}})

@@ -15,8 +15,8 @@ import pytest
 
 from tests.runs.test_parts import stand_in
 from tpu_ops.cli import asked, attach, leaving
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import records, recovery, spec
 from tpu_ops.runs.control import RunRef, Stopped
 from tpu_ops.runs.outcomes import Outcome

@@ -18,11 +18,11 @@ from tests.runs.test_follow import RECORD, Second, Stream, Workers, end, followe
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.wire import DATA, END
-from tpu_ops.remote.replies import Reply
-from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.stream import Frame
 from tpu_ops.runs import follow, mute
 from tpu_ops.runs.control import Found, RunRef
+from tpu_ops.ssh.masters import Unreachable
+from tpu_ops.ssh.replies import Reply
+from tpu_ops.ssh.stream import Frame
 
 ONE = Frame(DATA, 0, b"one\n")
 SILENT, DENIED, LACKING = "no answer", "denied", "too many open files"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod
-from tpu_ops.fleet.remaking import Plan
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.runs import nodes, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import RunSpec

@@ -16,9 +16,9 @@ from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import contact
-from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import preflight, spec
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.replies import Reply, Result
 
 VALUE = "hush-hush-hush"
 

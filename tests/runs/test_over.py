@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from tests.runs.world import DONE, STOPPED, World
-from tpu_ops.fleet.remaking import Made, Plan, Seen
+from tpu_ops.cloud.remaking import Made, Plan, Seen
 from tpu_ops.protocol.wire import DATA, END
 from tpu_ops.recovery import attempt
 from tpu_ops.recovery.events import EndingRanks, Finish, StopWanted
-from tpu_ops.remote.replies import Reply
-from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.stream import Frame
 from tpu_ops.runs import endings, follow, records, recovery
 from tpu_ops.runs.outcomes import Outcome, outcome_of
+from tpu_ops.ssh.masters import Unreachable
+from tpu_ops.ssh.replies import Reply
+from tpu_ops.ssh.stream import Frame
 
 #: Two slices of one worker each.
 NODES_OF = {"a-w0": "n/a", "b-w0": "n/b"}

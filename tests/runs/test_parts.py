@@ -23,19 +23,19 @@ from tpu_ops.cli import doctor as doctor_command
 from tpu_ops.cli import following, runs_output, who
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
+from tpu_ops.cloud.node import Node, Worker, workers_of
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import environment as host_environment
 from tpu_ops.host import fitness
 from tpu_ops.protocol import spec as protocol_spec
 from tpu_ops.protocol import wire
 from tpu_ops.protocol.wire import Refused, require_protocol
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply, Result
 
 
 def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -> list[Worker]:

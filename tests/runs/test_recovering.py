@@ -25,15 +25,15 @@ from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOP
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
+from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.remaking import Made, Plan, Seen
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.remaking import Made, Plan, Seen
-from tpu_ops.fleet.state import UnwritableError, unwritable
+from tpu_ops.files import UnwritableError, unwritable
 from tpu_ops.recovery import attempt, decide
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Next, Planned
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
+from tpu_ops.ssh.replies import Reply
 
 
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(

@@ -18,8 +18,8 @@ import pytest
 
 from tests.support.specs import good, good_net, myself
 from tpu_ops.cli import recovering, runs_output, train
+from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.errors import ExitCode, OpsError, UsageError
-from tpu_ops.fleet.remaking import Made, Plan
 from tpu_ops.host import rank_record, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.referee import Referee

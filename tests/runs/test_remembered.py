@@ -17,15 +17,15 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.cli import attach, logs, recovering, runs, runs_output, status, stop
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet.remaking import Plan
 from tpu_ops.protocol.wire import END
-from tpu_ops.remote.replies import Reply
-from tpu_ops.remote.stream import Broken, Frame
 from tpu_ops.runs import control, records, recovery
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
 from tpu_ops.runs.remembered import NODE_GONE, remembered
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.replies import Reply
+from tpu_ops.ssh.stream import Broken, Frame
 
 #: A run on the nodes a and b, of two workers each.
 HOSTS = ("a-w0", "a-w1", "b-w0", "b-w1")

@@ -18,11 +18,11 @@ from tests.runs.world import DONE, NODE, PREEMPTED, World
 from tests.support.lab_api import LOCATION, LabApi, lab_api
 from tpu_ops.cli import attach, recovering, requested, runs, stop
 from tpu_ops.cli.asked import Asked
+from tpu_ops.cloud import remaking
 from tpu_ops.cloud.client import Abandoned, ApiError, connect
+from tpu_ops.cloud.pending import CREATE, Request, Requests, read
+from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import remaking
-from tpu_ops.fleet.remaking import Made, Plan
-from tpu_ops.fleet.requests import CREATE, Request, Requests, read
 from tpu_ops.runs import control, overview, recovery, spec
 
 __all__ = ["lab_api"]

@@ -21,9 +21,9 @@ import pytest
 from tpu_ops.cli import main
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.protocol import marks
-from tpu_ops.remote import ssh
-from tpu_ops.remote.replies import Result
 from tpu_ops.runs import sync, synced, turns
+from tpu_ops.ssh import processes
+from tpu_ops.ssh.replies import Result
 
 HOSTS = ("w0", "w1")
 
@@ -42,7 +42,7 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def attended(self, host: str, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-        async with ssh.started(["env", "-C", str(self.folder / host), sys.executable, *argv[1:]]) as process:
+        async with processes.started(["env", "-C", str(self.folder / host), sys.executable, *argv[1:]]) as process:
             yield process
 
     async def run(

@@ -19,8 +19,8 @@ from tests.runs.test_parts import stand_in
 from tests.runs.world import DONE, FAILED, PREEMPTED, World, keep
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, recovering, stop
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
-from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import control, launch, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import RunSpec

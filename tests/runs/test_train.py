@@ -19,12 +19,12 @@ from tpu_ops import config
 from tpu_ops.cli import recovering, train
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.main import main
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError, UsageError
 from tpu_ops.fleet import view
-from tpu_ops.fleet.hostkeys import HostKeyAlarm
-from tpu_ops.fleet.remaking import Plan
-from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import launch, records, recovery, spec, sync
+from tpu_ops.ssh.host_keys import HostKeyAlarm
+from tpu_ops.ssh.replies import Reply, Result
 
 EARLIER = records.RunRecord("exp", ("other",), ("7",), ("other-w0",), ("true",), since=1.0)
 SILENT = Reply("pod-w0", {}, "unreachable", "no route to host")

@@ -15,9 +15,9 @@ from tests.runs.test_parts import pod
 from tpu_ops import config
 from tpu_ops.cli import runs_output, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.outcomes import outcome_of
+from tpu_ops.ssh.replies import Reply
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 

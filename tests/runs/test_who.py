@@ -15,9 +15,9 @@ from tests.runs.test_control import Answers
 from tests.runs.test_parts import stand_in
 from tpu_ops.cli import main, runs, who
 from tpu_ops.errors import ExitCode
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, holders, overview
 from tpu_ops.runs.outcomes import outcome_of
+from tpu_ops.ssh.replies import Reply
 
 RUN = {"run_id": "r1", "person": "ada", "since": 5.0}
 BUSY = Reply("", {"holders": [], "holder": RUN, "argv": ["sh", "-c", "sleep 1"], "chips": ["/dev/accel0"]})

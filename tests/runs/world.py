@@ -17,17 +17,17 @@ import pytest
 
 from tests.runs.test_parts import pod, probe, stand_in
 from tpu_ops.cli import projects, recovering
+from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.pending import Requests
+from tpu_ops.cloud.remaking import Made, Plan, Seen
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.remaking import Made, Plan, Seen
-from tpu_ops.fleet.requests import Requests
 from tpu_ops.protocol.wire import DATA, END
 from tpu_ops.recovery import attempt
 from tpu_ops.recovery.driver import Driver
-from tpu_ops.remote.replies import Reply, Result
-from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.stream import Frame
 from tpu_ops.runs import follow, recovery, spec
+from tpu_ops.ssh.masters import Unreachable
+from tpu_ops.ssh.replies import Reply, Result
+from tpu_ops.ssh.stream import Frame
 
 NODE = pod(2)[0].node.full_name
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.ssh_ways.conftest import Person
 from tests.support.desk import Desk, Lab, await_no_masters
-from tpu_ops.fleet import masters
+from tpu_ops.ssh import masters
 
 pytestmark = pytest.mark.lab
 
@@ -126,9 +126,9 @@ def test_a_connection_to_an_address_that_was_left_is_ended(at_home):
     text = at_home.do("tpu_ops", "ssh-config", "--print")
     control = text.partition("Host gate-w0\n")[2].partition("ControlPath ")[2].split()[0]
     external = address(at_home, "gate-w0", "external_ip")
-    masters.end([(external, f"{control}-of-another"), ("198.51.100.7", control)], user="tpu", mux=mux)
+    masters.end_left([(external, f"{control}-of-another"), ("198.51.100.7", control)], user="tpu", mux=mux)
     assert master(at_home, "gate-w0") == process
-    masters.end([(external, control)], user="tpu", mux=mux)
+    masters.end_left([(external, control)], user="tpu", mux=mux)
     await_no_masters(mux)
 
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from tpu_ops.cli import main
-from tpu_ops.fleet.model import Worker
+from tpu_ops.cloud.node import Worker
 from tpu_ops.host.environment import PORTS
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import launch
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.fanout import Fanout
 
 
 async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> None:

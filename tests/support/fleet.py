@@ -18,8 +18,8 @@ import yaml
 from tests.support.lab_api import LabApi
 from tests.support.nodes import key
 from tpu_ops import config
+from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
-from tpu_ops.fleet.model import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 ZONE = "us-central2-b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tpu_ops.fleet.model import Node
+from tpu_ops.cloud.node import Node
 
 
 def node(name: str = "pod", zone: str = "us-central2-b", node_id: str = "1", count: int = 2, **fields: Any) -> Node:

@@ -16,10 +16,10 @@ import yaml
 
 from tests.support.nodes import key, node
 from tpu_ops import config
+from tpu_ops.cloud.node import Node
 from tpu_ops.config import Settings
-from tpu_ops.fleet import documents
-from tpu_ops.fleet.keyfile import Keys
-from tpu_ops.fleet.model import Node
+from tpu_ops.fleet.publishing import documents
+from tpu_ops.ssh.known_hosts import Keys
 
 #: When the snapshots of these tests are of.
 NOW = 1_790_000_000.0

@@ -19,14 +19,15 @@ import pytest
 
 from tests.support.desk import lab_name
 from tpu_ops import config
-from tpu_ops.fleet import keyfile, view
-from tpu_ops.fleet.model import Node, workers_of
+from tpu_ops.cloud.node import Node, workers_of
+from tpu_ops.fleet import view
 from tpu_ops.fleet.state import Files, Snapshot, question_of
 from tpu_ops.host import build
 from tpu_ops.lab import removal
 from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.containers import container_name
 from tpu_ops.lab.workers import ContainerBackend
+from tpu_ops.ssh import known_hosts
 
 #: The API's id of the first node; the others' follow.
 NODE_ID = 4242
@@ -409,5 +410,5 @@ def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]], endpoint: str = 
             files = Files(settings.state_dir)
             files.directory.mkdir(parents=True)
             files.write_snapshot(question_of(settings), Snapshot(time.time(), tuple(nodes)))
-            files.known_hosts.write_text(keyfile.text_of(keys))
+            files.known_hosts.write_text(known_hosts.text_of(keys))
             view.current(settings)

@@ -17,7 +17,7 @@ from tools.bench.measure import Command, Took
 from tools.bench.runs import KINDS, LOG, NODE, Pod, RunSample, RunSeries, last_start
 from tools.bench.samples import read_part
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet.ssh_files import common_options
+from tpu_ops.ssh.client_config import common_options
 
 #: Seconds of wall time and of CPU that reach every target.
 GOOD = {

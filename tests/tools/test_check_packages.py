@@ -29,8 +29,8 @@ def checker(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [
-        ("tpu_ops/cloud/a.py", "from tpu_ops.fleet.model import Node\n", "may not import tpu_ops.fleet.model.Node"),
-        ("tpu_ops/cloud/a.py", "from ..fleet import model\n", "may not import tpu_ops.fleet.model"),
+        ("tpu_ops/cloud/a.py", "from tpu_ops.fleet.view import Fleet\n", "may not import tpu_ops.fleet.view.Fleet"),
+        ("tpu_ops/cloud/a.py", "from ..fleet import view\n", "may not import tpu_ops.fleet.view"),
         ("tpu_ops/cloud/a.py", "def f():\n    import tpu_ops.runs\n", "may not import tpu_ops.runs"),
         (
             "tpu_ops/lab/a.py",

@@ -159,7 +159,7 @@ class Pod(Lab):
         return Command((program, *argv[1:]), self.environ | variables)
 
     def _shared(self) -> tuple[str, ...]:
-        """Return the options by which gcloud's ssh keeps its connections, as `tpu_ops.fleet.ssh_files` has them."""
+        """Return the options by which gcloud's ssh keeps its connections, as `tpu_ops.ssh.client_config` has them."""
         return (
             "ControlMaster=auto",
             f"ControlPath={self.root}/%C",

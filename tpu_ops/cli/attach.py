@@ -26,10 +26,10 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.recovery import decide
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import endings, nodes, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.fanout import Fanout
 
 #: Seconds of the past whose lines are shown first.
 PAST = 60.0

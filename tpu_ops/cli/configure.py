@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, texts
+from tpu_ops.ansible import exported, playbook
+from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.cli import asked, options, output
+from tpu_ops.cloud.node import SERVING_STATES, Worker
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, hostvars, view
-from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import exported, openssh, playbook
-from tpu_ops.remote.playbook import Outcome, Said, Step
+from tpu_ops.ssh import openssh
 
 #: What to do once what is wrong is mended.
 AGAIN = "run the same command again"

@@ -8,15 +8,19 @@ import time
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
+from tpu_ops.cloud import lifecycle
+from tpu_ops.cloud.accelerators import default_runtime
 from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.lifecycle import Wish
+from tpu_ops.cloud.node import without_workers
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.fleet import hostkeys, lifecycle, newcomers, origin
+from tpu_ops.fleet import origin, view
 from tpu_ops.fleet.hostvars import facts
-from tpu_ops.fleet.lifecycle import Wish
-from tpu_ops.fleet.model import default_runtime, until_ready, without_workers
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
+from tpu_ops.ssh import host_keys, identities
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     wish = wished(args, settings)
     with origin.api(settings) as tpu:
         # Who has no credentials is told that first: another key would be of no use.
-        body = lifecycle.request(wish, lifecycle.ssh_keys(settings))
+        body = lifecycle.request(wish, identities.ssh_keys(settings))
         if not wish.runtime_version:
             _refuse_unknown_generation(tpu, wish)
         if args.dry_run:
@@ -142,7 +146,7 @@ def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) ->
 
 def _refresh(settings: Settings, wish: Wish) -> Fleet:
     """Refresh the fleet until the new node's host keys are known, or its time is over."""
-    fleet, workers = newcomers.known(settings, {wish.full_name}, options.Waiting(f"node {wish.name}"))
+    fleet, workers = view.with_host_keys(settings, {wish.full_name}, options.Waiting(f"node {wish.name}"))
     for text in fleet.warnings:
         output.warning(text)
     if not workers and fleet.source:
@@ -171,7 +175,7 @@ def _say(args: argparse.Namespace, settings: Settings, wish: Wish, outcome: str,
         output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
     if workers:
         label = shlex.quote(workers[0].label)
-        ready = hostkeys.has_keys(fleet.settings, workers)
+        ready = host_keys.has_keys(fleet.settings, workers)
         command = settings.command
         log_in, trust = f"log in: {command('ssh')} {label}", f"next: {command('refresh')} --trust-first {label}"
         output.info(log_in if ready else trust)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, who
+from tpu_ops.cloud import lifecycle
+from tpu_ops.cloud.node import SERVING_STATES, Node
+from tpu_ops.cloud.remedies import queued_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.fleet import lifecycle, origin, targets, update
-from tpu_ops.fleet.model import SERVING_STATES, Node, queued_deletion
-from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.files import UnwritableError
+from tpu_ops.fleet import origin, targets, view
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import records, recovery
 
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Delete a node."""
     settings = config.load(args.fleet)
-    fleet, _ = update.look(settings)
+    fleet, _ = view.look(settings)
     for text in fleet.warnings:
         output.warning(text)
     node = chosen(fleet, args.name, zone=args.zone, project=args.project)
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _requested_no_more(settings.state_dir, node)
     try:
-        update.refresh(settings)
+        view.refresh(settings)
     except (CloudError, UnwritableError) as exc:
         # What was asked for is done.
         output.warning(f"the view of the fleet still has the node: {exc}; `{settings.command('refresh')}` looks again")

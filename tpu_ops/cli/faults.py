@@ -10,9 +10,9 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output, preparing
 from tpu_ops.config import Settings
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.launch import NotStarted
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
+from tpu_ops.ssh.replies import Reply
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from tpu_ops.cli import commands, output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
 from tpu_ops.runs.remembered import remembered
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.renewal import in_thread
 
 #: Seconds between two looks at what that process does.
 LOOK = 1.0

@@ -10,9 +10,9 @@ from ClusterShell.NodeSet import NodeSet
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import hostvars, targets, view
-from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 
 FORMATS = ("nodeset", "list", "groups", "json")

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, files, texts
+from tpu_ops.ansible import playbook
 from tpu_ops.cli import output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
-from tpu_ops.remote import playbook
 
 #: Longest time that an operation may be made to take: a day.
 _MAX_SECONDS = 86400.0

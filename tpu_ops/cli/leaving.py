@@ -14,9 +14,9 @@ from typing import Any
 
 from tpu_ops.cli import asked, output, runs_output, stop
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.fanout import Fanout
 
 #: Seconds after the first Ctrl-C in which a second one stops the run.
 AGAIN = 3.0

@@ -10,11 +10,11 @@ from typing import Any
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
+from tpu_ops.cloud.node import Node, Worker
 from tpu_ops.config import Filters
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import selection, update, view
+from tpu_ops.fleet import selection, view
 from tpu_ops.fleet.hostvars import facts, facts_without_worker
-from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.view import Fleet
 
 #: Names that are listed where a filter's value is none of them.
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cached:
         fleet, changes = view.cached(settings), None
     else:
-        fleet, changes = update.look(settings)
+        fleet, changes = view.look(settings)
         for text in fleet.warnings:
             output.warning(text)
     for text in selection.unreachable(settings, fleet.listed, asked=False):

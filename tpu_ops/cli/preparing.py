@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, records
+from tpu_ops.ssh.replies import Reply
 
 
 class Work(NamedTuple):

@@ -10,13 +10,13 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import configure
+from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import HostError, UnreachableError, UsageError
-from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Result
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Result
 
 #: The playbook that brings projects, and the role's variables by which it brings one, and neither beside local changes
 #: nor under a run.

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tpu_ops.cli import commands, configure, faults, options, output, projects, runs_output, who
+from tpu_ops.cloud import remaking
+from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.pending import Requests
+from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.config import Settings
-from tpu_ops.fleet import contact, newcomers, origin, remaking, update, view
-from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.remaking import Plan, Seen
-from tpu_ops.fleet.requests import Requests
-from tpu_ops.remote.fanout import Fanout
+from tpu_ops.fleet import contact, origin, view
 from tpu_ops.runs import control, copies
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.fanout import Fanout
 
 
 class Services:
@@ -48,7 +49,7 @@ class Services:
 
     def _used(self, names: Collection[str]) -> str:
         """Return which run but this one is active on nodes, in words; empty for none."""
-        runs, _ = who.active(update.look(self._settings)[0], names)
+        runs, _ = who.active(view.look(self._settings)[0], names)
         return who.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
 
     def fleet(self) -> view.Fleet:
@@ -64,7 +65,7 @@ class Services:
 
     def workers_of(self, names: Sequence[str]) -> tuple[view.Fleet, list[Worker]]:
         """Return the fleet and the workers of nodes, once their host keys are known."""
-        fleet, workers = newcomers.known(self._settings, names, options.Waiting(f"run {self._run_id}"))
+        fleet, workers = view.with_host_keys(self._settings, names, options.Waiting(f"run {self._run_id}"))
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
         self._said.update(fleet.warnings)

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
+from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import first_contact, hostkeys, keyfile, origin, selection, sources, ssh_include, update
+from tpu_ops.fleet import first_contact, origin, selection, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.first_contact import Answer, Verdicts
-from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.publishing import sources
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.ssh import host_keys, include, known_hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     source = None if args.source is None else sources.parse(args.source, Path.cwd(), "--from")
     if args.dry_run:
-        fleet, changes = update.look(settings, source=source)
+        fleet, changes = view.look(settings, source=source)
     else:
-        fleet, changes = update.refresh(settings, verify_keys=args.verify_keys, source=source, told=True)
+        fleet, changes = view.refresh(settings, verify_keys=args.verify_keys, source=source, told=True)
     chosen = first_contact.workers_of(fleet, args.trust_first)
-    about = tuple(hostkeys.about(worker.label) for worker in chosen)
-    warnings = [text for text in fleet.warnings if not about or not text.startswith(about) or hostkeys.is_denial(text)]
+    about = tuple(host_keys.about(worker.label) for worker in chosen)
+    warnings = [text for text in fleet.warnings if not about or not text.startswith(about) or host_keys.is_denial(text)]
     warnings += selection.unreachable(settings, fleet.listed, asked=not args.dry_run)
     unknown = {host: why for host, why in fleet.compared.items() if why}
     warnings += _not_compared(unknown)
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if seen.others:
         first, places = seen.others[0].worker, [f"{answer.worker.host} ({answer.address})" for answer in seen.others]
         published = first.host not in unknown
-        raise hostkeys.another_machine(places, first.host_key_alias, fleet.known_hosts, published=published)
+        raise host_keys.another_machine(places, first.host_key_alias, fleet.known_hosts, published=published)
     if silent:
         raise UnreachableError(
             f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
@@ -120,11 +122,11 @@ def _contacted(settings: Settings, fleet: Fleet) -> Verdicts:
 
 def _of_verdicts(settings: Settings, seen: Verdicts) -> list[str]:
     """Return a warning for each worker that answers with another host key than the known one, or with none."""
-    known = hostkeys.keys_of(settings) if seen.others else {}
+    known = host_keys.keys_of(settings) if seen.others else {}
     warnings = []
     for answer in seen.others:
         blobs = known.get(answer.worker.host_key_alias, {})
-        before = ", ".join(keyfile.fingerprint(blob) for kind, blob in blobs.items() if kind == answer.key_type)
+        before = ", ".join(known_hosts.fingerprint(blob) for kind, blob in blobs.items() if kind == answer.key_type)
         now = f"the machine at {answer.address} answers with {answer.key_type} {answer.fingerprint}"
         warnings.append(f"{answer.worker.host}: {now}; the known key is {before or ' and '.join(blobs)}")
     silent = (f"{answer.worker.host} did not answer with a host key: {answer.problem}" for answer in seen.silent)
@@ -163,7 +165,7 @@ def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str 
         output.info(f"`snapshot` is set ({fleet.settings.snapshot}): other commands still read that")
     if not args.dry_run:
         path = fleet.ssh_config
-        output.line("ssh HOST" if ssh_include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
+        output.line("ssh HOST" if include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
 
 
 def _not_compared(unknown: Mapping[str, str]) -> list[str]:

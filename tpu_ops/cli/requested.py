@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tpu_ops.cli import commands, options, output, who
+from tpu_ops.cloud import pending
+from tpu_ops.cloud.node import SERVING_STATES
+from tpu_ops.cloud.pending import CREATE, START, Request
+from tpu_ops.cloud.remedies import node_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, OpsError
-from tpu_ops.fleet import origin, requests, update
-from tpu_ops.fleet.model import SERVING_STATES, node_deletion
-from tpu_ops.fleet.requests import CREATE, START, Request
+from tpu_ops.fleet import origin, view
 from tpu_ops.runs import recovery
 
 #: The option of `tpu_ops stop` that deletes all of it.
@@ -23,7 +25,7 @@ DELETION_LIMIT = 900.0
 def kept(settings: Settings, run_id: str) -> list[Request]:
     """Return what the recovery of a run has requested, as kept on this machine; a damaged file is a warning."""
     try:
-        return requests.read(recovery.requests_file(settings.state_dir, run_id))
+        return pending.read(recovery.requests_file(settings.state_dir, run_id))
     except OpsError as exc:
         output.warning(commands.on_fleet(f"run {run_id}: {exc}", settings.command))
         return []
@@ -64,7 +66,7 @@ def in_use(settings: Settings, request: Request) -> str:
     """
     if request.state not in ("ACTIVE", *SERVING_STATES):
         return ""
-    fleet, _ = update.look(settings)
+    fleet, _ = view.look(settings)
     place = request.name.rsplit("/", 2)[0]
     names = [
         node.full_name
@@ -99,14 +101,14 @@ def settle(
         what = "nothing was deleted: a process on this machine is still recovering the run"
         held = OpsError(what, where=f"run {run_id}", fix="repeat the command once it has ended")
         return _facts(run_id, kept(settings, run_id)), held if delete else None
-    book, done = requests.Requests(path, output.warning), []
+    book, done = pending.Requests(path, output.warning), []
     problem: OpsError | None = None
     deleting = delete
     left = {request.name: request for request in book.all}
     try:
         with origin.api(settings) as tpu:
             for request in book.all:
-                now = requests.look(tpu, request)
+                now = pending.look(tpu, request)
                 del left[request.name]
                 if now is None:
                     book.drop(request.name)
@@ -124,7 +126,7 @@ def settle(
                     delete or (ask and options.confirmed(f"delete {now.in_words}?", "deleting"))
                 ):
                     deleting = True
-                    requests.delete(tpu, now, timeout=DELETION_LIMIT, progress=options.Waiting(now.in_words))
+                    pending.delete(tpu, now, timeout=DELETION_LIMIT, progress=options.Waiting(now.in_words))
                     output.info(f"run {run_id}: deleted {now.in_words}")
                     done.append(now)
                     book.drop(now.name)

@@ -14,8 +14,8 @@ from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.protocol import wire
-from tpu_ops.remote import envelope, openssh
-from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
+from tpu_ops.ssh import envelope, openssh
+from tpu_ops.ssh.replies import LATE, LONGEST, MUTE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0

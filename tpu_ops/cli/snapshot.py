@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
+from tpu_ops.cloud.node import workers_of
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import documents, origin, sources, update, view
-from tpu_ops.fleet.model import workers_of
+from tpu_ops.fleet import origin, view
+from tpu_ops.fleet.publishing import documents, sources
 from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
 
@@ -91,7 +92,7 @@ def _asked(settings: Settings) -> Fleet:
             where="--publish",
             fix="with credentials, ask the API again: tpu_ops refresh --from api; or pass on what is known: --cached",
         )
-    fleet, _ = update.refresh(settings)
+    fleet, _ = view.refresh(settings)
     for text in fleet.warnings:
         output.warning(text)
     return fleet

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
+from tpu_ops.cloud.node import SERVING_STATES, Worker
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UnreachableError, UsageError
 from tpu_ops.fleet import contact, selection, targets
-from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import envelope, openssh
-from tpu_ops.remote.ssh import Unreachable
+from tpu_ops.ssh import envelope, openssh
+from tpu_ops.ssh.masters import Unreachable
 
 #: Seconds for a worker to show that it is there before ssh is left to wait for it.
 LIMIT = 45.0

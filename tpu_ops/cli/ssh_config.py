@@ -11,9 +11,9 @@ from tpu_ops import config, files
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import selection, ssh_include, view
+from tpu_ops.fleet import selection, view
 from tpu_ops.fleet.state import Files
-from tpu_ops.remote import openssh
+from tpu_ops.ssh import include, openssh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,20 +54,20 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"once: ssh -F {shlex.quote(str(fragment))} HOST")
         install = f"{settings.command('ssh-config')} --install"
         output.info(f"always: `{install}` puts this line at the top of your ssh config:")
-        output.info(f"  {os.fsdecode(ssh_include.line_of(fragment))}")
+        output.info(f"  {os.fsdecode(include.line_of(fragment))}")
     return ExitCode.OK
 
 
 def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int:
     file = Path.cwd() / files.expanded(args.file, "--file") if args.file else _own_config()
     if args.uninstall:
-        outcome = ssh_include.uninstall(file, fragment, dry_run=args.dry_run)
+        outcome = include.uninstall(file, fragment, dry_run=args.dry_run)
         problem = ""
     else:
         # What is included must be there; where nothing may be written, nothing is asked either.
         fleet = None if args.dry_run else view.current(settings)
-        outcome = ssh_include.install(file, fragment, dry_run=args.dry_run)
-        problem = ssh_include.unseen(file, fleet.workers[:1]) if fleet else ""
+        outcome = include.install(file, fragment, dry_run=args.dry_run)
+        problem = include.unseen(file, fleet.workers[:1]) if fleet else ""
     for text in (*outcome.warnings, *([problem] if problem else [])):
         output.warning(text)
     if args.json:

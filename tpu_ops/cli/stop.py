@@ -12,16 +12,16 @@ from typing import Any
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, requested, runs_output
+from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.protocol.spec import MAX_GRACE
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.renewal import in_thread
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.outcomes import Outcome, of_refused
 from tpu_ops.runs.spec import GRACE_STOP
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.renewal import in_thread
+from tpu_ops.ssh.replies import Reply
 
 #: Why a rank is gone of a run that is stopped between two attempts.
 NOT_ON = "no attempt was running"

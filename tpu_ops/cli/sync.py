@@ -14,8 +14,8 @@ from tpu_ops import config, files, texts
 from tpu_ops.cli import asked, options, output
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import sync, turns
+from tpu_ops.ssh.fanout import Fanout
 
 #: Entries that are named of each group of workers.
 _NAMED = 8

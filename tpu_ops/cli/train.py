@@ -28,13 +28,14 @@ from tpu_ops.cli import (
 )
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import words
+from tpu_ops.cloud import remaking
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
-from tpu_ops.fleet import contact, remaking, targets, view
-from tpu_ops.fleet.model import Worker
-from tpu_ops.remote.fanout import Fanout
+from tpu_ops.fleet import contact, targets, view
 from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync, turns
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.fanout import Fanout
 
 #: What stands behind `--` is the command.
 TAKES_COMMAND = True

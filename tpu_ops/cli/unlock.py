@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, faults, options, output, stop, who
+from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
-from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.wire import MAX_UNLOCK_GRACE, UNLOCK_GRACE
 from tpu_ops.runs import control, holders

@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, faults, options, output, preparing, runs_output
+from tpu_ops.cloud.node import SERVING_STATES
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder
+from tpu_ops.ssh.fanout import Fanout
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
 _LONGEST_COMMAND = 60

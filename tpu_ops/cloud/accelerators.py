@@ -123,3 +123,19 @@ def catalogue() -> tuple[AcceleratorType, ...]:
     return tuple(
         accelerator_type(f"{name}-{size}") for name, generation in _GENERATIONS.items() for size in generation.sizes
     )
+
+
+#: Runtime version of a new node by generation: the documentation's for JAX and PyTorch.
+RUNTIMES = {
+    "v2": "tpu-ubuntu2204-base",
+    "v3": "tpu-ubuntu2204-base",
+    "v4": "tpu-ubuntu2204-base",
+    "v5litepod": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+
+
+def default_runtime(accelerator_type: str) -> str:
+    """Return the runtime version for an accelerator type; empty where its generation is not known."""
+    return RUNTIMES.get(accelerator_type.split("-", 1)[0], "")

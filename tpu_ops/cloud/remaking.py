@@ -1,262 +1,469 @@
-"""What makes a node or a queued resource again as it was: the fields that a client may set, as JSON.
+"""Brings the nodes of a run back: waits for those that come back by themselves, makes those anew that are gone.
 
-A node's metadata is among them, with its values: they may hold secrets, and none is to be shown.
+Whoever does the same at the same moment, on another machine, is met halfway: a node's name can be had once only, and a
+queued resource is asked for with a request id that follows from the run and its attempt.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import functools
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tpu_ops.cloud import bodies, operations
+from tpu_ops.cloud import nodes as cloud
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.nodes import Json, create_node, node_in_words
-from tpu_ops.cloud.operations import status_of
-from tpu_ops.cloud.zones import raw
+from tpu_ops.cloud.lifecycle import ON_THE_WAY
+from tpu_ops.cloud.node import SERVING_STATES
+from tpu_ops.cloud.nodes import Json, node_in_words
+from tpu_ops.cloud.pending import CREATE, GONE, START, Requests
+from tpu_ops.errors import CloudError, UsageError
 
-#: Fields of google.cloud.tpu.v2.Node that a client sets; the service fills in the others.
-_NODE = (
-    "description",
-    "accelerator_type",
-    "accelerator_config",
-    "runtime_version",
-    "network_config",
-    "network_configs",
-    "service_account",
-    "scheduling_config",
-    "labels",
-    "metadata",
-    "tags",
-    "data_disks",
-    "shielded_instance_config",
+#: Seconds that a node in maintenance or repair has to come back by itself, and a new one to be READY.
+COMING_BACK = 3600.0
+MAKING = 1800.0
+#: Seconds before another try where the API refuses for now; doubled for each further one, up to the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
+#: Seconds between two looks at a queued resource that is on its way.
+LOOK = 5.0
+
+#: Answers after which the same may succeed later: no capacity or quota just now, or the service has a bad moment.
+_LATER = (
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "ABORTED",
+    "INTERNAL",
+    "UNKNOWN",
+    "CANCELLED",
+    "FAILED_PRECONDITION",
 )
-#: Types whose topology in three dimensions says all (the documentation's `--type` and `--topology`).
-_TORUS = ("V4", "V5P")
-#: The same of a QueuedResource. Of its queueing policy only what counts from its creation stays.
-_QUEUED = ("spot", "guaranteed", "reservation_name")
-_RELATIVE = ("valid_until_duration", "valid_after_duration")
-_NODE_SPEC = ("node_id", "multislice_params")
-#: Fields that an update of a node changes (UpdateNodeRequest; disks are attached and detached as `data_disks`), besides
-#: its metadata. Its queued resource keeps what was asked for.
-_UPDATED = ("description", "labels", "tags", "data_disks")
-#: The entry of a node's metadata that has a line for each key of somebody who may log in.
-_SSH_KEYS = "ssh-keys"
+#: Errors of a queued resource that has FAILED after which the same one would fail again.
+_FINAL = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "NOT_FOUND")
+#: Answers where somebody was faster: what there is now is looked at.
+_FASTER = ("ALREADY_EXISTS", "NOT_FOUND")
+#: States of a node whose machine is taken away for good, and those that lead to another one by themselves.
+_TAKEN_AWAY = ("PREEMPTED", "TERMINATED")
+_PASSING = ("STOPPING", "DELETING")
+#: States of a queued resource that lead to ACTIVE.
+_QUEUED_ON_THE_WAY = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
 
 
 @dataclass(frozen=True)
-class Queued:
-    """A queued resource as the API describes it.
+class Made:
+    """One node of a run, and what makes it again.
 
     Attributes:
-        state: Name of QueuedResourceState.State.
-        error: Why it has failed, or empty.
-        status: Name of that error's status code, or empty.
-        body: What makes it again.
-        nodes: Resource names of the nodes that it asks for.
-        created: When it was created, as the API writes times; empty where it does not say. Another one that is made
-            later under the same name has another.
-        lacks: Whether the API tells of something that the installed version of its library does not know, and that what
-            is made of the body may lack.
+        name: Its resource name.
+        node_id: The API's id of it; another node made later under the same name has another.
+        body: What makes it again (`tpu_ops.cloud.bodies`); values of its metadata may be secret.
+        queued: Resource name of the queued resource that made it, or empty.
+    """
+
+    name: str
+    node_id: str
+    body: Json = field(repr=False)
+    queued: str = ""
+
+    @property
+    def short(self) -> str:
+        """Its short name."""
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes of a run.
+
+    Attributes:
+        nodes: Each of them.
+        queued: Resource name of each queued resource that made some -> what makes it again.
+    """
+
+    nodes: tuple[Made, ...]
+    queued: Mapping[str, Json] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> Json:
+        """Return it as a dictionary of JSON types."""
+        return {"nodes": [asdict(made) for made in self.nodes], "queued": dict(self.queued)}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Plan:
+        """Given what `to_json` returned, return it."""
+        return cls(tuple(Made(**made) for made in data["nodes"]), dict(data["queued"]))
+
+    def now(self, seen: Mapping[str, Seen], order: Iterable[str]) -> Plan:
+        """Return it with the ids that its nodes have now, the nodes in another order of their resource names."""
+        made = {one.name: replace(one, node_id=seen[one.name].node_id) for one in self.nodes}
+        return replace(self, nodes=tuple(made[name] for name in dict.fromkeys(order)))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a node is now.
+
+    Attributes:
+        state: Name of google.cloud.tpu.v2.Node.State, or ``gone``.
+        node_id: Its id, or empty.
     """
 
     state: str
-    error: str
-    status: str
-    body: Json
-    nodes: tuple[str, ...]
-    created: str = ""
-    lacks: bool = False
+    node_id: str = ""
 
 
-def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
-    """Return what makes a node again, its id, the resource name of its queued resource or an empty text, and `lacks`.
+def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = lambda _: None) -> Plan:
+    """Return what makes some nodes again.
 
-    The last is as of `Queued`.
-
-    Raises:
-        ApiError: NOT_FOUND where there is none.
-    """
-    node = raw(tpu.call("get_node", {"name": name}, node_in_words(name)))
-    short = str(node.queued_resource).rpartition("/")[2]
-    # The node has it with the project's number, itself and its queued resource have the name that they are asked by.
-    source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
-    return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
-
-
-def create(tpu: Tpu, name: str, body: Json) -> str:
-    """Begin to create a node of a resource name; return the operation's name.
+    Args:
+        tpu: The client.
+        names: Resource names of the nodes.
+        lacks: Called with each node or queued resource, in words, of which the API tells more than is known here, so
+            that what is made again may lack that.
 
     Raises:
-        ApiError: The API refused; ALREADY_EXISTS where somebody was faster.
+        ApiError: One does not exist, or the API refused.
+        UsageError: To make one again would take nodes away that are none of these.
     """
-    from google.cloud.tpu_v2.types import cloud_tpu
+    made, queued = [], {}
+    for name in names:
+        body, node_id, source, more = bodies.node_body(tpu, name)
+        if source and source not in queued:
+            found = bodies.queued(tpu, source)
+            if found is None:
+                source = ""
+            else:
+                queued[source] = found
+                if found.lacks:
+                    lacks(f"queued resource {source.rpartition('/')[2]}")
+        # One that a queued resource made is made of what that says.
+        if more and not source:
+            lacks(f"node {name.rpartition('/')[2]}")
+        made.append(Made(name, node_id, body, source))
+    mine = {one.name for one in made}
+    for source, found in queued.items():
+        if others := sorted(name.rpartition("/")[2] for name in set(found.nodes) - mine):
+            raise UsageError(
+                f"its nodes can only be recreated together, and it also made {', '.join(others)}, which the target "
+                "does not name",
+                where=f"queued resource {source.rpartition('/')[2]}",
+                fix="name all of its nodes, or leave out --recover",
+            )
+    now = {one.name: one.body for one in made}
+    return Plan(tuple(made), {source: bodies.as_updated(source, found.body, now) for source, found in queued.items()})
 
-    parent, _, short = name.rpartition("/nodes/")
-    node: Any = cloud_tpu.Node.from_json(json.dumps(body))
-    return create_node(tpu, parent, short, node)
 
-
-def queued(tpu: Tpu, name: str) -> Queued | None:
-    """Return a queued resource; None where there is none.
+def look(tpu: Tpu, plan: Plan) -> dict[str, Seen]:
+    """Return how each node of a plan is now, by its resource name.
 
     Raises:
-        ApiError: The API refused.
+        ApiError: The API refused or did not answer.
     """
+    return {made.name: _seen(tpu, made.name) for made in plan.nodes}
+
+
+def lost(plan: Plan, seen: Mapping[str, Seen]) -> dict[str, str]:
+    """Return what became of the nodes that are not what they were, in words, by resource name."""
+    found = {}
+    for made in plan.nodes:
+        now = seen[made.name]
+        if now.state == GONE:
+            found[made.name] = f"node {made.short} is gone"
+        elif now.node_id != made.node_id:
+            found[made.name] = f"node {made.short} was recreated, state {now.state}"
+        elif now.state not in SERVING_STATES:
+            found[made.name] = f"node {made.short} is {now.state}"
+    return found
+
+
+def fresh(plan: Plan, seen: Mapping[str, Seen]) -> set[str]:
+    """Return the resource names of the nodes that are other ones than those of the plan."""
+    return {made.name for made in plan.nodes if seen[made.name].node_id != made.node_id}
+
+
+def bring_back(
+    tpu: Tpu,
+    plan: Plan,
+    request: str,
+    told: Callable[[str], None],
+    asked: Requests | None = None,
+    *,
+    used: Callable[[Collection[str]], str] = lambda _: "",
+) -> dict[str, Seen]:
+    """Return once all nodes of a plan are READY, whatever had to be done for that; how they are then.
+
+    Capacity that is lacking is waited for, with growing pauses. A node that is READY is left alone.
+
+    Args:
+        tpu: The client; the interrupt that closes it ends this.
+        plan: The nodes.
+        request: A name of what is done here, the same for everybody who does the same.
+        told: Told what is done, from several threads.
+        asked: Keeps what is asked for from before it is asked for; None keeps it nowhere.
+        used: Given resource names of READY nodes, returns which run of somebody else is active there, in words; called
+            before a queued resource is deleted with them.
+
+    Raises:
+        CloudError: The API refused for good, a node did not come back in time, or a run is active on one that would be
+            deleted.
+    """
+    asked = asked or Requests()
+    work: list[Callable[[], None]] = [
+        _Queue(tpu, plan, name, request, told, asked=asked, used=used).bring for name in plan.queued
+    ]
+    work += [_Single(tpu, made, told, asked).bring for made in plan.nodes if not made.queued]
+    # Each waits for as long as it takes: none waits for another.
+    tpu.concurrently(lambda bring: bring(), work, at_once=max(1, len(work)))
+    return look(tpu, plan)
+
+
+def passes(exc: Exception) -> bool:
+    """Return whether an error of the API is one after which the same may succeed later."""
+    return isinstance(exc, ApiError) and (exc.status in _LATER or operations.was_preempted(exc))
+
+
+def _seen(tpu: Tpu, name: str) -> Seen:
     try:
-        answer = raw(tpu.call("get_queued_resource", {"name": name}, queued_in_words(name)))
+        node = cloud.get_node(tpu, name)
     except ApiError as exc:
-        if exc.status == "NOT_FOUND":
-            return None
-        raise
-    body = _json(answer)
-    kept = {key: body[key] for key in _QUEUED if key in body}
-    policy = {key: body["queueing_policy"][key] for key in _RELATIVE if key in body.get("queueing_policy", {})}
-    if policy:
-        kept["queueing_policy"] = policy
-    tiered = bool({"spot", "guaranteed"} & kept.keys())
-    specs = [_spec(spec, _parent(name), tiered=tiered) for spec in body["tpu"]["node_spec"]]
-    kept["tpu"] = {"node_spec": specs}
-    state = answer.state
-    word = state.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number.get(state.state)
-    failure = state.failed_data.error
-    return Queued(
-        word.name if word else str(state.state),
-        failure.message,
-        status_of(failure.code) if failure.code else "",
-        kept,
-        tuple(node for spec in specs for node in _nodes(name, spec)),
-        body.get("create_time", ""),
-        _has_unknown(answer, (*_QUEUED, "queueing_policy", "tpu")),
-    )
+        if exc.status != "NOT_FOUND":
+            raise
+        return Seen(GONE)
+    return Seen(node["state"], node["node_id"])
 
 
-def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
-    """Return what makes a queued resource again, with what updates have changed of its nodes since.
-
-    Among that are keys that gcloud puts on a node when somebody logs in, and those that were taken off. Nodes of one
-    entry that differ get what was asked for, and the keys that all of them have.
-
-    Args:
-        name: Its resource name.
-        body: As of `Queued`.
-        nodes: What makes each of its nodes again, by resource name.
-    """
-    specs = []
-    for spec in body["tpu"]["node_spec"]:
-        now = [nodes[node] for node in _nodes(name, spec)]
-        specs.append({**spec, "node": _with_updates(spec["node"], now)})
-    return {**body, "tpu": {"node_spec": specs}}
+def _left_alone(where: str, state: str) -> CloudError:
+    """Return the error about what nobody can say of that it may be deleted."""
+    fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
+    return CloudError(f"recovery leaves it alone: it is {state}", where=where, fix=fix)
 
 
-def _with_updates(asked: Json, now: Sequence[Json]) -> Json:
-    first, *others = now
-    alike = {key: first.get(key) for key in _UPDATED if all(one.get(key) == first.get(key) for one in others)}
-    # The rest of it is left as it was asked for: the service may add to the metadata of slices.
-    keys, *more = [one.get("metadata", {}).get(_SSH_KEYS, "").splitlines() for one in now]
-    lines = [line for line in keys if all(line in several for several in more)]
-    metadata = {key: value for key, value in asked.get("metadata", {}).items() if key != _SSH_KEYS}
-    if lines:
-        metadata[_SSH_KEYS] = "\n".join(lines)
-    node = {**asked, **alike, "metadata": metadata}
-    return {key: value for key, value in node.items() if value or key not in (*_UPDATED, "metadata")}
+def _late(exc: operations.Late, where: str) -> CloudError:
+    """Return the error about what takes too long, as it is said of a run."""
+    return CloudError(exc.what, where=where, fix="`tpu_ops attach RUN --recover` waits for it again")
 
 
-def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
-    """Begin to create a queued resource; return the operation's name, the same one for the same request id.
+class _Pauses:
+    """Waits longer each time, until the client is closed."""
 
-    Raises:
-        ApiError: The API refused; ALREADY_EXISTS where somebody was faster.
-    """
-    from google.cloud.tpu_v2.types import cloud_tpu
+    def __init__(self, tpu: Tpu, told: Callable[[str], None]) -> None:
+        self._tpu, self._told, self._seconds = tpu, told, FIRST_PAUSE
+        self._before: object = None
 
-    parent, _, short = name.rpartition("/queuedResources/")
-    resource: Any = cloud_tpu.QueuedResource.from_json(json.dumps(body))
-    request = {
-        "parent": parent,
-        "queued_resource_id": short,
-        "queued_resource": resource,
-        "request_id": request_id,
-    }
-    return str(tpu.call("create_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
+    def wait(self, failure: ApiError, seen: object) -> None:
+        """Say what the API refused and wait; where somebody was faster, for a moment only.
 
+        Args:
+            failure: What the API answered.
+            seen: What was there before. Where that is as it was the last time, nobody was faster.
 
-def delete_queued(tpu: Tpu, name: str, request_id: str) -> str:
-    """Begin to delete a queued resource and its nodes; return the operation's name."""
-    request = {"name": name, "force": True, "request_id": request_id}
-    return str(tpu.call("delete_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
-
-
-def _json(message: Any) -> Json:
-    from google.protobuf.json_format import MessageToDict
-
-    return MessageToDict(message, preserving_proto_field_name=True)
-
-
-def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
-    """Return whether a message has fields that the installed library does not know, or one within it does.
-
-    Args:
-        message: The message.
-        names: Fields of it that are looked into; empty is all.
-    """
-    from google.protobuf.unknown_fields import UnknownFieldSet
-
-    if len(UnknownFieldSet(message)):
-        return True
-    for field, value in message.ListFields():
-        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-        if field.message_type is None or is_map or (names and field.name not in names):
-            continue
-        if any(map(_has_unknown, [value] if hasattr(value, "ListFields") else value)):
-            return True
-    return False
+        Raises:
+            ApiError: It refused for good, or nobody wants the answer any more.
+        """
+        again, self._before = (failure.status, seen) == self._before, (failure.status, seen)
+        if failure.status in _FASTER and not again:
+            if self._tpu.closed.wait(operations.FIRST_LOOK):
+                raise failure
+            return
+        # A name that is taken though nothing is there will be free one day.
+        if not (passes(failure) or failure.status == "ALREADY_EXISTS"):
+            raise failure
+        self._told(f"{failure.where}: {failure.what}; next try in {self._seconds:g} s")
+        if self._tpu.closed.wait(self._seconds):
+            raise failure
+        self._seconds = min(self._seconds * 2, LONGEST_PAUSE)
 
 
-def _settable(node: Json) -> Json:
-    """Given a node's JSON, return what a client would send; of two ways to say the same thing, one."""
-    kept = {key: node[key] for key in _NODE if key in node}
-    # Of a type that is a torus, whoever chose a topology is to have it again; the config of others leaves things open.
-    if {"accelerator_type", "accelerator_config"} <= kept.keys():
-        torus = kept["accelerator_config"].get("type_") in _TORUS
-        kept.pop("accelerator_type" if torus else "accelerator_config")
-    if len(kept.get("network_configs", ())) > 1:
-        kept.pop("network_config", None)
-    elif "network_config" in kept:
-        kept.pop("network_configs", None)
-    return kept
+class _Single:
+    """One node that no queued resource made."""
+
+    def __init__(self, tpu: Tpu, made: Made, told: Callable[[str], None], asked: Requests) -> None:
+        self._tpu, self._made, self._told, self._asked = tpu, made, told, asked
+        self._where = node_in_words(made.name)
+
+    def bring(self) -> None:
+        """Look and do what is next until it is READY."""
+        pauses, now = _Pauses(self._tpu, self._told), Seen(GONE)
+        while True:
+            try:
+                now = _seen(self._tpu, self._made.name)
+                self._asked.seen(self._made.name, now.state, now.node_id)
+                if now.state in SERVING_STATES:
+                    return
+                self._next(now)
+            except ApiError as exc:
+                pauses.wait(exc, now)
+            except operations.Late as exc:
+                raise _late(exc, self._where) from exc
+
+    def _next(self, now: Seen) -> None:
+        same = now.node_id == self._made.node_id
+        if now.state in ON_THE_WAY:
+            self._told(f"{self._where}: {now.state}; waiting for at most {COMING_BACK:g} s until it is READY")
+            self._wait(ON_THE_WAY, COMING_BACK)
+        elif now.state in _PASSING:
+            self._wait(_PASSING, MAKING)
+        elif now.state == "STOPPED" and same:
+            self._told(f"{self._where}: starting it")
+            self._finish(self._send(START, lambda: cloud.start_node(self._tpu, self._made.name)))
+        elif now.state == GONE:
+            self._told(f"{self._where}: creating it as it was")
+            self._finish(self._send(CREATE, lambda: bodies.create(self._tpu, self._made.name, self._made.body)))
+        elif now.state in _TAKEN_AWAY:
+            self._told(f"{self._where}: {now.state}; deleting what is left of it")
+            # Whatever there is afterwards, perhaps what somebody else has made meanwhile, is looked at again.
+            self._finish(cloud.delete_node(self._tpu, self._made.name))
+        else:
+            raise _left_alone(self._where, now.state if same else f"{now.state} and not the run's own node")
+
+    def _wait(self, through: tuple[str, ...], timeout: float) -> None:
+        operations.wait_for_state(
+            self._tpu, self._made.name, through=through, what=self._where, timeout=timeout, progress=self._progress
+        )
+
+    def _send(self, kind: str, call: Callable[[], str]) -> str:
+        return self._asked.send(self._made.name, kind, call)
+
+    def _finish(self, operation: str) -> None:
+        try:
+            operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=self._progress)
+        except operations.Failed:
+            self._asked.drop(self._made.name)
+            raise
+
+    def _progress(self, elapsed: float, state: str) -> None:
+        """What is waited for was said when it began."""
 
 
-def _spec(spec: Json, parent: str, *, tiered: bool) -> Json:
-    """Given one entry of a queued resource, return what a client would send.
+class _Queue:
+    """All nodes of one queued resource: they come and go together."""
 
-    Args:
-        spec: As the API gives it, with the project's number in its parent.
-        parent: By which the queued resource is asked for.
-        tiered: Whether the queued resource has a tier.
-    """
-    node = _settable(spec["node"])
-    if tiered:
-        # The queued resource says it, and its nodes have it from there.
-        node.pop("scheduling_config", None)
-    return {"parent": parent, **{key: spec[key] for key in _NODE_SPEC if key in spec}, "node": node}
+    def __init__(
+        self,
+        tpu: Tpu,
+        plan: Plan,
+        name: str,
+        request: str,
+        told: Callable[[str], None],
+        *,
+        asked: Requests,
+        used: Callable[[Collection[str]], str],
+    ) -> None:
+        self._tpu, self._name, self._request, self._told = tpu, name, request, told
+        self._requests, self._used = asked, used
+        self._body: Any = plan.queued[name]
+        self._nodes = [made.name for made in plan.nodes if made.queued == name]
+        self._where = f"queued resource {name.rpartition('/')[2]}"
+        self._said, self._asked, self._tries, self._undeleted = "", "", 0, 0
+        #: The one that has failed, and after how many tries, for which there was a pause.
+        self._paused: object = None
 
+    def bring(self) -> None:
+        """Look and do what is next until it is ACTIVE and its nodes are READY."""
+        pauses = _Pauses(self._tpu, self._told)
+        found: bodies.Queued | None = None
+        while True:
+            try:
+                # Before its nodes: where it is ACTIVE they are there already.
+                found = bodies.queued(self._tpu, self._name)
+                self._requests.seen(self._name, *((found.state, found.created) if found else (GONE, "")))
+                states = {name: _seen(self._tpu, name).state for name in self._nodes}
+                if found and found.state == "ACTIVE" and set(states.values()) <= set(SERVING_STATES):
+                    return
+                self._next(found, states)
+            except ApiError as exc:
+                pauses.wait(exc, found)
+            except operations.Late as exc:
+                raise _late(exc, self._where) from exc
+            if self._tpu.closed.wait(LOOK):
+                raise CloudError("nobody waits for it any more", where=self._where)
 
-def _parent(name: str) -> str:
-    return name.rpartition("/queuedResources/")[0]
+    def _next(self, found: bodies.Queued | None, states: Mapping[str, str]) -> None:
+        there = set(states.values())
+        if found is None:
+            self._ask()
+            return
+        self._asked = ""
+        if found.state in _QUEUED_ON_THE_WAY:
+            self._tell(f"{found.state}; waiting until it is ACTIVE")
+        elif found.state in ("DELETING", "SUSPENDING"):
+            self._tell(f"{found.state}; waiting for that to end")
+        elif found.state in ("SUSPENDED", "FAILED") or (found.state == "ACTIVE" and there & {GONE, *_TAKEN_AWAY}):
+            # What is there after a pause is looked at again before anything is deleted.
+            if found.state == "FAILED" and self._tries and self._paused != (found.created, self._tries):
+                self._paused = (found.created, self._tries)
+                raise self._failed(found)
+            serving = [name for name, state in states.items() if state in SERVING_STATES]
+            if serving and (use := self._used(serving)):
+                what = f"recovery would delete all of its nodes, and {use}"
+                fix = "wait until that run has ended, or stop it; then `tpu_ops attach RUN --recover` resumes this one"
+                raise CloudError(what, where=self._where, fix=fix)
+            self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
+            self._delete(found)
+        elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
+            self._tell("its nodes are coming back; waiting until they are READY")
+            for name in (name for name, state in states.items() if state == "STOPPED"):
+                operation = self._requests.send(name, START, functools.partial(cloud.start_node, self._tpu, name))
+                operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
+        else:
+            raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
 
+    def _ask(self) -> None:
+        """Ask for it; where that was done and it is not there, it is on its way, or that has failed."""
+        if not self._asked:
+            self._tell("asking for its resources again; this may take a while in the queue")
+            request = self._id("create", self._tries)
+            self._asked = self._requests.send(
+                self._name, CREATE, lambda: bodies.create_queued(self._tpu, self._name, self._body, request)
+            )
+            self._tries += 1
+            return
+        try:
+            if operations.is_done(self._tpu, self._asked, what=self._where):
+                self._asked = ""
+        except ApiError as exc:
+            if not isinstance(exc, operations.Failed) and exc.status != "NOT_FOUND":
+                raise
+            self._asked = ""
+            self._requests.drop(self._name)
+            self._refused(exc, self._tries)
 
-def _nodes(name: str, spec: Json) -> list[str]:
-    """Return the resource names of the nodes that one entry of a queued resource makes."""
-    short = name.rpartition("/")[2]
-    several = spec.get("multislice_params")
-    if not several:
-        return [f"{_parent(name)}/nodes/{spec['node_id']}"]
-    prefix = several.get("node_id_prefix") or short
-    return [f"{_parent(name)}/nodes/{prefix}-{index}" for index in range(several["node_count"])]
+    def _failed(self, found: bodies.Queued) -> CloudError:
+        """Return the error about one that has failed again; one of the API where a later one may be granted."""
+        why = ApiError(found.error or "it failed", status=found.status or "RESOURCE_EXHAUSTED", where=self._where)
+        if why.status in _FINAL and not passes(why):
+            return CloudError(why.what, where=why.where, fix=why.fix)
+        return ApiError(why.what, status="RESOURCE_EXHAUSTED", where=why.where, fix=why.fix)
 
+    def _delete(self, found: bodies.Queued) -> None:
+        """Delete this one, and not one that somebody has asked for since; what failed is asked for anew."""
+        request = self._id(f"delete {found.created or self._tries}", self._undeleted)
+        operation = bodies.delete_queued(self._tpu, self._name, request)
+        # How long that takes is seen by its state.
+        with contextlib.suppress(operations.Late):
+            try:
+                operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
+            except ApiError as exc:
+                self._undeleted += 1
+                if not isinstance(exc, operations.Failed):
+                    raise
+                self._refused(exc, self._undeleted)
 
-def queued_in_words(name: str) -> str:
-    """``projects/P/locations/Z/queuedResources/Q`` in words."""
-    _, project, _, zone, _, short = name.split("/")
-    return f"queued resource {short}, zone {zone}, project {project}"
+    def _tell(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._told(f"{self._where}: {text}")
+
+    def _id(self, what: str, failed: int) -> str:
+        """Return the id of a request: the first one's is everybody's who asks for the same, and is answered once."""
+        if failed:
+            return str(uuid.uuid4())
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tpu_ops/{self._request}/{self._name}/{what}"))
+
+    def _refused(self, failure: ApiError, tries: int) -> None:
+        """Raise what an operation ended with, unless that may be an earlier command's, of which the cause is gone."""
+        if tries > 1:
+            raise failure
+        self._tell(f"{failure.what}; asking once more, since that may be the answer to an earlier command")

@@ -12,18 +12,22 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import SERVING_STATES, TAKEN_STATES, Worker, label_of, without_workers
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
-from tpu_ops.fleet import bastion, hostkeys, origin, selection, sources, targets, update, view
-from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready, without_workers
-from tpu_ops.fleet.reach import SSH_PORT
-from tpu_ops.fleet.state import Files, UnwritableError
+from tpu_ops.files import UnwritableError
+from tpu_ops.fleet import origin, selection, targets, view
+from tpu_ops.fleet.publishing import sources
+from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import identities, openssh
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.mux_protocol import Master
-from tpu_ops.remote.renewal import News, in_thread
-from tpu_ops.remote.replies import Reply, Result
+from tpu_ops.ssh import host_keys, identities, openssh
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.jump import place_of
+from tpu_ops.ssh.mux import Master
+from tpu_ops.ssh.renewal import News, in_thread
+from tpu_ops.ssh.replies import Reply, Result
+from tpu_ops.ssh.ways import SSH_PORT
 
 #: Seconds for a worker to take a connection; for a jump, without which all behind it are given up at once.
 _CONNECTS, _JUMP_CONNECTS = 1.5, 5.0
@@ -194,10 +198,10 @@ def way_back(fleet: Fleet, away: Collection[str]) -> str:
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
     """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
-    settings, keys = fleet.settings, hostkeys.keys_of(fleet.settings)
+    settings, keys = fleet.settings, host_keys.keys_of(fleet.settings)
     refresh = settings.command("refresh")
     found = {
-        worker.host: hostkeys.to_trust(worker, refresh)
+        worker.host: host_keys.to_trust(worker, refresh)
         for worker in selection.reached(settings, fleet.listed)
         if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys
     }
@@ -227,7 +231,7 @@ class _Search:
         with self._lock:
             if self._outside is None:
                 config = Files(self._fleet.settings.state_dir).jump_config
-                self._outside = bastion.place_of(config, self._ways.outside_options, self._ways.outside)
+                self._outside = place_of(config, self._ways.outside_options, self._ways.outside)
             return self._outside
 
     def master(self, host: str) -> Master | None:
@@ -319,7 +323,7 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
     asking = f"reading {sources.shown(source)} again" if source else "asking the API"
     _log.info("%s: %s for %s", reason, asking, what)
     try:
-        found, changes = update.refresh(fleet.settings)
+        found, changes = view.refresh(fleet.settings)
     except (CloudError, UnwritableError) as exc:
         # A full disk is no reason to give up workers that are known.
         _log.warning("that failed: %s", exc)
@@ -337,7 +341,7 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
-    keys = hostkeys.keys_of(fleet.settings)
+    keys = host_keys.keys_of(fleet.settings)
     ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}
     for worker in fleet.workers:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tpu_ops.fleet.model import Node, Worker, label_of, workers_of
+from tpu_ops.cloud.node import Node, Worker, label_of, workers_of
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import SERVING_STATES, Worker, label_of, without_workers
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import guest_attributes, hostkeys, keyfile, origin, selection, ssh_files
-from tpu_ops.fleet.keyfile import Keys
-from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready, without_workers
-from tpu_ops.fleet.reach import Way
+from tpu_ops.fleet import origin, selection
 from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import openssh, ssh
+from tpu_ops.ssh import client_config, guest_attributes, host_keys, known_hosts, masters, openssh, processes
+from tpu_ops.ssh.known_hosts import Keys
+from tpu_ops.ssh.ways import Way
 
 #: Workers that are contacted at once.
 WIDTH = 32
@@ -48,7 +49,7 @@ class Answer:
     @property
     def fingerprint(self) -> str:
         """The key's fingerprint as ssh-keygen shows it."""
-        return keyfile.fingerprint(self.blob)
+        return known_hosts.fingerprint(self.blob)
 
 
 def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
@@ -173,13 +174,13 @@ class Verdicts(NamedTuple):
 
 def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdicts:
     """Connect to each of these workers, and compare the host keys they answer with with the known ones."""
-    known = hostkeys.keys_of(settings)
+    known = host_keys.keys_of(settings)
     answers = ask(settings, fleet, workers, known)
     heard = [answer for answer in answers if not answer.problem]
     others = [
         answer
         for answer in heard
-        if hostkeys.differ(known.get(answer.worker.host_key_alias, {}), {answer.key_type: answer.blob})
+        if host_keys.differ(known.get(answer.worker.host_key_alias, {}), {answer.key_type: answer.blob})
     ]
     same = tuple(answer for answer in heard if answer not in others)
     return Verdicts(same, tuple(others), tuple(answer for answer in answers if answer.problem))
@@ -194,9 +195,9 @@ class _Round:
         self._options, self._user, self._folder = selection.ssh_options(settings), settings.user, folder
 
     async def answers(self, workers: Sequence[Worker]) -> list[Answer]:
-        """Ask all at once; behind a proxy as `tpu_ops.remote.ssh` opens connections, the first alone, then a few."""
+        """Ask all at once; behind a proxy as `tpu_ops.ssh.masters` opens connections, the first alone, then a few."""
         proxied = any(self._ways.of(worker).proxy for worker in workers)
-        gate = asyncio.Semaphore(ssh.PROXIES if proxied else WIDTH)
+        gate = asyncio.Semaphore(masters.PROXIES if proxied else WIDTH)
 
         async def one(worker: Worker) -> Answer:
             async with gate:
@@ -209,13 +210,13 @@ class _Round:
         if way.problem:
             return Answer(worker, problem=f"it {way.problem}")
         file = self._folder / worker.host_key_alias
-        options = (*_preferred(self._known.get(worker.host_key_alias, {})), *ssh_files.own_options(worker, way))
+        options = (*_preferred(self._known.get(worker.host_key_alias, {})), *client_config.own_options(worker, way))
         options = (*options, *self._options)
-        code, said = await ssh.quiet(openssh.contact(options, file, self._user, way.address), ssh.OPEN_LIMIT)
+        code, said = await processes.quiet(openssh.contact(options, file, self._user, way.address), masters.OPEN_LIMIT)
         for key_type, blob in _written(file, worker).items():
             return Answer(worker, key_type, blob, address=way.address)
         if code is None:
-            return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
+            return Answer(worker, problem=f"it did not answer within {masters.OPEN_LIMIT:.0f} s")
         jump = self._ways.jump
         if way.proxy and jump and "Host key verification failed" in said:
             before = f"use --trust-first {label_of(jump)} first"
@@ -232,7 +233,7 @@ def _preferred(known: Keys) -> tuple[tuple[str, str], ...]:
 def _written(file: Path, worker: Worker) -> Keys:
     """Return the keys of a worker that ssh wrote into a file; it makes none where it saw no key."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    return keyfile.parse(text).get(worker.host_key_alias, {})
+    return known_hosts.parse(text).get(worker.host_key_alias, {})
 
 
 def record(settings: Settings, answers: Sequence[Answer]) -> None:
@@ -252,6 +253,6 @@ def record(settings: Settings, answers: Sequence[Answer]) -> None:
             if alias not in known:
                 known[alias] = keys
                 first.add(alias)
-            elif hostkeys.differ(known[alias], keys):
-                raise hostkeys.alarm(alias, answer.worker.host, files.known_hosts, trusted_first=alias in first)
+            elif host_keys.differ(known[alias], keys):
+                raise host_keys.alarm(alias, answer.worker.host, files.known_hosts, trusted_first=alias in first)
         files.write_host_keys(known, first)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from tpu_ops.cloud import forms
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import forms
-from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.targets import shortened
 
 _FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

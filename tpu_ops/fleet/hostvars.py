@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tpu_ops.fleet.model import Node, Worker, node_labels
+from tpu_ops.cloud.node import Node, Worker, node_labels
 
 #: Facts that roles and playbooks read as `tpu_<name>`, whatever else the fleet's file calls them.
 READ_BY_ROLES = frozenset(

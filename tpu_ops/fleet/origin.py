@@ -6,14 +6,17 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from tpu_ops.cloud import forms, parsing
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.cloud.listing import list_nodes
+from tpu_ops.cloud.node import Node
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import build, forms, guest_attributes, published, selection, sources
-from tpu_ops.fleet.model import Node
-from tpu_ops.fleet.published import Seen
+from tpu_ops.fleet import selection
+from tpu_ops.fleet.publishing import published, sources
+from tpu_ops.fleet.publishing.published import Seen
 from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of
+from tpu_ops.ssh import guest_attributes
 
 
 @contextmanager
@@ -77,7 +80,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
     asked_at = time.time()
     with api(settings) as tpu:
         listing = list_nodes(tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions)
-        nodes = with_instance_names(build.nodes(listing.nodes), old.nodes if old else ())
+        nodes = with_instance_names(parsing.nodes(listing.nodes), old.nodes if old else ())
         learned = guest_attributes.Learned()
         if learn:
             known, first = files.host_keys()

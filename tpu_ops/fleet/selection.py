@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import SERVING_STATES, Node, Worker, node_labels, workers_of
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import reach, ssh_files
-from tpu_ops.fleet.model import SERVING_STATES, Node, Worker, node_labels, workers_of
-from tpu_ops.fleet.reach import Ways
 from tpu_ops.fleet.state import Files
-from tpu_ops.remote import openssh
+from tpu_ops.ssh import client_config, openssh, ways
+from tpu_ops.ssh.ways import Ways
 
 
 def of(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[Worker], dict[str, str]]:
@@ -30,7 +29,7 @@ def of(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], lis
 
 def mux_dir() -> Path:
     """Return the directory of the ssh control sockets."""
-    return ssh_files.mux_dir(os.environ, os.getuid())
+    return client_config.mux_dir(os.environ, os.getuid())
 
 
 def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
@@ -39,7 +38,7 @@ def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
     if settings.only_key:
         # A worker ends a connection after a handful of keys, and those of an agent would be offered first.
         more.append(("IdentitiesOnly", "yes"))
-    return (*more, *ssh_files.common_options(Files(settings.state_dir).known_hosts))
+    return (*more, *client_config.common_options(Files(settings.state_dir).known_hosts))
 
 
 def ansible_arguments(settings: Settings) -> str:
@@ -49,13 +48,13 @@ def ansible_arguments(settings: Settings) -> str:
     own: people without SSH_AUTH_SOCK reach the workers by these.
     """
     # Imported here: the commands do not need it.
-    from tpu_ops.remote import identities
+    from tpu_ops.ssh import identities
 
     named: tuple[tuple[str, str], ...] = ()
     with contextlib.suppress(OpsError):
         named = identities.named(openssh.home() / ".ssh" / "config")
     kept = [option for option in named if option[0] == "IdentityAgent" or not settings.only_key]
-    return f"-F none {ssh_files.arguments((*ssh_options(settings), *kept))}"
+    return f"-F none {client_config.arguments((*ssh_options(settings), *kept))}"
 
 
 def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
@@ -74,18 +73,18 @@ def ssh_config(settings: Settings) -> Path:
 
 def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
     """Return the fleet's ssh_config, that of other shells and what else they lead to: paths and texts."""
-    ways, files = ways_of(settings, listed), Files(settings.state_dir)
-    own = ssh_files.ssh_config(
-        [(worker, ways.of(worker)) for worker in reached(settings, listed)],
+    found, files = ways_of(settings, listed), Files(settings.state_dir)
+    own = client_config.ssh_config(
+        [(worker, found.of(worker)) for worker in reached(settings, listed)],
         user=settings.user,
         private_key=settings.private_key,
         options=ssh_options(settings),
         mux=mux_dir(),
         forward_agent=settings.forward_agent,
     )
-    found = [(ssh_config(settings), own), *([(files.jump_config, ways.jump_config)] if ways.jump_config else [])]
+    written = [(ssh_config(settings), own), *([(files.jump_config, found.jump_config)] if found.jump_config else [])]
     # The addresses are the same for all, and so up to date for all.
-    return list(dict([*(ssh_configs(settings.shared, listed) if settings.shared else ()), *found]).items())
+    return list(dict([*(ssh_configs(settings.shared, listed) if settings.shared else ()), *written]).items())
 
 
 def ways_of(settings: Settings, listed: Sequence[Node]) -> Ways:
@@ -101,9 +100,9 @@ def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = Tru
         listed: All nodes of the projects and zones.
         asked: Whether the workers' instance names were asked for, without which there is no way through IAP.
     """
-    ways = ways_of(settings, listed)
-    problems = reach.problems(
-        (worker, ways.of(worker))
+    found = ways_of(settings, listed)
+    problems = ways.problems(
+        (worker, found.of(worker))
         for worker in reached(settings, listed)
         if worker.node.state in SERVING_STATES and (asked or not settings.iap or worker.node.instance_names)
     )

@@ -1,19 +1,18 @@
-"""A fleet's files on this machine: snapshot.json, ssh_config, known_hosts. Written atomically, one writer at a time."""
+"""The snapshot of a fleet on this machine, and the lock of all of the fleet's files: one writer at a time."""
 
-import errno
 import json
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpu_ops import files
+from tpu_ops.cloud import forms
+from tpu_ops.cloud.node import Node
 from tpu_ops.config import Settings
-from tpu_ops.errors import OpsError
-from tpu_ops.fleet import forms, keyfile
-from tpu_ops.fleet.keyfile import Keys
-from tpu_ops.fleet.model import Node
+from tpu_ops.files import UnwritableError, unwritable
+from tpu_ops.ssh.fleet_files import LARGEST, FleetFiles, replace
 
 #: Form of the snapshot; one of another form is not read.
 VERSION = 1
@@ -23,9 +22,6 @@ _LATEST = 253_402_300_800.0
 
 #: Seconds to wait for another process that writes the same files.
 LOCK_TIMEOUT = 30.0
-
-#: Bytes that one of the files may have.
-_LARGEST = 256 * 1024 * 1024
 
 
 class Question(NamedTuple):
@@ -82,10 +78,8 @@ class Stored(NamedTuple):
         return self.snapshot if self.question == question.to_json() else None
 
 
-class Files(NamedTuple):
-    """Paths of a fleet's files."""
-
-    directory: Path
+class Files(FleetFiles):
+    """All files of a fleet on this machine."""
 
     @property
     def snapshot(self) -> Path:
@@ -97,20 +91,6 @@ class Files(NamedTuple):
         """The snapshot of which a person was told last what changed: news is what changed since."""
         return self.directory / "shown.json"
 
-    def ssh_config(self, login: str = "") -> Path:
-        """OpenSSH configuration, one host per worker; another one for each login that a shell has for itself."""
-        return self.directory / (f"ssh_config-{login}" if login else "ssh_config")
-
-    @property
-    def jump_config(self) -> Path:
-        """OpenSSH configuration for a jump that is no worker of the fleet."""
-        return self.directory / "jump_config"
-
-    @property
-    def known_hosts(self) -> Path:
-        """Host keys, under each worker's alias."""
-        return self.directory / "known_hosts"
-
     def read(self) -> Stored | None:
         """Return the snapshot, whatever question it answers; None where there is none or it is damaged."""
         return _read(self.snapshot)
@@ -120,7 +100,7 @@ class Files(NamedTuple):
         if not os.path.lexists(self.snapshot) or self.read() is not None:
             return ""
         try:
-            version = json.loads(files.read_regular(self.snapshot, _LARGEST)).get("version")
+            version = json.loads(files.read_regular(self.snapshot, LARGEST)).get("version")
         except (OSError, ValueError, AttributeError, RecursionError):
             version = VERSION
         other = isinstance(version, int) and not isinstance(version, bool) and version != VERSION
@@ -182,38 +162,11 @@ class Files(NamedTuple):
                 made.hardlink_to(self.snapshot)
                 made.replace(self.shown)
             except OSError:
-                files.replace(self.shown, files.read_regular(self.snapshot, _LARGEST), 0o600)
+                files.replace(self.shown, files.read_regular(self.snapshot, LARGEST), 0o600)
             # Where both were the same file already, replacing one by the other did nothing.
             made.unlink(missing_ok=True)
         except OSError as exc:
             raise unwritable(self.shown, exc) from exc
-
-    def host_keys(self) -> tuple[dict[str, Keys], set[str]]:
-        """Return the known host keys by alias, and the aliases whose keys only the first contact vouches for."""
-        text = self.text(self.known_hosts)
-        return keyfile.parse(text), keyfile.trusted_first(text)
-
-    def write_host_keys(self, keys: Mapping[str, Keys], trusted_first: Container[str]) -> None:
-        """Replace known_hosts."""
-        replace(self.known_hosts, keyfile.text_of(keys, trusted_first), 0o644)
-
-    def text(self, path: Path) -> str:
-        """Return a file's text; empty where there is none.
-
-        Raises:
-            OpsError: It cannot be read, or is no regular file.
-        """
-        try:
-            return files.read_regular(path, _LARGEST).decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        except OSError as exc:
-            fixes = {
-                NotADirectoryError: "set TPU_OPS_STATE to a directory",
-                PermissionError: "make it readable, or set TPU_OPS_STATE to another directory",
-            }
-            fix = fixes.get(type(exc), "move it away: it will be recreated")
-            raise OpsError(f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix=fix) from exc
 
     @contextmanager
     def lock(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -244,7 +197,7 @@ class Files(NamedTuple):
 def _read(path: Path) -> Stored | None:
     """Return the snapshot that a file holds; None where there is none or it is damaged."""
     try:
-        return _stored(files.read_regular(path, _LARGEST).decode())
+        return _stored(files.read_regular(path, LARGEST).decode())
     except (OSError, ValueError, OverflowError, RecursionError):
         return None
 
@@ -276,32 +229,3 @@ def _stored(text: str) -> Stored | None:
         json.dumps(data, ensure_ascii=False).encode()
     found = (tuple(map(Node.from_json, nodes)), source or "", tuple(warnings), tuple(map(tuple, unanswered)))
     return Stored(question, Snapshot(float(asked_at), *found))
-
-
-def replace(path: Path, text: str, mode: int) -> None:
-    """Replace a file's text at once: a reader sees the old text or the new, never a part.
-
-    Raises:
-        OpsError: It cannot be written.
-    """
-    try:
-        files.replace(path, text, mode)
-    except OSError as exc:
-        raise unwritable(path, exc) from exc
-
-
-class UnwritableError(OpsError):
-    """What this machine keeps of a fleet cannot be written."""
-
-
-def unwritable(path: Path, exc: OSError) -> UnwritableError:
-    """Return the error for a file or directory of the state that cannot be written."""
-    in_the_way = exc.errno in (errno.EISDIR, errno.EEXIST, errno.EINVAL)
-    fix = "move away the file in this path, or set TPU_OPS_STATE to a directory"
-    if exc.errno != errno.ENOTDIR:
-        fix = "move away what is there: it will be recreated" if in_the_way else files.TO_WRITE
-    return UnwritableError(
-        f"cannot write the fleet's state: {exc.strerror or exc}{files.room(exc, path)}",
-        where=str(exc.filename or path) if in_the_way else str(path),
-        fix=fix,
-    )

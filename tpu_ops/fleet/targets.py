@@ -10,9 +10,10 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import Node, Worker, node_labels, without_workers, workers_of
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostvars
-from tpu_ops.fleet.model import Node, Worker, node_labels, until_ready, without_workers, workers_of
 
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.cloud import remaking
+from tpu_ops.cloud.node import Worker, label_of
 from tpu_ops.errors import OpsError, UnreachableError
-from tpu_ops.fleet import remaking
-from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.protocol.record import ON
 from tpu_ops.recovery.decide import passes
 from tpu_ops.recovery.services import Printer, Services
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, copies, endings, records, spec
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.renewal import in_thread
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tpu_ops.cloud import remaking
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError
-from tpu_ops.fleet import remaking
-from tpu_ops.fleet.remaking import Plan
 from tpu_ops.recovery.events import (
     Action,
     Back,

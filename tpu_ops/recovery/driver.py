@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.cloud import remaking
+from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.pending import Requests
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import remaking
-from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.requests import Requests
-from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.files import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.record import ON
 from tpu_ops.recovery import decide, events
@@ -43,11 +43,11 @@ from tpu_ops.recovery.events import (
     Wait,
 )
 from tpu_ops.recovery.services import Printer, Services
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import advice, control, endings, launch, preflight, records, recovery, spec, sync, turns
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.renewal import in_thread
 
 
 class Superseded(Exception):

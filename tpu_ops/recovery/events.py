@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet.remaking import Plan, Seen
 from tpu_ops.runs.outcomes import Outcome
 
 # --- events ---------------------------------------------------------------------------------------------------

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.remaking import Plan, Seen
-from tpu_ops.fleet.requests import Requests
+from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.pending import Requests
+from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, copies
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.fanout import Fanout
 
 
 class Services(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tpu_ops import texts
-from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, label_of
+from tpu_ops.cloud.node import SERVING_STATES, TAKEN_STATES, label_of
 from tpu_ops.protocol.record import ON
 from tpu_ops.runs import endings
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure

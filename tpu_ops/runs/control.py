@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, targets
-from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.record import ON, grace
 from tpu_ops.protocol.spec import is_run_id
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import advice, denied, elsewhere, preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import Outcome, outcome_of, without_record
 from tpu_ops.runs.spec import GRACE_STOP
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each worker to tell what it knows.
 LIMIT = 45.0

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tpu_ops.protocol.record import ON
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each of them to tell.
 LIMIT = 10.0

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_ops.cloud.node import SERVING_STATES, Worker
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, preflight
 from tpu_ops.runs.preflight import Fault
+from tpu_ops.ssh.fanout import Fanout
 
 #: Beyond the checks of a start: what is looked at -> what is true of a worker that passes.
 FURTHER = {

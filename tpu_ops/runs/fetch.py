@@ -11,10 +11,10 @@ from typing import BinaryIO, NamedTuple
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.fanout import Fanout
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any
 from tpu_ops.errors import OpsError
 from tpu_ops.protocol import wire
 from tpu_ops.protocol.record import ON
-from tpu_ops.remote.fanout import Fanout, plain_errors
-from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.stream import Broken, Stream
 from tpu_ops.runs import mute
 from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import CUT, KNOWS_NOTHING, Outcome, outcome_of, short, without_record
+from tpu_ops.ssh.fanout import Fanout, plain_errors
+from tpu_ops.ssh.masters import Unreachable
+from tpu_ops.ssh.stream import Broken, Stream
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While
 #: another is followed, the run is on and none is given up.

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 #: Seconds beyond the grace that ending processes may take.
 _MARGIN = 20.0

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, OpsError, UsageError
-from tpu_ops.fleet.model import Worker
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import GIVEN_UP
 from tpu_ops.runs.spec import RunSpec
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each worker to answer beyond the barrier's own, a cold connection included.
 MARGIN = 45.0

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from tpu_ops.remote.stream import Broken
+from tpu_ops.ssh.stream import Broken
 
 if TYPE_CHECKING:
     from tpu_ops.runs.outcomes import Outcome

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tpu_ops.cloud.node import TAKEN_STATES, label_of
 from tpu_ops.config import Settings
 from tpu_ops.fleet import targets, view
-from tpu_ops.fleet.model import TAKEN_STATES, label_of
 from tpu_ops.runs import control, records
 from tpu_ops.runs.outcomes import Outcome
 

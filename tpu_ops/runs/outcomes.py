@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_ops.remote.replies import Reply
+from tpu_ops.ssh.replies import Reply
 
 #: States of a rank of which nothing is known: its worker does not answer, or cannot tell.
 UNKNOWN = ("unknown", "unreachable")

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpu_ops.cloud.node import SERVING_STATES
 from tpu_ops.fleet import contact
-from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, nodes, records
 from tpu_ops.runs.outcomes import Outcome, outcome_of
 from tpu_ops.runs.remembered import remembered
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import SERVING_STATES, Worker
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.protocol import wire
-from tpu_ops.remote import openssh
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import advice
+from tpu_ops.ssh import openssh
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each worker, a cold connection included.
 LIMIT = 45.0

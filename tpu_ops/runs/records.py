@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import files
+from tpu_ops.cloud.node import Worker, label_of
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet.model import Worker, label_of
-from tpu_ops.fleet.state import UnwritableError, replace, unwritable
+from tpu_ops.files import UnwritableError, unwritable
 from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.ssh.fleet_files import replace
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
 KEPT = 200

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import files
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.pending import Requests
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.fleet.model import Node
-from tpu_ops.fleet.remaking import Plan
-from tpu_ops.fleet.requests import Requests
-from tpu_ops.fleet.state import unwritable
+from tpu_ops.files import unwritable
 from tpu_ops.runs import advice, spec, sync
 
 #: Bytes of what is kept of a run: metadata of its nodes, of 256 KB each, and a command line of 2 MB.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpu_ops.fleet.model import SERVING_STATES, label_of
+from tpu_ops.cloud.node import SERVING_STATES, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.record import ON
-from tpu_ops.remote import openssh
 from tpu_ops.runs import records
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, of_refused, of_starting
+from tpu_ops.ssh import openssh
 
 #: Why nothing is told of a rank whose node was taken away, or another one made in its place.
 NODE_GONE = "the node it ran on is gone"

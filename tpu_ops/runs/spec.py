@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet.model import Worker
 from tpu_ops.protocol.spec import ENV_NAME, MAX_SECRET, MEGASCALE, RANK_VARIABLES, RUN_DIR, TIMES, is_run_id
 
 #: Seconds between SIGTERM and SIGKILL: after another rank's failure the survivors hang in a collective, so that a

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol import marks as marks_of
-from tpu_ops.remote import openssh, ssh
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import SSH_FAILED, Result
 from tpu_ops.runs import listing, synced
+from tpu_ops.ssh import openssh, processes
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import SSH_FAILED, Result
 
 if TYPE_CHECKING:
     from tpu_ops.runs.turns import Turn
@@ -327,7 +327,7 @@ async def _transfer(
     fanout: Fanout, host: str, tree: Tree, entries: Iterable[str], limit: float, *, held: Sequence[int]
 ) -> Result:
     command = transfer_command(tree, host, fanout.ssh_config)
-    async with ssh.started(command, stdout=asyncio.subprocess.DEVNULL, held=held) as process:
+    async with processes.started(command, stdout=asyncio.subprocess.DEVNULL, held=held) as process:
         try:
             async with asyncio.timeout(limit):
                 _, said = await process.communicate(transfer_list(entries))

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.cloud.node import label_of
 from tpu_ops.errors import HostError
-from tpu_ops.fleet.model import label_of
-from tpu_ops.remote import openssh
-from tpu_ops.remote.fanout import Fanout, plain_errors
-from tpu_ops.remote.replies import SSH_FAILED, Result
-from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.runs import spec, sync
+from tpu_ops.ssh import openssh
+from tpu_ops.ssh.fanout import Fanout, plain_errors
+from tpu_ops.ssh.masters import Unreachable
+from tpu_ops.ssh.replies import SSH_FAILED, Result
 
 #: Seconds for a worker to answer, and for the session to end afterwards.
 LIMIT, _END_LIMIT = 45.0, 5.0

@@ -1,0 +1,1 @@
+"""Playbooks run by ansible-runner, and what they are given."""

@@ -1,0 +1,436 @@
+"""Runs a playbook on hosts of the fleet through ansible-runner, and tells of each step while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tpu_ops
+from tpu_ops import texts
+from tpu_ops.ansible import exported, scratch
+from tpu_ops.errors import UsageError
+
+#: Seconds between two looks whether the person wants the run to end.
+_TICK = 0.2
+#: Seconds that ansible-playbook has to end once it is told to, and then what it has left behind.
+_ENDING, _LEFT = 30.0, 5.0
+
+#: Event of ansible-runner -> what it says of a host's task.
+_OUTCOMES = {
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+}
+
+#: How Ansible writes, without colours, that a task has changed something on a host.
+_CHANGED = re.compile(r"^changed: \[", re.MULTILINE)
+
+#: How Ansible lists the tags of a play and of its tasks.
+_TAGS = re.compile(r"TAGS: \[([^\]]*)\]")
+
+#: What Ansible says where Ansible Vault has no password, and where none of those that it has is the right one.
+_LOCKED = "no vault secrets"
+
+#: How a failed task of apt begins: with the whole command, and then what apt wrote to stderr.
+_APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
+#: Lines in which apt and dpkg say what is wrong; the last ones count.
+_APT_SAYS = re.compile(r"^(?:E: .*|dpkg: error.*(?:\n .*)?)", re.MULTILINE)
+_APT_LINES = 3
+#: What apt says -> the way out.
+_APT_WAYS = {
+    "dpkg was interrupted": "run `sudo dpkg --configure -a` on the worker first",
+    "lock": "something else installs there; try again later, or raise base_apt_lock_timeout",
+}
+
+
+#: Modules whose message is the task's purpose, and what `assert` says where a task gives no message of its own.
+_SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
+
+
+@dataclass(frozen=True)
+class Project:
+    """Where playbooks and their roles are.
+
+    Attributes:
+        root: Directory with ``site.yml`` and ``playbooks/``.
+        config: The ansible.cfg that holds.
+        inventory: The fleet's inventory.
+        of_fleet: Whether the playbooks are the fleet's own.
+    """
+
+    root: Path
+    config: Path
+    inventory: Path
+    of_fleet: bool = False
+
+    def playbook(self, name: str) -> Path:
+        """Return the file of a playbook.
+
+        Args:
+            name: ``site``, or the name of a file in ``playbooks/`` without its ending.
+
+        Raises:
+            UsageError: There is none; names those that there are.
+        """
+        found = {file.stem: file for file in sorted((self.root / "playbooks").glob("*.yml"))}
+        if (self.root / "site.yml").is_file():
+            found["site"] = self.root / "site.yml"
+        if name not in found:
+            raise UsageError(
+                "no such playbook", where=f"{name!r} in {self.root}", fix=f"name one of {', '.join(sorted(found))}"
+            )
+        return found[name]
+
+
+def tool_root() -> Path:
+    """Return the directory of this tool's own site.yml, playbooks, roles and ansible.cfg."""
+    here = Path(tpu_ops.__file__).resolve().parent
+    # In a clone they are next to the package, in an installed one inside it.
+    return here / "_ansible" if (here / "_ansible").is_dir() else here.parent
+
+
+def project_of(fleet: Path, inventory: Path) -> Project:
+    """Return the playbooks of a fleet: its own, where the fleet directory has a site.yml, else those of this tool.
+
+    Args:
+        fleet: The fleet directory.
+        inventory: The fleet's file.
+    """
+    tool = tool_root()
+    root = fleet if (fleet / "site.yml").is_file() else tool
+    config = fleet / "ansible.cfg" if (fleet / "ansible.cfg").is_file() else tool / "ansible.cfg"
+    return Project(root, config, inventory, of_fleet=root != tool)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One task on one host has ended.
+
+    Attributes:
+        task: The task's name.
+        role: The role it is of, or the empty string.
+        host: The host.
+        outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
+        message: Why it failed, in words.
+        warnings: What it warns of.
+        report: Lines that the task is there to show.
+    """
+
+    task: str
+    role: str
+    host: str
+    outcome: str
+    message: str = ""
+    warnings: tuple[str, ...] = ()
+    report: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The task as people look for it, with its role."""
+        return f"{self.role} : {self.task}" if self.role and not self.task.startswith(f"{self.role} : ") else self.task
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something that Ansible said outside of a task, as a warning or an error that ends it all."""
+
+    text: str
+
+
+@dataclass
+class Outcome:
+    """How a playbook ended.
+
+    Attributes:
+        hosts: Host -> ``ok``, ``changed``, ``failed``, ``unreachable``, ``skipped``, ``rescued`` -> number of tasks.
+        failures: The steps that ended the play for a host; those that were rescued are none.
+        code: Exit code of ansible-playbook; None where it was interrupted.
+        data: What the playbook told by set_stats.
+        said: What Ansible said outside of tasks.
+    """
+
+    hosts: dict[str, dict[str, int]] = field(default_factory=dict)
+    failures: list[Step] = field(default_factory=list)
+    code: int | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def locked(self) -> bool:
+        """Whether variables are encrypted for whose password Ansible could not ask, or which another one opens."""
+        return any(_LOCKED in text for text in [*self.said, *(step.message for step in self.failures)])
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """The hosts that did not answer."""
+        return tuple(host for host, counts in self.hosts.items() if counts["unreachable"])
+
+
+def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.environ) -> set[str]:
+    """Return the tags that tasks of a playbook have, as Ansible lists them; none where it does not read the playbook.
+
+    Those of tasks that are included while it runs are none of them.
+
+    Args:
+        project: Where playbooks and roles are.
+        playbook: The playbook's file.
+        environ: As of `run`.
+    """
+    # Tags are no matter of hosts: nobody is asked for the fleet.
+    no_fleet = {"ANSIBLE_INVENTORY_ENABLED": "host_list", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "False"}
+    command = ["ansible-playbook", str(playbook), "--inventory", "localhost,", "--list-tags"]
+    env = {**_ansible(project, environ), **no_fleet}
+    done = subprocess.run(command, cwd=project.root, env=env, capture_output=True, text=True, check=False)
+    listed = _TAGS.findall(done.stdout) if done.returncode == 0 else []
+    return {tag.strip() for tags in listed for tag in tags.split(",")} - {""}
+
+
+def _ansible(project: Project, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that Ansible runs in."""
+    return {
+        **exported.with_utf8(environ),
+        # Ansible stands beside this Python, whether or not its environment is active in the person's shell.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
+        "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
+        # ansible-runner asks for colours, which are orders for a terminal in what Ansible says.
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+
+
+def run(
+    project: Project,
+    playbook: Path,
+    *,
+    hosts: Sequence[str] = (),
+    options: Sequence[str] = (),
+    told: Callable[[Step | Said], None] = lambda _: None,
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Run a playbook and return how it ended. An interrupt (KeyboardInterrupt) ends Ansible first.
+
+    Args:
+        project: Where playbooks and roles are.
+        playbook: The playbook's file.
+        hosts: Names or groups of the inventory; all where it is empty.
+        options: Further options of ansible-playbook, such as ``--check``.
+        told: Called for each step as it ends, in this thread.
+        environ: What Ansible's environment is made of.
+
+    Raises:
+        UsageError: The inventories that it names are those of other machines.
+    """
+    inventories = exported.inventories(project.inventory, environ)
+    from ansible_runner.interface import run_async
+
+    events: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def take(event: Mapping[str, Any]) -> bool:
+        # One that takes its time would hold up Ansible itself. False: the event is not written to a file.
+        events.put(event)
+        return False
+
+    outcome = Outcome()
+    # Ansible's environment and results stand there for a while.
+    with scratch.directory(environ) as private:
+        (private / "limit").write_text("".join(f"{host}\n" for host in hosts))
+        thread, runner = run_async(
+            private_data_dir=str(private),
+            project_dir=str(project.root),
+            playbook=str(playbook),
+            limit=f"@{private / 'limit'}" if hosts else None,
+            inventory=None if inventories else str(project.inventory),
+            # Whole paths: Ansible itself starts in the directory of the playbooks.
+            envvars=_ansible(project, environ) | ({exported.VARIABLE: ",".join(inventories)} if inventories else {}),
+            cmdline=shlex.join(options) or None,
+            quiet=True,
+            suppress_env_files=True,
+            event_handler=take,
+            status_handler=lambda status, runner_config: _forget(status, runner_config.artifact_dir),
+            # Its own would take the signals of this process for good.
+            cancel_callback=stop.is_set,
+        )
+        ansible = 0
+        try:
+            while thread.is_alive() or not events.empty():
+                with contextlib.suppress(queue.Empty):
+                    event = events.get(timeout=_TICK)
+                    ansible = event.get("pid") or ansible
+                    _note(event, outcome, told)
+            outcome.code = int(runner.rc)
+        except BaseException:
+            # Told so, Ansible ends what it has started; ansible-runner itself would only kill the one process.
+            if ansible:
+                with _ended_below(ansible):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(ansible, signal.SIGTERM)
+                    thread.join(_ENDING)
+            stop.set()
+            thread.join(_ENDING)
+            raise
+    dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
+    # Where a block's rescue fails with what has failed before, the one is the other.
+    last = {(step.host, step.outcome, step.message): step for step in outcome.failures if step.host in dead}
+    outcome.failures = [step for step in outcome.failures if step in last.values()]
+    return outcome
+
+
+@contextlib.contextmanager
+def _ended_below(parent: int) -> Iterator[None]:
+    """End what a process has started by the end of a block, and what is left of that then.
+
+    Ansible's workers are sessions of their own, and one that just writes to Ansible as that ends waits for ever.
+    """
+    started = _below(parent)
+    try:
+        yield
+    finally:
+        for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
+            left = started & _processes().keys()
+            for process in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.number, number)
+            until = time.monotonic() + patience
+            while left and time.monotonic() < until:
+                # They are nobody's children any more: there is no event to wait for.
+                time.sleep(_TICK)
+                left = started & _processes().keys()
+
+
+def _below(parent: int) -> set[_Process]:
+    """Return the processes that a process has started, and those that they have."""
+    known = _processes()
+    found, parents = set[_Process](), {parent}
+    while parents:
+        below = {process for process, above in known.items() if above in parents} - found
+        found |= below
+        parents = {process.number for process in below}
+    return found
+
+
+class _Process(NamedTuple):
+    """A process: its number may come to be another's, which is hardly of the same group."""
+
+    number: int
+    group: int
+
+
+def _processes() -> dict[_Process, int]:
+    """Return all processes, each with its parent's number; none where that cannot be known."""
+    command = ["ps", "-axo", "pid=,pgid=,ppid=,stat="]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return {}
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {_Process(int(row[0]), int(row[1])): int(row[2]) for row in rows if not row[3].startswith("Z")}
+
+
+def _forget(status: Mapping[str, Any], artifacts: str) -> None:
+    """Remove the file in which ansible-runner keeps the whole environment, secrets included, once it is written."""
+    if status["status"] == "running":
+        (Path(artifacts) / "command").unlink(missing_ok=True)
+
+
+def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Said], None]) -> None:
+    """Note what an event says."""
+    note = note_of(event)
+    if isinstance(note, Step):
+        told(note)
+        if note.outcome in ("failed", "unreachable"):
+            outcome.failures.append(note)
+    elif isinstance(note, Said):
+        told(note)
+        outcome.said.append(note.text)
+    elif event["event"] == "playbook_on_stats":
+        outcome.hosts = hosts_of(event["event_data"])
+        outcome.data = dict(event["event_data"].get("artifact_data") or {})
+
+
+def note_of(event: Mapping[str, Any]) -> Step | Said | None:
+    """Given an event of ansible-runner, return what it says of a task or of the whole, None where that is nothing."""
+    data = event.get("event_data") or {}
+    outcome = _OUTCOMES.get(event["event"])
+    if outcome is None:
+        text = str(event.get("stdout") or "").strip()
+        return Said(text) if event["event"] in ("verbose", "warning", "deprecated", "error") and text else None
+    result = data.get("res") or {}
+    if outcome == "failed" and data.get("ignore_errors"):
+        outcome = "ok"
+    # With no_log all that is left of the result is that it is hidden, and what Ansible writes of the host.
+    changed = result.get("changed") or ("censored" in result and _CHANGED.search(str(event.get("stdout"))))
+    if outcome == "ok" and changed:
+        outcome = "changed"
+    message = message_of(result) if outcome in ("failed", "unreachable") else ""
+    task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
+    warnings = tuple(map(str, result.get("warnings") or ()))
+    report = report_of(data, result) if outcome in ("ok", "changed") else ()
+    return Step(task, role, host, outcome, message, warnings, report)
+
+
+def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Given a task that went well and its result, return the lines that it is there to show."""
+    said = result.get("msg")
+    if str(data.get("task_action", "")).rpartition(".")[2] not in _SHOWING or not said or said == _HELD:
+        return ()
+    entries = said if isinstance(said, list) else [said]
+    return tuple(line for entry in entries for line in str(entry).splitlines())
+
+
+def message_of(result: Mapping[str, Any]) -> str:
+    """Given a failed task's result, return why it failed, in words."""
+    entries = [entry for entry in result.get("results") or () if isinstance(entry, dict) and entry.get("failed")]
+    if entries:
+        return "; ".join(dict.fromkeys(message_of(entry) for entry in entries))
+    keys = ("msg", "stderr", "module_stderr", "module_stdout", "stdout", "censored")
+    said = [str(result.get(key) or "").strip() for key in keys]
+    generic = ("non-zero return code", "MODULE FAILURE")
+    telling = [text for text in said if text and not text.startswith(generic)]
+    return _apt_message((telling or [text for text in said if text] or ["no reason was given"])[0], result)
+
+
+def _apt_message(message: str, result: Mapping[str, Any]) -> str:
+    """Given a failed task's message, return apt's own words in its place where it is of apt, with the way out."""
+    match = _APT.match(message)
+    if match is None and not message.startswith("Failed to lock apt"):
+        return message
+    if match is not None:
+        found = _APT_SAYS.findall(f"{result.get('stdout') or ''}\n{match['said']}")
+        lines = dict.fromkeys(" ".join(text.split()) for text in found)
+        message = "apt-get: " + ("; ".join(list(lines)[-_APT_LINES:]) or match["said"].strip() or message)
+    ways = [way for words, way in _APT_WAYS.items() if words in message]
+    return f"{message} ({ways[0]})" if ways else message
+
+
+def hosts_of(stats: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Given Ansible's recap, return the number of tasks of each kind by host.
+
+    A task that changed something is also `ok`, as in Ansible's own recap.
+    """
+    kinds = {
+        "ok": "ok",
+        "changed": "changed",
+        "failed": "failures",
+        "unreachable": "dark",
+        "skipped": "skipped",
+        "rescued": "rescued",
+    }
+    found = {host for kind in kinds.values() for host in stats.get(kind) or {}}
+    return {
+        host: {name: int((stats.get(kind) or {}).get(host, 0)) for name, kind in kinds.items()}
+        for host in sorted(found, key=texts.natural)
+    }

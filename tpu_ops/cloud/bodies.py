@@ -1,0 +1,262 @@
+"""What makes a node or a queued resource again as it was: the fields that a client may set, as JSON.
+
+A node's metadata is among them, with its values: they may hold secrets, and none is to be shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.nodes import Json, create_node, node_in_words
+from tpu_ops.cloud.operations import status_of
+from tpu_ops.cloud.zones import raw
+
+#: Fields of google.cloud.tpu.v2.Node that a client sets; the service fills in the others.
+_NODE = (
+    "description",
+    "accelerator_type",
+    "accelerator_config",
+    "runtime_version",
+    "network_config",
+    "network_configs",
+    "service_account",
+    "scheduling_config",
+    "labels",
+    "metadata",
+    "tags",
+    "data_disks",
+    "shielded_instance_config",
+)
+#: Types whose topology in three dimensions says all (the documentation's `--type` and `--topology`).
+_TORUS = ("V4", "V5P")
+#: The same of a QueuedResource. Of its queueing policy only what counts from its creation stays.
+_QUEUED = ("spot", "guaranteed", "reservation_name")
+_RELATIVE = ("valid_until_duration", "valid_after_duration")
+_NODE_SPEC = ("node_id", "multislice_params")
+#: Fields that an update of a node changes (UpdateNodeRequest; disks are attached and detached as `data_disks`), besides
+#: its metadata. Its queued resource keeps what was asked for.
+_UPDATED = ("description", "labels", "tags", "data_disks")
+#: The entry of a node's metadata that has a line for each key of somebody who may log in.
+_SSH_KEYS = "ssh-keys"
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A queued resource as the API describes it.
+
+    Attributes:
+        state: Name of QueuedResourceState.State.
+        error: Why it has failed, or empty.
+        status: Name of that error's status code, or empty.
+        body: What makes it again.
+        nodes: Resource names of the nodes that it asks for.
+        created: When it was created, as the API writes times; empty where it does not say. Another one that is made
+            later under the same name has another.
+        lacks: Whether the API tells of something that the installed version of its library does not know, and that what
+            is made of the body may lack.
+    """
+
+    state: str
+    error: str
+    status: str
+    body: Json
+    nodes: tuple[str, ...]
+    created: str = ""
+    lacks: bool = False
+
+
+def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
+    """Return what makes a node again, its id, the resource name of its queued resource or an empty text, and `lacks`.
+
+    The last is as of `Queued`.
+
+    Raises:
+        ApiError: NOT_FOUND where there is none.
+    """
+    node = raw(tpu.call("get_node", {"name": name}, node_in_words(name)))
+    short = str(node.queued_resource).rpartition("/")[2]
+    # The node has it with the project's number, itself and its queued resource have the name that they are asked by.
+    source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
+    return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
+
+
+def create(tpu: Tpu, name: str, body: Json) -> str:
+    """Begin to create a node of a resource name; return the operation's name.
+
+    Raises:
+        ApiError: The API refused; ALREADY_EXISTS where somebody was faster.
+    """
+    from google.cloud.tpu_v2.types import cloud_tpu
+
+    parent, _, short = name.rpartition("/nodes/")
+    node: Any = cloud_tpu.Node.from_json(json.dumps(body))
+    return create_node(tpu, parent, short, node)
+
+
+def queued(tpu: Tpu, name: str) -> Queued | None:
+    """Return a queued resource; None where there is none.
+
+    Raises:
+        ApiError: The API refused.
+    """
+    try:
+        answer = raw(tpu.call("get_queued_resource", {"name": name}, queued_in_words(name)))
+    except ApiError as exc:
+        if exc.status == "NOT_FOUND":
+            return None
+        raise
+    body = _json(answer)
+    kept = {key: body[key] for key in _QUEUED if key in body}
+    policy = {key: body["queueing_policy"][key] for key in _RELATIVE if key in body.get("queueing_policy", {})}
+    if policy:
+        kept["queueing_policy"] = policy
+    tiered = bool({"spot", "guaranteed"} & kept.keys())
+    specs = [_spec(spec, _parent(name), tiered=tiered) for spec in body["tpu"]["node_spec"]]
+    kept["tpu"] = {"node_spec": specs}
+    state = answer.state
+    word = state.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number.get(state.state)
+    failure = state.failed_data.error
+    return Queued(
+        word.name if word else str(state.state),
+        failure.message,
+        status_of(failure.code) if failure.code else "",
+        kept,
+        tuple(node for spec in specs for node in _nodes(name, spec)),
+        body.get("create_time", ""),
+        _has_unknown(answer, (*_QUEUED, "queueing_policy", "tpu")),
+    )
+
+
+def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
+    """Return what makes a queued resource again, with what updates have changed of its nodes since.
+
+    Among that are keys that gcloud puts on a node when somebody logs in, and those that were taken off. Nodes of one
+    entry that differ get what was asked for, and the keys that all of them have.
+
+    Args:
+        name: Its resource name.
+        body: As of `Queued`.
+        nodes: What makes each of its nodes again, by resource name.
+    """
+    specs = []
+    for spec in body["tpu"]["node_spec"]:
+        now = [nodes[node] for node in _nodes(name, spec)]
+        specs.append({**spec, "node": _with_updates(spec["node"], now)})
+    return {**body, "tpu": {"node_spec": specs}}
+
+
+def _with_updates(asked: Json, now: Sequence[Json]) -> Json:
+    first, *others = now
+    alike = {key: first.get(key) for key in _UPDATED if all(one.get(key) == first.get(key) for one in others)}
+    # The rest of it is left as it was asked for: the service may add to the metadata of slices.
+    keys, *more = [one.get("metadata", {}).get(_SSH_KEYS, "").splitlines() for one in now]
+    lines = [line for line in keys if all(line in several for several in more)]
+    metadata = {key: value for key, value in asked.get("metadata", {}).items() if key != _SSH_KEYS}
+    if lines:
+        metadata[_SSH_KEYS] = "\n".join(lines)
+    node = {**asked, **alike, "metadata": metadata}
+    return {key: value for key, value in node.items() if value or key not in (*_UPDATED, "metadata")}
+
+
+def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
+    """Begin to create a queued resource; return the operation's name, the same one for the same request id.
+
+    Raises:
+        ApiError: The API refused; ALREADY_EXISTS where somebody was faster.
+    """
+    from google.cloud.tpu_v2.types import cloud_tpu
+
+    parent, _, short = name.rpartition("/queuedResources/")
+    resource: Any = cloud_tpu.QueuedResource.from_json(json.dumps(body))
+    request = {
+        "parent": parent,
+        "queued_resource_id": short,
+        "queued_resource": resource,
+        "request_id": request_id,
+    }
+    return str(tpu.call("create_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
+
+
+def delete_queued(tpu: Tpu, name: str, request_id: str) -> str:
+    """Begin to delete a queued resource and its nodes; return the operation's name."""
+    request = {"name": name, "force": True, "request_id": request_id}
+    return str(tpu.call("delete_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
+
+
+def _json(message: Any) -> Json:
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
+    """Return whether a message has fields that the installed library does not know, or one within it does.
+
+    Args:
+        message: The message.
+        names: Fields of it that are looked into; empty is all.
+    """
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    if len(UnknownFieldSet(message)):
+        return True
+    for field, value in message.ListFields():
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if field.message_type is None or is_map or (names and field.name not in names):
+            continue
+        if any(map(_has_unknown, [value] if hasattr(value, "ListFields") else value)):
+            return True
+    return False
+
+
+def _settable(node: Json) -> Json:
+    """Given a node's JSON, return what a client would send; of two ways to say the same thing, one."""
+    kept = {key: node[key] for key in _NODE if key in node}
+    # Of a type that is a torus, whoever chose a topology is to have it again; the config of others leaves things open.
+    if {"accelerator_type", "accelerator_config"} <= kept.keys():
+        torus = kept["accelerator_config"].get("type_") in _TORUS
+        kept.pop("accelerator_type" if torus else "accelerator_config")
+    if len(kept.get("network_configs", ())) > 1:
+        kept.pop("network_config", None)
+    elif "network_config" in kept:
+        kept.pop("network_configs", None)
+    return kept
+
+
+def _spec(spec: Json, parent: str, *, tiered: bool) -> Json:
+    """Given one entry of a queued resource, return what a client would send.
+
+    Args:
+        spec: As the API gives it, with the project's number in its parent.
+        parent: By which the queued resource is asked for.
+        tiered: Whether the queued resource has a tier.
+    """
+    node = _settable(spec["node"])
+    if tiered:
+        # The queued resource says it, and its nodes have it from there.
+        node.pop("scheduling_config", None)
+    return {"parent": parent, **{key: spec[key] for key in _NODE_SPEC if key in spec}, "node": node}
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/queuedResources/")[0]
+
+
+def _nodes(name: str, spec: Json) -> list[str]:
+    """Return the resource names of the nodes that one entry of a queued resource makes."""
+    short = name.rpartition("/")[2]
+    several = spec.get("multislice_params")
+    if not several:
+        return [f"{_parent(name)}/nodes/{spec['node_id']}"]
+    prefix = several.get("node_id_prefix") or short
+    return [f"{_parent(name)}/nodes/{prefix}-{index}" for index in range(several["node_count"])]
+
+
+def queued_in_words(name: str) -> str:
+    """``projects/P/locations/Z/queuedResources/Q`` in words."""
+    _, project, _, zone, _, short = name.split("/")
+    return f"queued resource {short}, zone {zone}, project {project}"

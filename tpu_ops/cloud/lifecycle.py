@@ -1,0 +1,394 @@
+"""Makes and removes nodes, such that the same command again goes on where an interrupted one ended."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_ops import texts
+from tpu_ops.cloud import nodes as cloud
+from tpu_ops.cloud import operations, zones
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.operations import Progress
+from tpu_ops.cloud.remedies import node_deletion
+from tpu_ops.errors import CloudError, UsageError
+
+Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+
+#: States that a node passes through on its way to READY without anyone's doing.
+ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
+
+#: States of a node that is no more, or will be.
+_GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
+
+#: Answers, or none, after which nobody knows whether the API has taken a request.
+UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
+
+_NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The node that is wanted."""
+
+    name: str
+    project: str
+    zone: str
+    accelerator_type: str
+    runtime_version: str
+    spot: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> str:
+        """Resource name of the node's location."""
+        return f"projects/{self.project}/locations/{self.zone}"
+
+    @property
+    def full_name(self) -> str:
+        """Resource name of the node."""
+        return f"{self.parent}/nodes/{self.name}"
+
+    @property
+    def where(self) -> str:
+        """The node in words."""
+        return f"node {self.name}, zone {self.zone}, project {self.project}"
+
+
+def check_name(name: str) -> str:
+    """Return a node's name.
+
+    Raises:
+        UsageError: The API would not take it.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be a node's name",
+            where=f"node {name[:80]!r}",
+            fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",
+        )
+    return name
+
+
+def request(wish: Wish, keys: str) -> Json:
+    """Return the fields of google.cloud.tpu.v2.Node that ask for the node."""
+    body: Json = {
+        "accelerator_type": wish.accelerator_type,
+        "runtime_version": wish.runtime_version,
+        "network_config": {"enable_external_ips": True},
+        "metadata": {"ssh-keys": keys},
+    }
+    if wish.labels:
+        body["labels"] = dict(wish.labels)
+    if wish.spot:
+        body["scheduling_config"] = {"spot": True}
+    return body
+
+
+def find(tpu: Tpu, wish: Wish) -> Json | None:
+    """Return the node that has the wished name, or None.
+
+    Raises:
+        CloudError: The API refused; where the zone does not exist, the error lists those that do.
+    """
+    try:
+        return cloud.get_node(tpu, wish.full_name)
+    except ApiError as exc:
+        if exc.status == "NOT_FOUND":
+            return None
+        raise explained(tpu, wish, exc) from exc
+
+
+def _find_first(tpu: Tpu, wish: Wish) -> Json | None:
+    """Return the same before anything is asked for."""
+    try:
+        return find(tpu, wish)
+    except ApiError as exc:
+        if exc.status in UNCLEAR:
+            raise _lost(exc, "nothing was created", "run the same command again") from exc
+        raise
+
+
+def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
+    """Make the node, or go on waiting for one that an earlier command began.
+
+    Returns:
+        What happened: ``created``, ``resumed``, ``already there``, or ``begun`` when not waiting.
+
+    Raises:
+        CloudError: The API refused, the node exists in another form or state, or it was not ready in time. Where it
+            was lost on the way, the error says what is known of the node.
+    """
+    existing = _find_first(tpu, wish)
+    if existing is None:
+        try:
+            with _interrupted("whether the API has begun to create it is not known", _AGAIN):
+                operation = cloud.create_node(tpu, wish.parent, wish.name, body)
+        except ApiError as exc:
+            existing = _in_spite_of(tpu, wish, exc)
+        else:
+            if not wait:
+                return "begun"
+            began = time.monotonic()
+            try:
+                with _begun(_CREATING, _creation(wish)):
+                    operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
+                    # It may have gone on its way again, or be listed as it was before.
+                    node = operations.wait_for_state(
+                        tpu,
+                        wish.full_name,
+                        through=ON_THE_WAY,
+                        what=wish.where,
+                        timeout=timeout,
+                        progress=progress,
+                        began=began,
+                    )
+            except operations.Failed as exc:
+                raise _failed(tpu, wish, exc) from exc
+            _must_be_ready(wish, node)
+            return "created"
+    must_match(wish, existing)
+    if existing["state"] == "READY":
+        return "already there"
+    if existing["state"] not in ON_THE_WAY:
+        _must_be_ready(wish, existing)
+    if not wait:
+        return "begun"
+    with _begun(_CREATING, _creation(wish)):
+        node = operations.wait_for_state(
+            tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
+        )
+    _must_be_ready(wish, node)
+    return "resumed"
+
+
+#: What is begun, in words, and what the same command does then.
+_CREATING, _DELETING = "the API is creating the node", "the API is deleting the node"
+_AGAIN = "run the same command again: it goes on with what it finds"
+
+
+def _creation(wish: Wish) -> str:
+    """Return what to do about a creation that goes on by itself."""
+    return (
+        "run the same command again to wait for it: the node costs money until "
+        f"`{node_deletion(wish.name, wish.zone)}`, and `tpu_ops list` shows it"
+    )
+
+
+def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Json:
+    """Return the node that is there though its creation failed: someone was faster, or only the answer was lost.
+
+    Raises:
+        ApiError: There is none, or nobody knows.
+    """
+    unclear = failure.status in UNCLEAR
+    if not unclear and failure.status != "ALREADY_EXISTS":
+        raise explained(tpu, wish, failure) from failure
+    try:
+        existing = find(tpu, wish)
+    except ApiError as exc:
+        what = "the node may be there" if unclear else "a node of this name is there"
+        raise _lost(exc, what, _creation(wish) if unclear else _AGAIN) from exc
+    if existing is None and unclear:
+        what = "a moment later there was no node of this name, but it may come"
+        raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether there is one") from failure
+    if existing is None:
+        raise failure
+    return existing
+
+
+def _failed(tpu: Tpu, wish: Wish, failure: operations.Failed) -> ApiError:
+    """Return the error about a creation that was begun and has failed, with what to do then."""
+    if not operations.was_preempted(failure):
+        return explained(tpu, wish, failure)
+    fix = f"it was preempted while it was made: {_removal(wish)} and run the same command again"
+    return ApiError(failure.what, status=failure.status, where=failure.where, fix=fix)
+
+
+def _lost(failure: ApiError, known: str, then: str) -> ApiError:
+    """Return the error about an API that was lost on the way, with what is known and what to do then."""
+    fix = f"{failure.fix}; then {then}" if failure.fix else then
+    return ApiError(f"{failure.what}; {known}", status=failure.status, where=failure.where, fix=fix)
+
+
+@contextlib.contextmanager
+def _interrupted(known: str, then: str) -> Iterator[None]:
+    """Tell whoever interrupts the block what is known and what to do then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _log.info("%s; %s", known, then)
+        raise
+
+
+@contextlib.contextmanager
+def _begun(known: str, then: str) -> Iterator[None]:
+    """Tell whoever waits for what the API has begun, and loses the API or the patience, that it goes on.
+
+    Raises:
+        ApiError: What began has failed, or nobody knows how far it is.
+    """
+    try:
+        with _interrupted(f"{known}, also without this command", then):
+            yield
+    except operations.Failed:
+        raise
+    except ApiError as exc:
+        raise _lost(exc, f"{known}, as far as is known", then) from exc
+
+
+def must_match(wish: Wish, node: Json) -> None:
+    """Check that the node of the wished name is the wished one; of labels that it has not, or otherwise, it warns.
+
+    Raises:
+        CloudError: It has another type or runtime version, or may be preempted and is not to be, or the reverse.
+    """
+    others = [
+        f"with {what.replace('_', ' ')} {node[what]}, not {getattr(wish, what)}"
+        for what in ("accelerator_type", "runtime_version")
+        if node[what] != getattr(wish, what)
+    ]
+    if (node["spot"] or node["preemptible"]) != wish.spot:
+        others.append("on demand, not as a spot node" if wish.spot else "as a spot node, not on demand")
+    if others:
+        raise CloudError(
+            f"a node of this name exists {others[0]}",
+            where=wish.where,
+            fix=f"take another name, or remove it first: {node_deletion(wish.name, wish.zone)}",
+        )
+    has = node["labels"]
+    lacking = [
+        f"{key}={value}{f' (it has {key}={has[key]})' if key in has else ''}"
+        for key, value in wish.labels.items()
+        if has.get(key) != value
+    ]
+    if lacking:
+        _log.warning("the node was there before, without %s, and stays as it is", texts.some(lacking))
+
+
+def _must_be_ready(wish: Wish, node: Json | None) -> None:
+    if node is None:
+        raise CloudError(
+            "the node is gone: its creation failed, or someone deleted it",
+            where=wish.where,
+            fix="run the same command again",
+        )
+    if node["state"] != "READY":
+        command, place = "gcloud compute tpus tpu-vm", f"{wish.name} --zone {wish.zone} --project {wish.project}"
+        first = f"see what that means (`{command} describe {place}`), or "
+        if node["state"] == "STOPPED":
+            first = f"start it (`{command} start {place}`), or "
+        elif node["state"] in _GOING:
+            first = ""
+        raise CloudError(
+            f"the node is in state {node['state']}",
+            where=wish.where,
+            fix=f"{first}{_removal(wish)} and run the same command again",
+        )
+
+
+def _removal(wish: Wish) -> str:
+    return f"remove it ({node_deletion(wish.name, wish.zone)})"
+
+
+def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:
+    """Remove a node, or go on waiting for a removal that an earlier command began.
+
+    Args:
+        tpu: The client.
+        name: Its resource name, by which the API deletes whatever has it.
+        node_id: The id of the node that is meant; empty where the API gave it none.
+        what: What errors are about.
+        wait: Whether to wait until it is gone.
+        timeout: Seconds to wait.
+        progress: Called while it is waited for.
+
+    Raises:
+        CloudError: The API refused, another node has the name by now, or it was still there when the time was over.
+    """
+    try:
+        node = cloud.get_node(tpu, name)
+    except ApiError as exc:
+        if exc.status != "NOT_FOUND":
+            raise _lost(exc, "nothing was deleted", "run the same command again") from exc
+        return
+    if node_id and node["node_id"] not in ("", node_id):
+        fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
+        raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
+    operation = "" if node["state"] == "DELETING" else _begin_deletion(tpu, name)
+    if not wait:
+        return
+    with _begun(_DELETING, "run the same command again to wait for it; `tpu_ops list` shows whether it is gone"):
+        if operation:
+            operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
+        left = operations.wait_for_state(
+            tpu, name, through=("DELETING",), what=what, timeout=timeout, progress=progress
+        )
+    if left is not None:
+        raise CloudError(
+            f"the node is still there, in state {left['state']}", where=what, fix="run the same command again"
+        )
+
+
+def _begin_deletion(tpu: Tpu, name: str) -> str:
+    """Begin to remove a node; return the operation's name, or an empty text where the node is gone meanwhile."""
+    known = "whether the API is deleting it is not known"
+    try:
+        with _interrupted(known, _AGAIN):
+            return cloud.delete_node(tpu, name)
+    except ApiError as exc:
+        if exc.status == "NOT_FOUND":
+            return ""
+        if exc.status in UNCLEAR:
+            raise _lost(exc, known, f"{_AGAIN}; `tpu_ops list` shows whether the node is gone") from exc
+        raise
+
+
+def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
+    """Given the API's refusal, return it with what would be right where zone, type or runtime is unknown."""
+    if refusal.status not in ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED"):
+        return refusal
+    try:
+        fix = unknown(tpu, wish)
+    except ApiError:
+        return refusal
+    return ApiError(refusal.what, status=refusal.status, where=refusal.where, fix=fix) if fix else refusal
+
+
+def unknown(tpu: Tpu, wish: Wish) -> str:
+    """Return what to use instead of the first of zone, type and runtime that the API does not list, or nothing.
+
+    Raises:
+        ApiError: The API does not list them.
+    """
+    known = zones.locations(tpu, wish.project)
+    if wish.zone not in known:
+        return f"project {wish.project} has no zone {wish.zone!r}; it has {nearest(wish.zone, known)}"
+    known = zones.accelerator_types(tpu, wish.project, wish.zone)
+    if wish.accelerator_type not in known:
+        kinds = nearest(wish.accelerator_type, known)
+        return f"zone {wish.zone} has no accelerator type {wish.accelerator_type!r}; it has {kinds}"
+    known = zones.runtime_versions(tpu, wish.project, wish.zone)
+    if wish.runtime_version and wish.runtime_version not in known:
+        versions = nearest(wish.runtime_version, known)
+        return f"zone {wish.zone} has no runtime version {wish.runtime_version!r}; it has {versions}"
+    return ""
+
+
+def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
+    """Return the names that are most alike in words, in their natural order: first those but for the last part."""
+    if not known:
+        return "none"
+    alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)
+    kind = value.rpartition("-")[0]
+    own = [name for name in known if kind and name.rpartition("-")[0] == kind]
+    names = list(dict.fromkeys([*(name for name in alike if name in own), *own, *alike, *known]))
+    return texts.some([*sorted(names[:limit], key=texts.natural), *names[limit:]], limit)

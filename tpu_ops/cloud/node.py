@@ -1,0 +1,229 @@
+"""A node and its workers as plain data: the only form in which the fleet travels through the packages.
+
+API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees a protobuf. `Node.to_json` makes one of
+JSON types, so that a snapshot or an inventory cache is that and nothing more.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+
+from tpu_ops import texts
+from tpu_ops.cloud import aliases, forms
+from tpu_ops.cloud.names import split_name
+
+Json = dict[str, Any]
+
+#: States in which a node's workers can serve (google.cloud.tpu.v2.Node.State).
+SERVING_STATES = ("READY",)
+#: States that a node does not leave by itself, and in which nothing runs on its workers.
+TAKEN_STATES = ("PREEMPTED", "TERMINATED", "STOPPED")
+
+
+class Node(NamedTuple):
+    """One TPU VM of the API, all workers of it.
+
+    Attributes:
+        name: Short name, unique within project and zone.
+        project: Project id.
+        zone: For example ``us-central2-b``.
+        node_id: The API's numeric id, a string of digits; another node made later under the same name has another.
+        accelerator_type: For example ``v4-32``.
+        runtime_version: For example ``tpu-ubuntu2204-base``.
+        state: Name of google.cloud.tpu.v2.Node.State, for example ``READY``.
+        health: Name of google.cloud.tpu.v2.Node.Health.
+        internal_ips: Internal address of each worker in order; empty string where there is none.
+        external_ips: External address of each worker in order; empty string where there is none.
+        chips: Chips of the whole slice; 0 for an accelerator type that the table does not know.
+        chips_per_worker: Chips of each worker, likewise.
+        topology: For example ``2x2x4``; empty where unknown.
+        labels: As the API gives them: data, never a template.
+        symptoms: One ``{"worker_id", "type", "details", "create_time"}`` per symptom.
+        queued_resource: Short name of the queued resource that made the node, or empty.
+        multislice: Whether the node is one slice of several that a queued resource made together.
+        preemptible: Whether the node may be preempted (preemptible or spot).
+        data_disks: One ``{"source", "mode"}`` per data disk.
+        service_account: E-mail of the service account, or empty.
+        create_time: RFC 3339, UTC.
+        metadata_keys: Names of the node's metadata entries (never the values: they may hold secrets).
+        instance_names: Name of each worker as a Compute Engine instance, in order; empty where not asked for.
+    """
+
+    name: str
+    project: str
+    zone: str
+    node_id: str
+    accelerator_type: str
+    runtime_version: str = ""
+    state: str = "STATE_UNSPECIFIED"
+    health: str = "HEALTH_UNSPECIFIED"
+    health_description: str = ""
+    internal_ips: tuple[str, ...] = ()
+    external_ips: tuple[str, ...] = ()
+    chips: int = 0
+    chips_per_worker: int = 0
+    topology: str = ""
+    labels: Mapping[str, str] = MappingProxyType({})
+    symptoms: tuple[Json, ...] = ()
+    queued_resource: str = ""
+    multislice: bool = False
+    preemptible: bool = False
+    spot: bool = False
+    reserved: bool = False
+    data_disks: tuple[Json, ...] = ()
+    service_account: str = ""
+    create_time: str = ""
+    metadata_keys: tuple[str, ...] = ()
+    instance_names: tuple[str, ...] = ()
+
+    @property
+    def slice_index(self) -> int | None:
+        """Index of this slice among those of its queued resource, which names them ``<prefix>-<index>``; else None."""
+        index = self.name.rpartition("-")[2]
+        return int(index) if self.multislice and index.isascii() and index.isdecimal() else None
+
+    @property
+    def region(self) -> str:
+        """The zone without its last part."""
+        return self.zone.rsplit("-", 1)[0]
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers that the API lists endpoints for."""
+        return len(self.internal_ips)
+
+    @property
+    def full_name(self) -> str:
+        """The API's resource name."""
+        return f"projects/{self.project}/locations/{self.zone}/nodes/{self.name}"
+
+    def to_json(self) -> Json:
+        """Return the node as a dictionary of JSON types."""
+        copies = {key: tuple(map(dict, getattr(self, key))) for key in ("symptoms", "data_disks")}
+        return {**self._asdict(), **copies, "labels": dict(self.labels)}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        """Given what `to_json` returned, possibly through JSON text, return the node.
+
+        Whoever wrote the text may have written what ssh takes for an option: all of it is held against its form.
+
+        Raises:
+            ValueError: Something in it has not its form; says what.
+        """
+        if not isinstance(data, dict):
+            raise ValueError("this is not a node")  # noqa: TRY004 - one error for all that data may be
+        values: Json = {}
+        for key, value in data.items():
+            form = forms.NODE.get(key)
+            if form is None:
+                raise ValueError(f"{key!r:.80} is not a property of a node")
+            if not form(value):
+                raise ValueError(f"{key} does not have the form it has in the API")
+            values[key] = tuple(value) if type(value) is list else value
+        try:
+            made = cls(**values)
+        except TypeError as exc:
+            raise ValueError("one of its keys is missing") from exc
+        if split_name(made.full_name) != (made.project, made.zone, made.name):
+            raise ValueError("its name, project or zone does not have the form it has in the API")
+        count = made.worker_count
+        if len(made.external_ips) not in (0, count) or len(made.instance_names) not in (0, count):
+            raise ValueError("the numbers of its addresses and workers differ")
+        return made
+
+
+def without_workers(node: Node) -> str:
+    """Return in what state a node is that has no workers, in words that follow its name."""
+    if node.state in SERVING_STATES:
+        return f"is {node.state}, but the API lists no network endpoints for it"
+    return f"is in state {node.state} and has no workers{' yet' if node.state == 'CREATING' else ''}"
+
+
+class Worker(NamedTuple):
+    """One host VM of a node.
+
+    Attributes:
+        host: Inventory host name, for example ``pod-w0``.
+        node: The node it belongs to.
+        index: From 0, in the order of the API's network endpoints.
+    """
+
+    host: str
+    node: Node
+    index: int  # type: ignore[assignment]  # hides the method of tuples, which finds a value
+
+    @property
+    def label(self) -> str:
+        """The node's unique short label (`node_labels`), for example ``pod``."""
+        return label_of(self.host)
+
+    @property
+    def internal_ip(self) -> str:
+        """Internal address, or the empty string."""
+        return self.node.internal_ips[self.index]
+
+    @property
+    def external_ip(self) -> str:
+        """External address, or the empty string."""
+        return self.node.external_ips[self.index] if self.index < len(self.node.external_ips) else ""
+
+    @property
+    def instance_name(self) -> str:
+        """Name as a Compute Engine instance, or the empty string where it is not known."""
+        return self.node.instance_names[self.index] if self.index < len(self.node.instance_names) else ""
+
+    @property
+    def host_key_alias(self) -> str:
+        """Name under which known_hosts keeps this worker's keys: bound to the node's id, not to its address."""
+        return aliases.of(self.node.node_id, self.index)
+
+
+def label_of(host: str) -> str:
+    """Given a worker's inventory host name, return its node's label."""
+    return host.rsplit("-w", 1)[0]
+
+
+def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
+    """Given all nodes that are listed (before any filter), return the unique short label of each by its full name.
+
+    A node alone under its name keeps it. Where several share one, all of them become ``<name>.<zone>``, and
+    ``<name>.<zone>.<project>`` where that is still shared, with a dot for the colon of a project such as
+    ``example.com:p``: no pattern of Ansible and no path of rsync holds a colon.
+    """
+    nodes = list(nodes)
+    by_name = Counter(node.name for node in nodes)
+    by_zone = Counter((node.name, node.zone) for node in nodes)
+    by_project = Counter((node.name, node.zone, _dotted(node.project)) for node in nodes)
+    labels = {}
+    for node in nodes:
+        if by_name[node.name] == 1:
+            labels[node.full_name] = node.name
+        elif by_zone[node.name, node.zone] == 1:
+            labels[node.full_name] = f"{node.name}.{node.zone}"
+        else:
+            dotted = _dotted(node.project)
+            project = dotted if by_project[node.name, node.zone, dotted] == 1 else node.project
+            labels[node.full_name] = f"{node.name}.{node.zone}.{project}"
+    return labels
+
+
+def _dotted(project: str) -> str:
+    return project.replace(":", ".")
+
+
+def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> list[Worker]:
+    """Return every worker of some nodes, sorted by node label (`texts.natural`) and index.
+
+    Args:
+        nodes: All nodes that are listed, or some of them.
+        labels: `node_labels` of all that are listed; may be left out where `nodes` are all of them.
+    """
+    nodes = list(nodes)
+    labels = node_labels(nodes) if labels is None else labels
+    return [
+        Worker(host=f"{labels[node.full_name]}-w{index}", node=node, index=index)
+        for node in sorted(nodes, key=lambda node: texts.natural(labels[node.full_name]))
+        for index in range(node.worker_count)
+    ]

@@ -1,0 +1,59 @@
+"""What to do about a node that does not serve, in words and command lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from tpu_ops.cloud.accelerators import default_runtime
+from tpu_ops.cloud.node import SERVING_STATES, Node
+
+
+def until_ready(node: Node) -> str:
+    """Return what to do about a node that does not serve, or that has no workers."""
+    if node.state in SERVING_STATES and not node.worker_count:
+        return f"`tpu_ops refresh` asks the API again; if it still lists none: {_made_again(node)}"
+    if node.state in ("PREEMPTED", "TERMINATED"):
+        return f"it does not come back by itself: {_made_again(node)}"
+    if node.state in ("STOPPED", "STOPPING"):
+        start = f"gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}"
+        return f"start it{' once it is STOPPED' if node.state == 'STOPPING' else ''}: `{start}`"
+    if node.state == "DELETING":
+        return "it is being deleted; create it again once `tpu_ops list` no longer shows it"
+    return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
+
+
+def _made_again(node: Node) -> str:
+    """Return the commands that delete a node and create it again."""
+    place = ["--zone", node.zone, "--project", node.project]
+    if node.queued_resource:
+        # Its nodes can only be made together.
+        return f"`{queued_deletion(node)}` deletes all its nodes, then ask for it again"
+    delete = node_deletion(node.name, node.zone, node.project)
+    if node.reserved:
+        # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
+        gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
+        return f"`{delete}`, then {gcloud}"
+    return f"`{delete}`, then `{shlex.join(_creation(node, place))}`"
+
+
+def node_deletion(name: str, zone: str, project: str = "") -> str:
+    """Return the command that deletes a node."""
+    return shlex.join(["tpu_ops", "delete", name, "--zone", zone, *(["--project", project] if project else [])])
+
+
+def queued_deletion(node: Node) -> str:
+    """Return the command that deletes the queued resource of a node, with all nodes that it made."""
+    words = ["gcloud", "compute", "tpus", "queued-resources", "delete", node.queued_resource]
+    return shlex.join([*words, "--zone", node.zone, "--project", node.project, "--force"])
+
+
+def _creation(node: Node, place: Sequence[str]) -> list[str]:
+    """Return the command that makes a node again as it was, as far as `tpu_ops create` has options for that."""
+    runtime = node.runtime_version
+    return [
+        *("tpu_ops", "create", node.name, "--type", node.accelerator_type, *place),
+        *(["--runtime", runtime] if runtime not in ("", default_runtime(node.accelerator_type)) else []),
+        *(["--spot"] if node.preemptible or node.spot else []),
+        *(word for key, value in sorted(node.labels.items()) for word in ("--label", f"{key}={value}")),
+    ]

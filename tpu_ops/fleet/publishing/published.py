@@ -1,0 +1,104 @@
+"""Reads a fleet from a published snapshot in the place of the API."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tpu_ops import texts
+from tpu_ops.cloud.client import told
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.zones import zones_in_words
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.fleet.publishing import documents, sources
+from tpu_ops.fleet.state import Snapshot
+from tpu_ops.ssh.guest_attributes import Learned
+
+
+class OutdatedError(CloudError):
+    """A published snapshot is older than what is known already."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was answered to a question for a fleet.
+
+    Attributes:
+        asked_at: When the API was asked, seconds since 1970.
+        nodes: Of the fleet's projects and zones, in the order of their full names.
+        unanswered: (project, zone) that could not be listed.
+        learned: What the workers' guest attributes say, as far as they were asked for.
+        warnings: What could not be listed, in words.
+        source: Where the published snapshot was read from that this is of; empty where the API was asked.
+    """
+
+    asked_at: float
+    nodes: tuple[Node, ...]
+    unanswered: tuple[tuple[str, str], ...]
+    learned: Learned
+    warnings: tuple[str, ...]
+    source: str = ""
+
+
+def read(settings: Settings, source: str, *, learn: bool) -> Seen:
+    """Read a published snapshot, as far as it is of a fleet's projects and zones.
+
+    Args:
+        settings: Of the fleet.
+        source: As `sources.parse` returns it.
+        learn: Whether to take its host keys.
+
+    Raises:
+        CloudError: It cannot be read, or is none.
+        UsageError: It is of other projects.
+    """
+    where = sources.shown(source)
+    with told(f"reading the published snapshot at {where}, at most {settings.request_timeout:g} s"):
+        data = sources.read(source, settings)
+    found = documents.parse(data, where, time.time())
+    projects, zones = settings.projects or found.projects, settings.zones or found.zones
+    if not set(projects) & set(found.projects):
+        raise UsageError(
+            f"the published snapshot is of {' and '.join(found.projects) or 'no project'}, "
+            f"but this fleet asks for {' and '.join(projects) or 'none'}",
+            where=where,
+            fix=f"see projects in {settings.file}, or ask its publisher",
+        )
+    nodes = tuple(node for node in found.nodes if node.project in projects and (not zones or node.zone in zones))
+    lacking = [f"project {name}" for name in projects if name not in found.projects]
+    lacking += [f"zone {name}" for name in zones if found.zones and name not in found.zones]
+    learned = Learned(
+        keys=dict(found.host_keys) if learn else {},
+        reasons={node.full_name: "the published snapshot has none" for node in nodes},
+        trusted_first=found.trusted_first,
+    )
+    unlisted = tuple(
+        (project, zone) for project, zone in found.unlisted if project in projects and zone in ("-", *(zones or [zone]))
+    )
+    warnings = [f"{name}: not in the published snapshot ({where})" for name in lacking]
+    warnings += [
+        f"{zones_in_words(project, zone)}: could not be listed when the snapshot was published: nodes there are as "
+        "they were known before"
+        for project, zone in unlisted
+    ]
+    return Seen(found.asked_at, nodes, unlisted, learned, tuple(warnings), source)
+
+
+def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> None:
+    """Refuse a published snapshot that is older than what is known.
+
+    Raises:
+        OutdatedError: It is.
+    """
+    now = time.time()
+    # What is of the future was written before this machine's clock was set back: its age says nothing.
+    if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + documents.AHEAD:
+        return
+    raise OutdatedError(
+        f"the published snapshot is older than what is known here: it was read from the API "
+        f"{texts.ago(seen.asked_at, now)}, what is known here {texts.ago(old.asked_at, now)}",
+        where=sources.shown(seen.source),
+        fix="ask its publisher to publish again; with credentials for the API, go back to it: "
+        f"`{settings.command('refresh')} --from api`",
+    )

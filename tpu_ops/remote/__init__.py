@@ -1,1 +1,0 @@
-"""One command on many workers, over multiplexed OpenSSH connections."""

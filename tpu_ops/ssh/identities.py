@@ -1,0 +1,140 @@
+"""A person's keys: those that their ssh config names, and those that ssh passes over without a word."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+from tpu_ops.config import Settings
+from tpu_ops.errors import UsageError
+from tpu_ops.ssh import openssh
+from tpu_ops.ssh.known_hosts import valid_key
+
+#: Seconds for ssh-keygen to read a key, whose file may be far away, for ssh to read its configuration, and for an agent
+#: to take a connection.
+_LIMIT = 5.0
+#: How a public key begins. In the place of a private one it names a key that an agent holds.
+_PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ ")
+
+
+def named(config: Path) -> tuple[tuple[str, str], ...]:
+    """Return the agent and the keys that a person's ssh config names for all hosts, as options (keyword, value).
+
+    An agent that is not there is left out: ssh would not ask that of SSH_AUTH_SOCK in its place.
+    """
+    # Without the first option ssh lists its default keys as well; with the second it passes over misspelt options.
+    *words, host = openssh.effective(config, "any")
+    try:
+        done = subprocess.run(
+            [*words, "-o", "IdentityFile=none", "-o", "IgnoreUnknown=*", host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT,
+            check=False,
+            env=openssh.environment(),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
+    agents = [value for key, value in said if key == "identityagent" and Path(os.path.expandvars(value)).is_socket()]
+    keys = [value for key, value in said if key == "identityfile" and value != "none"]
+    # In quotes, for blanks. Tokens such as %d stay: ssh expands them.
+    return (
+        *(("IdentityAgent", f'"{agent}"') for agent in agents),
+        *(("IdentityFile", f'"{key}"') for key in keys),
+    )
+
+
+def fault(key: Path) -> str:
+    """Return why ssh does not offer a private key, and what to do about it; empty where it does."""
+    try:
+        why = _why(key)
+    except PermissionError as exc:
+        return f"{key} cannot be read: {exc.strerror}"
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    quoted = shlex.quote(str(key))
+    if "passphrase" in why:
+        add = f"`ssh-add {quoted}`" if os.environ.get("SSH_AUTH_SOCK") else f'`eval "$(ssh-agent)"; ssh-add {quoted}`'
+        return (
+            f"{key} has a passphrase, for which nobody is asked here: {add}, if no agent holds it yet (`ssh-add -l`); "
+            "or log in with `tpu_ops ssh HOST` first, and its connection is used"
+        )
+    if "permissions" in why:
+        return f"others can read {key}, so ssh does not use it: `chmod 600 {quoted}`"
+    return f"ssh cannot use {key} ({why}): see `ssh-keygen -y -f {quoted}`, or name another" if why else ""
+
+
+def agent_fault() -> str:
+    """Return why ssh finds no agent though one is named, and what to do about it; empty where it finds it."""
+    path = os.environ.get("SSH_AUTH_SOCK", "")
+    if not path:
+        return ""
+    try:
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.settimeout(_LIMIT)
+            agent.connect(path)
+    except OSError as exc:
+        return (
+            f"no ssh agent answers at {path} ({exc.strerror or exc}), which SSH_AUTH_SOCK names: it may be that of an "
+            "earlier login, as in tmux or screen; set it as a new login shell has it"
+        )
+    return ""
+
+
+def _why(key: Path) -> str:
+    """Return why OpenSSH cannot use a key without a passphrase, in its words; empty where it can.
+
+    Raises:
+        OSError: The key cannot be read, or OpenSSH not be asked.
+        subprocess.TimeoutExpired: It did not say.
+    """
+    with key.open("rb") as file:
+        if _PUBLIC.match(file.read(64)):
+            return ""
+    done = subprocess.run(
+        ["ssh-keygen", "-y", "-P", "", "-f", key],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_LIMIT,
+        check=False,
+    )
+    found = re.search(r"^Load key .*: (.+)$", done.stderr, re.MULTILINE) if done.returncode else None
+    return found[1].strip() if found else ""
+
+
+def ssh_keys(settings: Settings) -> str:
+    """Return the `ssh-keys` metadata that lets the fleet's user in with the fleet's key.
+
+    Raises:
+        UsageError: There is no key, or its file does not hold exactly one public half.
+    """
+    private = settings.private_key
+    if private is None:
+        raise UsageError(
+            "no ssh key to let you in on the new node",
+            where=f"{settings.file}, key 'private_key'",
+            fix="create one (ssh-keygen -t ed25519), or name yours there or in TPU_OPS_PRIVATE_KEY",
+        )
+    public = Path(f"{private}.pub")
+    fix = f"write it: ssh-keygen -y -f {shlex.quote(str(private))} > {shlex.quote(str(public))}"
+    try:
+        text = public.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError("the public half of the ssh key cannot be read", where=str(public), fix=fix) from exc
+    words = text.split()
+    if len(words) < 2 or not valid_key(words[0], words[1]):
+        raise UsageError("this is not an ssh public key", where=str(public), fix=fix)
+    count = sum(valid_key(*pair) for pair in itertools.pairwise(re.split(r"[\s,;]+", text)))
+    if count > 1:
+        raise UsageError(f"this file holds {count} keys, and a node gets one of them", where=str(public), fix=fix)
+    return f"{settings.user}:{words[0]} {words[1]} {settings.user}"
