@@ -348,7 +348,7 @@ def test_copies_of_logs_leave_space_on_the_disk_and_go_on_where_there_is_some(
     logs.write(0, 5, b"second")
     logs.write(1, 5, b"67890")
     logs.write(0, 11, b"third")
-    what = "what cannot be written is missing from the copies; the run continues"
+    what = "data that cannot be written is missing from the copies; the run continues"
     assert said == [f"{tmp_path}/rank-0.log: less than 1 GiB is free (1073.7 MB free in {tmp_path}); {what}"]
     room["free"] += 1
     # Little comes after that, and is copied all the same.

@@ -1,1 +1,1 @@
-"""Starts a run again when its nodes are taken away."""
+"""The recovery of a run whose nodes are taken away."""

@@ -1,4 +1,4 @@
-"""One attempt of a run that is recovered: followed to its end, which a node that is taken away is as well."""
+"""One attempt of a recovered run, followed to its end. The loss of a node ends the attempt as well."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
 
-#: Seconds between two looks at the nodes while a rank does not answer.
+#: Seconds between two checks of the nodes while a rank does not answer.
 LOOK = 10.0
-#: Seconds for the last lines of the ranks that are left where a node is lost, once these have ended.
+#: Seconds to wait for the last lines of the remaining ranks after a node was lost and these ranks have ended.
 ENDS = 5.0
-#: How often a worker may say that it cannot tell how the run is.
+#: Number of error answers of workers after which the attempt is no longer followed.
 CANNOT_TELL = 5
 
 
 class Renamed(UnreachableError):
-    """Workers of a run that is followed are called otherwise now: nodes of their node's name were made or deleted."""
+    """Workers of the followed run have other names now: other nodes of the same name were created or deleted."""
 
 
 class CannotTell(OpsError):
-    """A worker that is there does not say how the run is: its launcher is another one now, for example."""
+    """A reachable worker cannot report the state of the run, for example because its launcher was replaced."""
 
 
 def lost_of(services: Services, plan: remaking.Plan) -> dict[str, str]:
-    """Return what became of the nodes of a plan that are not what they were, in words; it blocks.
+    """Return the lost nodes of a plan, each with a description of its loss. The call blocks.
 
     Raises:
         CloudError: The API refused or did not answer.
@@ -49,11 +49,11 @@ def lost_of(services: Services, plan: remaking.Plan) -> dict[str, str]:
 
 
 def names_of(known: records.RunRecord, plan: remaking.Plan, workers: Iterable[Worker]) -> dict[str, str]:
-    """Return the workers of a run by rank, as they are called now, and the resource name of the node of each.
+    """Return the current names of a run's workers by rank, each with the resource name of its node.
 
     Args:
         known: The run.
-        plan: Its nodes.
+        plan: The nodes of the run.
         workers: All workers of the fleet.
     """
     nodes = dict(zip(known.nodes, (made.name for made in plan.nodes), strict=True))
@@ -65,18 +65,18 @@ class Attempt:
     """One attempt on its workers.
 
     Args:
-        directory: Where the logs of all attempts are kept.
-        kept: What is kept of the run.
+        directory: The directory for the logs of all attempts.
+        kept: The recovery state of the run.
         fanout: Reaches the workers.
         run: The run and its workers.
-        names: Each of its workers -> resource name of its node.
+        names: The resource name of the node of each worker.
         services: The API, the workers and the clock.
         printer: The terminal.
-        losing: Called before the ranks are ended that are left when a node is lost.
+        losing: Called when a node is lost, before the remaining ranks are ended.
 
     Attributes:
-        lost: What became of the nodes that are not what they were, in words.
-        newest: The latest attempt that a worker has told of, or the one that is followed.
+        lost: The lost nodes, each with a description of its loss.
+        newest: The latest attempt that a worker has reported; at least the followed one.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class Attempt:
         self.newest = kept.attempt
         self._directory, self._kept, self._names, self._losing = directory, kept, names, losing
         self._services, self._printer = services, printer
-        #: How ranks have ended in this attempt, as their workers have told, whatever became of those since.
+        #: Outcomes of ranks that have ended in this attempt, as reported before their nodes were lost.
         self._told: dict[int, Outcome] = {}
 
     async def to_its_end(self) -> list[Outcome]:
-        """Follow it and keep its logs here; return how its ranks are. A node that is taken away ends it at once."""
+        """Follow the attempt and copy its logs; return the outcomes. The loss of a node ends the attempt at once."""
         place = self._directory / f"attempt-{self._kept.attempt}"
         with contextlib.closing(copies.Logs(place, len(self.run.hosts), self._printer.warning)) as logs:
             self._printer.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
@@ -109,7 +109,7 @@ class Attempt:
                 silent = [outcome.rank for outcome in outcomes if outcome.record is None]
                 if self.lost or not silent or endings.is_over(outcomes):
                     return outcomes
-                # That this machine heard nothing of a rank says nothing of the rank.
+                # The contact was lost, but the rank may be active.
                 outcomes = await self.heard(silent)
                 if self.lost:
                     return await self.without_lost()
@@ -118,7 +118,7 @@ class Attempt:
                 await asyncio.sleep(LOOK)
 
     async def _once(self, logs: copies.Logs) -> list[Outcome]:
-        """Follow it until its ranks have ended or are given up, or a node is taken away."""
+        """Follow the attempt until its ranks have ended or are given up, or a node is lost."""
         follower = self._printer.follower(self.fanout, self.run, logs)
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
         try:
@@ -141,29 +141,29 @@ class Attempt:
             await asyncio.gather(following, watching, return_exceptions=True)
 
     async def _until_read(self, follower: Follower, following: asyncio.Future[Any]) -> None:
-        """Wait a moment for the logs of the ranks that are left to be read to their end."""
+        """Wait up to ENDS for the logs of the remaining ranks to be read to their end."""
         left = [rank for rank, host in enumerate(self.run.hosts) if self._names[host] not in self.lost]
         reading = asyncio.ensure_future(follower.until(left))
         await asyncio.wait({following, reading}, timeout=ENDS, return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
 
     def hear(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep what workers tell of ranks that have ended: it stays true where their nodes go."""
+        """Keep the outcomes of ranks that have ended: these stay valid when the nodes are lost."""
         own = endings.of_attempt(list(outcomes), self._kept.attempt)
         self._told |= {outcome.rank: outcome for outcome in own if outcome.record and outcome.state not in ON}
 
     def _as_told(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Return outcomes in which ranks have ended of which no worker tells now, as far as one has told of them."""
+        """Replace outcomes without a record by those that the workers reported earlier."""
         return endings.as_told([one if one.record else self._told.get(one.rank, one) for one in outcomes])
 
     async def heard(self, ranks: Sequence[int]) -> list[Outcome]:
-        """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
+        """Return all outcomes once one of these ranks has a record of this attempt, or all their workers have answered.
 
-        Nobody is waited for where a node is not what it was.
+        The loss of any node ends the wait.
 
         Raises:
-            Renamed: One that does not answer is no longer known by its name.
-            CannotTell: One answers again and again that it cannot tell.
+            Renamed: The fleet no longer has a silent worker's name.
+            CannotTell: A worker has repeatedly answered with an error.
         """
         said, refusals = False, 0
         while True:
@@ -198,14 +198,14 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def _watch(self, follower: Follower) -> Mapping[str, str]:
-        """Return what became of the nodes once one is not what it was; they are looked at while a rank is silent."""
+        """Return the lost nodes once there are any; the nodes are checked while a rank is silent."""
         while True:
             await asyncio.sleep(LOOK)
             if follower.silent and (lost := await self._look()):
                 return lost
 
     async def _look(self) -> Mapping[str, str]:
-        """Return what became of the nodes that are not what they were; an API that does not answer is asked again."""
+        """Return the lost nodes; repeat the request while the API does not answer."""
         while True:
             try:
                 return await in_thread(lambda: lost_of(self._services, self._kept.plan))
@@ -217,7 +217,7 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def without_lost(self) -> list[Outcome]:
-        """End the ranks of the nodes that are left, unless all have ended by themselves; return how all are."""
+        """End the ranks on the remaining nodes, unless all have ended by themselves; return all outcomes."""
         hosts = self.run.hosts
         gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)

@@ -1,6 +1,6 @@
-"""Decides how the recovery of a run continues: events in, actions out. No clock, no socket, no file.
+"""Decide how the recovery of a run continues: events in, actions out. No clock, no socket, no file.
 
-docs/runs-reference.md ("Recovery") has the rules for users.
+The rules are described for users in docs/runs-reference.md ("Recovery").
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from tpu_ops.runs import control, endings, launch, preflight
 from tpu_ops.runs.endings import FAILED, STOPPED, SUCCEEDED, TAKEN
 from tpu_ops.runs.recovery import Recovery
 
-#: Refused tries in a row that end the recovery: accounts and chips come to a new node a while after its sshd.
+#: Number of refused tries in a row that end the recovery: a new node gets its accounts and chips some time after sshd.
 REFUSALS = 5
-#: The fix where a budget is used up.
+#: The fix for a budget that is used up.
 MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
 
 
@@ -56,9 +56,9 @@ class State:
     """What this process knows of the recovery of a run.
 
     Attributes:
-        kept: The part that is kept on the disk.
-        begun: Whether an attempt may have started; the kept file is removed if the command ends before.
-        begins: Whether this process has kept the run in order to start its first attempt.
+        kept: The part that is stored on the disk.
+        begun: Whether an attempt may have started; if not, the stored part is removed when the command ends.
+        begins: Whether this process has stored the recovery state in order to start the first attempt.
         followed: Whether this process has followed an attempt.
         made: Whether nodes were recreated since this process began.
         ready: The nodes that the next attempt will use, from when they are READY until it is followed.
@@ -80,19 +80,19 @@ Decision = tuple[State, tuple[Action, ...]]
 
 
 def decide(state: State, event: Event) -> Decision:
-    """Return the state after an event, and what is to be done, in this order."""
+    """Return the state after an event, and the actions to perform, in this order."""
     return _RULES[type(event)](state, event)
 
 
 def over_budget(kept: Recovery) -> str:
-    """Return which budget is used up, in words; empty where none is."""
+    """Return the budget that is used up, as text; empty if there is none."""
     if kept.max_preemptions is not None and kept.preemptions > kept.max_preemptions:
         return f"--max-preemptions {kept.max_preemptions}"
     return f"--max-failures {kept.max_failures}" if kept.failures > kept.max_failures else ""
 
 
 def suspected(state: State, event: StartFailed | TryFailed) -> Plan | None:
-    """Return the nodes whose loss may be behind an error, to be looked at before the error is decided on."""
+    """Return the nodes whose loss may have caused an error; they are checked before the decision."""
     if isinstance(event, StartFailed):
         hopeful = passes(event.error) or may_pass(event.error)
         return state.kept.plan if hopeful and _is_first_start(state) else None
@@ -100,7 +100,7 @@ def suspected(state: State, event: StartFailed | TryFailed) -> Plan | None:
 
 
 def passes(exc: OpsError) -> bool:
-    """Return whether the same may succeed a while later: a worker or the API did not answer, or Ansible is at work."""
+    """Return whether a retry may succeed later: a worker or the API did not answer, or Ansible is active there."""
     waits = isinstance(exc, launch.NotStarted) and all(
         control.is_lost(reply) or _is_changing(reply.value.get("failed_checks", ())) for reply in exc.refused
     )
@@ -109,17 +109,17 @@ def passes(exc: OpsError) -> bool:
 
 
 def _is_changing(checks: Iterable[str]) -> bool:
-    """Return whether Ansible is at work on a worker, and nothing else is in the way there."""
+    """Return whether these failed checks only mean that Ansible is changing the worker."""
     return {*checks} == {"changing"}
 
 
 def may_pass(exc: OpsError) -> bool:
-    """Return whether a few more tries are worth it: a fault of a worker disappears by itself, or needs a person."""
+    """Return whether a few retries are useful: the worker's fault may disappear by itself, or need an administrator."""
     return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
 
 
 def _keeping(state: State, **changes: Any) -> State:
-    """Return the state with changes of its kept part."""
+    """Return the state with changes of its stored part."""
     return replace(state, kept=replace(state.kept, **changes))
 
 
@@ -128,9 +128,9 @@ def _counted(state: State, kind: str, *, anew: bool = False, early: bool = False
 
     Args:
         state: The state.
-        kind: As of `endings.ending`.
-        anew: Whether the lost nodes took the place of nodes whose loss is counted.
-        early: Whether the API does not report the loss yet: this has counted it when it does.
+        kind: The kind of the end, from `endings.ending`.
+        anew: Whether the lost nodes had replaced nodes whose loss is already counted.
+        early: Whether the API does not report the loss yet; when it does, the loss is not counted again.
     """
     kept = state.kept
     if kind == FAILED:
@@ -141,7 +141,7 @@ def _counted(state: State, kind: str, *, anew: bool = False, early: bool = False
 
 
 def _lost(state: State, lost: Mapping[str, str], *, anew: bool = False) -> Decision:
-    """Count nodes that are not what they were, if there are any."""
+    """Count lost nodes, if there are any."""
     if not lost:
         return state, ()
     state, why = _counted(state, TAKEN, anew=anew), "; ".join(lost.values())
@@ -177,7 +177,7 @@ def _following(state: State, event: Following) -> Decision:
 
 
 def _ending_ranks(state: State, _: EndingRanks) -> Decision:
-    # Before they are ended: a process that takes the run over would not know the reason.
+    # Count the loss before the ranks are ended: another process that takes the run over would not know the reason.
     return _counted(state, TAKEN, anew=True), ()
 
 
@@ -206,12 +206,12 @@ def _began(state: State, event: Ended) -> bool:
 
 
 def _end_of_run(state: State, event: Ended) -> tuple[Action, ...]:
-    """Return what is done at the end of an attempt that ends the run; nothing where it does not."""
+    """Return the actions for an attempt whose end is the end of the run; empty for any other attempt."""
     kind = endings.ending(event.outcomes, event.lost)[0]
     by = endings.stop_requested_by(event.outcomes)
     if kind != SUCCEEDED and by:
         if not any(outcome.record for outcome in event.outcomes):
-            # There is no outcome to report of an attempt that was refused because of the stop.
+            # The attempt was refused because of the stop, and there is no outcome to report.
             return (_stop(state, event),)
         if any(outcome.intent != "stop" for outcome in event.outcomes):
             return Tell(f"stopped by {by}", "not started again"), Finish()
@@ -224,9 +224,9 @@ def _stop_wanted(state: State, event: StopWanted) -> Decision:
 
 
 def _stop(state: State, event: Ended | StopWanted) -> Finish | Stop:
-    """Return how a run ends that a user wants stopped: it may have ended meanwhile."""
+    """Return how a run ends that a user wants stopped; it may have ended meanwhile."""
     kept, outcomes, kind = state.kept, event.outcomes, endings.ending(event.outcomes, event.lost)[0]
-    # While the next attempt is prepared, ranks were stopped for that.
+    # While the next attempt is prepared, "stopped" ranks were stopped by the recovery.
     if any(outcome.record for outcome in outcomes) and (kind == SUCCEEDED or (kind == STOPPED and not kept.pending)):
         return Finish()
     return Stop(forget=bool(outcomes) or kept.pending or not kept.attempt or not state.begun)
@@ -250,12 +250,12 @@ def _back(state: State, event: Back) -> Decision:
     if state.ready:
         state, actions = _lost(state, remaking.lost(state.ready, seen), anew=True)
     elif state.kept.attempt and not state.kept.counted:
-        # Lost since the look at them, perhaps with their queued resource.
+        # Nodes, perhaps with their queued resource, were lost after the last check.
         state, actions = _lost(state, remaking.lost(plan, seen))
     if _gives_up(actions):
         return state, actions
     fresh = bool(remaking.fresh(plan, seen))
-    # A loss of these nodes is a preemption of its own.
+    # A later loss of these nodes counts as another preemption.
     ready = plan.now(seen, [made.name for made in plan.nodes])
     state = replace(state, made=state.made or fresh, ready=ready)
     early = state.kept.early and not fresh
@@ -270,7 +270,7 @@ def _superseded(state: State, event: Superseded) -> Decision:
     if event.attempt <= state.kept.attempt:
         return state, ()
     if event.plan is None:
-        # The nodes known here are as old as the attempt known here: look for those that there are now.
+        # The plan is as old as the attempt known here: look up the current nodes first.
         return _keeping(state, pending=True), (Next(),)
     state = _keeping(state, attempt=event.attempt, plan=event.plan, pending=False, counted=False)
     return state, (Tell(f"attempt {event.attempt} was started by somebody else", "following it"), Next())
@@ -290,7 +290,7 @@ def _start_failed(state: State, event: StartFailed) -> Decision:
     state, actions = _lost(state, event.lost)
     if _gives_up(actions):
         return state, actions
-    # The nodes might have been lost a moment after the start just as well.
+    # Treat the loss as if it had happened right after the start.
     return replace(state, begun=True), (*actions, Next())
 
 
@@ -298,7 +298,7 @@ def _try_failed(state: State, event: TryFailed) -> Decision:
     if over_budget(state.kept):
         return state, (Fail(),)
     error = event.error
-    # What this machine lacks for a moment, as processes or open files, may be there again as well.
+    # A shortage on this machine, for example of processes or open files, may also be temporary.
     of_machine = not isinstance(error, OpsError)
     refused = isinstance(error, RefusedError)
     silent = isinstance(error, OpsError) and passes(error) and not refused
@@ -313,13 +313,13 @@ def _try_failed(state: State, event: TryFailed) -> Decision:
     hopeful = refused or (late and (of_machine or (isinstance(error, OpsError) and may_pass(error))))
     if not (silent or hopeful) or state.refusals >= REFUSALS:
         return state, (Fail(),)
-    # The pause grows over refused starts as well, each of which is an attempt of its own.
+    # The pause also grows over refused starts, each of which is an attempt.
     pause = state.pause
     state = replace(state, pause=min(pause * 2, remaking.LONGEST_PAUSE))
     return state, (Tell(str(error), f"trying again in {pause:g} s; Ctrl-C gives up"), Wait(pause))
 
 
-#: Class of an event -> the rule for it.
+#: The rule for each class of event.
 _RULES: dict[type, Callable[[State, Any], Decision]] = {
     Planned: _planned,
     Starting: _starting,

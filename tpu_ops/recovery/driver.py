@@ -1,4 +1,4 @@
-"""Acts as `decide` decides: keeps the state, brings nodes back, starts and follows attempts."""
+"""Perform the actions of `decide`: store the state, bring nodes back, start and follow attempts."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ class Superseded(Exception):
 
 
 class Driver:
-    """One run that this process recovers.
+    """The recovery of one run by this process.
 
     Args:
-        state_dir: Of the fleet.
-        kept: What is kept of the run.
-        run: What its last attempt was started with.
+        state_dir: The fleet's state directory.
+        kept: The recovery state of the run.
+        run: The spec of its last attempt.
         services: The API, the workers and the clock.
         printer: The terminal.
-        follow: Runs what starts or follows an attempt; returns the exit code.
-        begun: Whether the run has been on before.
+        follow: Runs the coroutine that starts or follows an attempt; returns the exit code.
+        begun: Whether the run was active before.
 
     Attributes:
-        spec: What the last attempt was started with.
-        state: What is known of the recovery.
-        on: How the workers of the attempt that is followed are reached, and the run; None where none is.
-        outcomes: How the ranks of the last attempt are; None while it is followed and where it was left.
-        lost: Nodes of the last attempt that are not what they were -> what became of them, in words.
-        first: The workers of the first attempt, where this process starts it.
-        requests: What was requested from the API and no attempt uses.
+        spec: The spec of the last attempt.
+        state: The state of the recovery.
+        on: The fanout and run of the followed attempt; None if none is followed.
+        outcomes: The outcomes of the last attempt; None while it is followed or if it was left.
+        lost: The lost nodes of the last attempt, each with a description of its loss.
+        first: The workers of the first attempt, if this process starts it.
+        requests: Requests to the API whose nodes no attempt uses yet.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Driver:
         self.spec, self._state_dir, self._follow_to_its_end = run, state_dir, follow
         self._services, self._printer = services, printer
         self.state = decide.State(kept, begun=begun)
-        #: What is on the disk; None where nothing was written here yet.
+        #: The state on the disk; None if this process has not written it yet.
         self._written: Recovery | None = None
         self._events: list[dict[str, Any]] = []
         self.on: tuple[Fanout, control.RunRef] | None = None
@@ -102,16 +102,16 @@ class Driver:
 
     @property
     def kept(self) -> Recovery:
-        """What is kept of the run."""
+        """The stored part of the state."""
         return self.state.kept
 
     @property
     def is_kept(self) -> bool:
-        """Whether the file that starts the run again is this run's, and not that of an earlier run of its name."""
+        """Whether the recovery state on the disk is this run's, and not that of an earlier run of the same name."""
         return self.state.begun or bool(self.first)
 
     def take(self, event: Event) -> Action | None:
-        """Decide on an event, keep the new state, and print what there is to tell; return the action that is left.
+        """Decide on an event, store the new state, and print messages; return the remaining action, if any.
 
         Raises:
             UnreachableError: A budget is used up.
@@ -142,11 +142,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _as_far_as_it_goes(self) -> Iterator[None]:
-        """Only warn where this machine's disk is full and the run has begun: this process still knows its state.
-
-        Raises:
-            OpsError: The run has not begun.
-        """
+        """Turn a write error into a warning if the run has begun: this process still knows its state."""
         try:
             yield
         except OpsError as exc:
@@ -162,7 +158,7 @@ class Driver:
         return control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
 
     def _remember(self, workers: Sequence[Worker], attempt: int) -> None:
-        """Keep the workers of an attempt, by rank."""
+        """Record the workers of an attempt, by rank."""
         record = records.started_on(self.kept.run_id, workers, self.spec.argv, attempt)
         with self._as_far_as_it_goes():
             records.write(self._state_dir, record)
@@ -174,7 +170,7 @@ class Driver:
         self._printer.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
 
     def facts(self) -> dict[str, Any]:
-        """Return what --json tells of a recovered run beside its ranks."""
+        """Return the facts of a recovered run for --json, besides its ranks."""
         return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
             "events": self._events
         }
@@ -182,10 +178,10 @@ class Driver:
     # --- the start ------------------------------------------------------------------------------------------
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
-        """Keep what starts the run again, before its first start; return the code that goes to the workers.
+        """Store the recovery state before the first start; return the copy of the code to be synced.
 
         Raises:
-            UsageError: A run of this name was recovered here before, or its nodes cannot be made again.
+            UsageError: A run of this name was recovered here before, or its nodes cannot be recreated.
             CloudError: The API refused.
         """
         state_dir, run_id = self._state_dir, self.kept.run_id
@@ -202,31 +198,27 @@ class Driver:
             what = "the API has fields that this version of tpu_ops does not know; what is recreated may lack them"
             self._printer.warning(f"{', '.join(lacking)}: {what}")
         self.first = workers
-        # A process that died while it kept a run of this name leaves a part.
+        # A process that died while it stored a run of this name leaves partial state.
         recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
         self.take(Planned(plan))
         return copy
 
     def starts(self) -> None:
-        """Keep that the workers are asked for the first attempt now: from here on it may be on.
-
-        Raises:
-            OpsError: The state cannot be written.
-        """
+        """Store that the first attempt is being started: from now on, it may be active."""
         self.take(Starting())
 
     def may_be_on(self) -> None:
-        """Keep the state of a run whose start failed or was interrupted, and may have succeeded all the same."""
+        """Store that the run may be active although its start failed or was interrupted."""
         self.take(Interrupted(may_be_on=True))
 
     # --- all attempts ---------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, int] | None) -> tuple[int, Action | None]:
-        """Follow the run until it has ended for good or is left; return the exit code and how it is to be ended.
+        """Follow the run until it has ended or is left; return the exit code and the final action.
 
         Args:
-            work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
+            work: Starts or follows the first attempt; None if its nodes have to be brought back first.
         """
         code, step = self._begun_with(work) if work else self._next(), None
         while self.outcomes and isinstance(step := self.after(self.outcomes), Next):
@@ -234,7 +226,7 @@ class Driver:
         return code, step
 
     def _begun_with(self, work: Coroutine[Any, Any, int]) -> int:
-        """Do what the command begins with, and follow the run from there."""
+        """Run the command's first step, and follow the run from there."""
         try:
             return self._followed(work)
         except Superseded:
@@ -244,44 +236,40 @@ class Driver:
         except OpsError as exc:
             if not isinstance(self._failed(StartFailed(exc)), Next):
                 raise
-            # `status`, `stop` and others find it from now on.
+            # `status`, `stop` and other commands find the run from now on.
             self._remember(self.first, self.kept.attempt)
         finally:
-            # The file may be another run's of this name, which goes on: only what this process has kept is removed.
+            # Remove the state only if this process stored it: it may belong to another active run of the same name.
             if self.is_kept and not self.state.begun:
                 recovery.forget(self._state_dir, self.kept.run_id)
         return self._next()
 
     def after(self, outcomes: Sequence[Outcome]) -> Action | None:
-        """Tell how an attempt ended; return what follows."""
+        """Decide on the end of an attempt; return the next action."""
         return self.take(Ended(outcomes, self.lost, stop_wanted=self.stop_wanted()))
 
     def _failed(self, event: StartFailed | TryFailed) -> Action | None:
-        """Look whether nodes were lost, decide on an error, and return what follows.
-
-        Raises:
-            UnreachableError: Nodes were lost, and the budget is used up.
-        """
+        """Check for lost nodes, decide on an error, and return the next action."""
         if plan := decide.suspected(self.state, event):
             with contextlib.suppress(OpsError):
                 event = replace(event, lost=lost_of(self._services, plan))
         return self.take(event)
 
     def stop_wanted(self) -> bool:
-        """Return whether a user of this machine wants the run stopped."""
+        """Return whether a user on this machine has asked to stop the run."""
         return recovery.asked_to_stop(self._state_dir, self.kept.run_id)
 
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
-        """Follow one attempt; without outcomes afterwards, it was left."""
+        """Follow one attempt; `outcomes` stays None if it was left."""
         self.outcomes = None
         return self._follow_to_its_end(work)
 
     def _next(self) -> int:
-        """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
+        """Bring the nodes back, start the next attempt and follow it; repeat after temporary errors."""
         while True:
             self.on = None
             try:
-                # An attempt whose start was interrupted may be on: it is looked for before another one is started.
+                # An attempt whose start was interrupted may be active: look for it before starting another one.
                 return self._followed(self._again(self._bring_back()) if self.kept.pending else self.attached())
             except Superseded:
                 continue
@@ -297,7 +285,7 @@ class Driver:
     # --- one attempt ----------------------------------------------------------------------------------------
 
     async def attached(self) -> int:
-        """Follow the attempt that this machine remembers, unless no worker knows of it."""
+        """Follow the attempt that is recorded on this machine, unless no worker knows it."""
         known = records.read(self._state_dir, self.kept.run_id)
         if known is None:
             where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those it knows"
@@ -328,11 +316,11 @@ class Driver:
         return ExitCode.OK
 
     def attempt(self, fanout: Fanout, names: Mapping[str, str]) -> Attempt:
-        """Return what follows the attempt that is kept.
+        """Return the object that follows the current attempt.
 
         Args:
             fanout: Reaches the workers.
-            names: Each of its workers by rank -> resource name of its node.
+            names: The resource name of the node of each worker, by rank.
         """
         run = control.RunRef(self.kept.run_id, tuple(names))
         self._printer.ranks(len(names))
@@ -356,7 +344,7 @@ class Driver:
         hosts = tuple(worker.host for worker in workers)
         tree = recovery.kept_code(state_dir, self.kept)
         async with contextlib.AsyncExitStack() as stack:
-            # Before the code is copied: another run may be on these workers by now, in the same directory.
+            # Check before the code is copied: another run may use these workers and the same directory by now.
             if stopped := await self._check(fanout, workers):
                 self.outcomes = stopped
                 return ExitCode.OK
@@ -367,7 +355,7 @@ class Driver:
             if self.kept.git:
                 await self._services.check_commit(fanout, hosts, self.spec)
             self._remember(workers, attempt)
-            # From here on it may be on, even if its start fails.
+            # From now on the attempt may be active, even if its start fails.
             self.take(Starting())
             try:
                 await launch.start(fanout, self.spec, workers)
@@ -380,7 +368,7 @@ class Driver:
     # --- between two attempts -------------------------------------------------------------------------------
 
     def _bring_back(self) -> list[Worker]:
-        """Return the workers by rank once all nodes are READY, known and configured."""
+        """Return the workers by rank once all nodes are READY, in the fleet and configured."""
         plan = self.kept.plan
         if self.take(Preparing()):
             self.take(Looked(lost_of(self._services, plan)))
@@ -407,15 +395,15 @@ class Driver:
                 self._printer.info(f"run {self.kept.run_id}: {what} (site.yml)")
                 self._services.configure(fleet, workers)
         self.take(Configured(plan.now(seen, [worker.node.full_name for worker in workers])))
-        # A run that was stopped meanwhile keeps its code: `_again` checks the same, and ends.
+        # If the run was stopped meanwhile, do not change its code: `_again` repeats this check and ends.
         if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers)):
             self._services.check_out(fleet, workers, self.kept.git)
         return workers
 
     async def differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
-        """Return whether all workers have to be configured again: packages of new ones differ from those of the others.
+        """Return whether to configure all workers again, because the packages of new ones differ from the others'.
 
-        If a worker has another fault as well, all are left alone: another run may be active there.
+        If a worker has another fault, the answer is no: another run may be active there.
         """
         if self.spec.venv or self.kept.force:
             return False
@@ -423,11 +411,11 @@ class Driver:
         return all(fault.forcible for fault in found) and any(fault.check == "same" for fault in found)
 
     def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[Fleet, list[Worker]]:
-        """Return the fleet and the workers of nodes once they are known.
+        """Return the fleet and the workers of some nodes, once the fleet lists them.
 
         Args:
             names: Resource names of the nodes.
-            fresh: Whether some are new. A machine whose disk is full knows only the others.
+            fresh: Whether some are new. On a full disk, the fleet contains only the others.
         """
         try:
             return self._services.workers_of(names)
@@ -439,10 +427,10 @@ class Driver:
         return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
 
     def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
-        """Follow an attempt that workers report, if it is later than the one that is kept.
+        """Follow an attempt that workers report, if it is later than the stored one.
 
         Raises:
-            Superseded: It is later.
+            Superseded: The attempt is later.
         """
         if attempt > self.kept.attempt:
             self._remember(workers, attempt)
@@ -450,10 +438,10 @@ class Driver:
             raise Superseded
 
     async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
-        """End what the last attempt has left on the workers, and check them as before any run.
+        """End remaining ranks of the last attempt, and check the workers as before any run.
 
         Returns:
-            The outcomes of the last attempt if all ranks ended with 0, or a user wants the run stopped; else nothing.
+            The outcomes of the last attempt if all ranks ended with 0, or a user wants the run stopped; else empty.
         """
         run = self._run_on(workers)
         outcomes = endings.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)

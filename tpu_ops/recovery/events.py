@@ -1,4 +1,4 @@
-"""What happens to a run that is recovered (events), and what is done then (actions)."""
+"""The events of a run's recovery, and the actions that follow from them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from tpu_ops.errors import OpsError
 from tpu_ops.runs.outcomes import Outcome
 
 # --- events ---------------------------------------------------------------------------------------------------
-# `lost` in an event: nodes that are not what they were -> what became of them, in words. For an error it has the nodes
+# `lost` in an event: the lost nodes, each with a description of its loss. In an error event, it covers only the nodes
 # that `decide.suspected` names.
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The nodes of the first attempt are known; no worker was asked for it yet."""
+    """The nodes of the first attempt are known; no worker was asked to start it yet."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Starting:
-    """The workers are about to be asked for the next attempt."""
+    """The workers are about to be asked to start the next attempt."""
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The start of an attempt was cut short."""
+    """The start of an attempt was interrupted."""
 
     may_be_on: bool
 
 
 @dataclass(frozen=True)
 class Following:
-    """An attempt is followed from now on; its ranks have started, or may have been refused."""
+    """An attempt is followed from now on. Its ranks have started, or were refused."""
 
     started: bool
 
 
 @dataclass(frozen=True)
 class EndingRanks:
-    """A node was lost, and the ranks on the other nodes are about to be ended because of that."""
+    """A node was lost, and the ranks on the other nodes are about to be ended."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Ended:
     """An attempt has ended.
 
     Attributes:
-        outcomes: How its ranks are.
-        stop_wanted: Whether a user of this machine wants the run stopped.
+        outcomes: The outcomes of its ranks.
+        stop_wanted: Whether a user on this machine has asked to stop the run.
     """
 
     outcomes: Sequence[Outcome]
@@ -61,7 +61,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class StopWanted:
-    """A user of this machine wants the run stopped, while no attempt is followed; the outcomes may not be known."""
+    """A user on this machine wants the run stopped while no attempt is followed. Outcomes may be unknown."""
 
     outcomes: Sequence[Outcome] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Looked:
-    """The nodes were looked at before they are brought back."""
+    """The nodes were checked before they are brought back."""
 
     lost: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Back:
-    """All nodes are READY, each as it was seen, by its resource name."""
+    """All nodes are READY. `seen` has each node under its resource name."""
 
     seen: Mapping[str, Seen]
 
@@ -95,7 +95,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Superseded:
-    """Workers have a later attempt of a recovery on another machine; its nodes may not be known yet."""
+    """Workers report a later attempt, started by a recovery on another machine. Its nodes may be unknown."""
 
     attempt: int
     plan: Plan | None = None
@@ -103,14 +103,14 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Renamed:
-    """Workers of the attempt that the command follows first have other names now."""
+    """Workers of the first followed attempt have other names now."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class StartFailed:
-    """The first thing that the command did failed: to start a run, or to follow one that it takes over."""
+    """The command's first step failed: to start a run, or to follow one that it takes over."""
 
     error: OpsError
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell the user what happened to the attempt, and what follows; --json lists it as an event."""
+    """Report an event of the attempt and the next step to the user, also in the events of --json."""
 
     what: str
     then: str
@@ -163,12 +163,12 @@ class Say:
 
 @dataclass(frozen=True)
 class LookAtNodes:
-    """Look at the nodes before anything is made: the loss may be more than the budget allows."""
+    """Check the nodes before anything is created: their loss may exceed the budget."""
 
 
 @dataclass(frozen=True)
 class ForgetRequests:
-    """Forget what was requested from the API: an attempt uses it now."""
+    """Drop the requests to the API: an attempt uses their nodes now."""
 
 
 @dataclass(frozen=True)
@@ -178,22 +178,22 @@ class Next:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for some seconds, then try again."""
+    """Wait, then try again."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Report the end of the run with the outcomes of its last attempt; forget what starts it again."""
+    """Report the end of the run with the outcomes of its last attempt; remove the recovery state."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the command as of a run that was stopped.
+    """End the command as for a stopped run.
 
     Attributes:
-        forget: Whether what starts it again is forgotten; else an attempt may be active, which whoever stops it ends.
+        forget: Whether to remove the recovery state; if not, an attempt may be active, which `tpu_ops stop` ends.
     """
 
     forget: bool
@@ -201,14 +201,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Forget what starts the run again, and end with an error: a budget is used up."""
+    """Remove the recovery state, and end with an error: a budget is used up."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Fail:
-    """End with the error of the event; the run can be taken over."""
+    """End with the event's error. The run can still be taken over."""
 
 
 Action = Tell | Say | LookAtNodes | ForgetRequests | Next | Wait | Finish | Stop | GiveUp | Fail

@@ -1,4 +1,4 @@
-"""What the driver of a recovery uses: the API, the workers, the clock and the terminal."""
+"""Interfaces through which a recovery uses the API, the workers, the clock and the terminal."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ class Services(Protocol):
     """The API, the workers and the clock."""
 
     def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
-        """Return what makes nodes again, as `remaking.remember`."""
+        """Return the plan from which nodes can be recreated; see `remaking.remember`."""
 
     def look(self, plan: Plan) -> Mapping[str, Seen]:
-        """Return how each node of a plan is now.
+        """Return the current state of each node of a plan.
 
         Raises:
             CloudError: The API refused or did not answer.
         """
 
     def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
-        """Return how the nodes of a plan are once all are READY, as `remaking.bring_back`."""
+        """Bring the nodes of a plan back; return their states once all are READY. See `remaking.bring_back`."""
 
     def fleet(self) -> Fleet:
         """Return the fleet as this machine knows it."""
 
     def hosts(self) -> Collection[str] | None:
-        """Return the names of the workers as this machine knows them; None where it knows no fleet."""
+        """Return the names of the workers as this machine knows them; None if it has no fleet."""
 
     def workers_of(self, names: Sequence[str]) -> tuple[Fleet, list[Worker]]:
-        """Return the fleet and the workers of nodes, once their host keys are known."""
+        """Return the fleet and the workers of some nodes, once their host keys are known."""
 
     def fanout(self, fleet: Fleet) -> Fanout:
-        """Return what reaches the workers of a fleet."""
+        """Return the fanout for the workers of a fleet."""
 
     def configure(self, fleet: Fleet, workers: Sequence[Worker]) -> None:
         """Run site.yml on workers."""
 
     def check_out(self, fleet: Fleet, workers: Sequence[Worker], project: str) -> None:
-        """Bring a project of the fleet, as in ``vision@<commit>``, to workers."""
+        """Check out a project of the fleet, as in ``vision@<commit>``, on workers."""
 
     async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
         """Check right before the start that the project is still at its commit."""
@@ -57,7 +57,7 @@ class Services(Protocol):
         """Return the time in seconds since 1970."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait before another try."""
+        """Wait before the next try."""
 
 
 class Printer(Protocol):
@@ -70,17 +70,17 @@ class Printer(Protocol):
         """Print a warning."""
 
     def on_fleet(self, text: str) -> str:
-        """Return a text in which commands name the fleet."""
+        """Add the name of the fleet to the commands in a text."""
 
     def overriding(self) -> Callable[[Fault], None]:
-        """Return what warns of a fault that --force overrides."""
+        """Return a function that warns of a fault that --force overrides."""
 
     def ranks(self, count: int) -> list[int]:
         """Return the ranks whose output is printed.
 
         Raises:
-            UsageError: One of them does not exist.
+            UsageError: A rank does not exist.
         """
 
     def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
-        """Return what follows an attempt, prints its output and writes its logs."""
+        """Return a follower that prints an attempt's output and writes its logs."""

@@ -1,7 +1,7 @@
-"""Advice about a run from what was seen of it; no other module of the controller decides this.
+"""Advice about a run, from the outcomes of its ranks; no other module of the controller makes this decision.
 
-What a worker has seen itself, as the run that has it, it says itself (`host/fitness.py`). Commands in the words are on
-no fleet yet (`cli/commands.py`).
+A worker gives its own advice about the run that holds it (`host/fitness.py`). The writer adds the fleet to the
+commands in these texts (`cli/commands.py`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from tpu_ops.protocol.record import ON
 from tpu_ops.runs import endings
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure
 
-#: What to do where a name is taken and nothing more is known of its run.
+#: Fix for a run name that is in use, if nothing more is known about its run.
 OTHER_NAME = "choose another --name"
-#: What to do about a run that somebody has stopped before it began.
+#: Fix for a run that a user stopped before it began.
 STOPPED = "start it under another --name if it is wanted again"
-#: State of a run whose next attempt is being prepared.
+#: State of a run while its next attempt is being prepared.
 RECOVERING = "recovering"
 
 
 class Recoverer(NamedTuple):
-    """The recovery of a run on this machine, with or without a process.
+    """The recovery of a run on this machine, whether or not a process is working on it.
 
     Attributes:
         run_id: The run.
-        attempt: The last one that was started.
-        held: Whether a process is at it.
-        pending: Whether that prepares the next attempt.
-        pid: The process; 0 where it is not known.
-        since: Since when it prepares the attempt, in seconds since 1970; 0 where that is not known.
-        logs: Where the logs of the last attempt are kept here; empty where there is none.
+        attempt: The last attempt that was started.
+        held: Whether a process is working on the recovery.
+        pending: Whether this process is preparing the next attempt.
+        pid: The process; 0 if unknown.
+        since: When the preparation of the attempt began, in seconds since 1970; 0 if unknown.
+        logs: Directory of the last attempt's logs on this machine; empty if there are none.
     """
 
     run_id: str
@@ -45,28 +45,28 @@ class Recoverer(NamedTuple):
     logs: str = ""
 
     def facts(self) -> dict[str, object]:
-        """Return what --json tells of it."""
+        """Return the recovery as --json prints it."""
         return {"attempt": self.attempt + self.pending, "pid": self.pid or None, "since": self.since or None}
 
 
 class Step(NamedTuple):
-    """One step of an advice: its purpose in a word, and the command."""
+    """One step of an advice: a label and the command."""
 
     what: str
     how: str
 
 
 def reaching(run_id: str) -> tuple[Step, ...]:
-    """Return how to get at a run that may be on, and how to end it."""
+    """Return the commands that follow and stop a run that may be active."""
     return Step("follow", f"tpu_ops attach {run_id}"), Step("stop", f"tpu_ops stop {run_id}")
 
 
 def starting(outcomes: Sequence[Outcome]) -> str:
-    """Return how far the start of a run has come which waits at the barrier, in words that follow its state."""
+    """Return the progress of a run that waits at the barrier, in words that follow its state."""
     known = [outcome.record for outcome in outcomes if outcome.record and outcome.state in ON]
-    # A rank that cannot start says why while it waits for rank 0 to hear of it.
+    # A rank that cannot start records its reason while it waits to report this to rank 0.
     ready = sum(not record.get("reason") for record in known)
-    # Rank 0 is asked first, and counts from then.
+    # Rank 0 is asked first, and its timeout counts from then.
     since = min(float(record["since"]) for record in known)
     until = since + float(known[0]["barrier"])
     waits = f"{ready} of {texts.count(len(outcomes), 'rank')} ready; given up at {texts.at(until)} unless all are"
@@ -74,11 +74,11 @@ def starting(outcomes: Sequence[Outcome]) -> str:
 
 
 def again(outcomes: Sequence[Outcome], states: Callable[[], Mapping[str, str]]) -> list[Step]:
-    """Return how to go on where nothing is left of a run, or it has failed with a host; empty where neither is so.
+    """Return how to start a run again if nothing is left of it or a host failed; empty in all other cases.
 
     Args:
-        outcomes: How its ranks are, of a run that is not recovered on this machine.
-        states: Returns the state of each worker's node, as this machine knows it by now.
+        outcomes: The outcomes of its ranks. The run is not recovered on this machine.
+        states: Returns the state of each worker's node, as this machine knows it now.
     """
     host_failed = endings.host_failed(outcomes)
     if not (host_failed or _is_gone(outcomes)):
@@ -106,38 +106,38 @@ def again(outcomes: Sequence[Outcome], states: Callable[[], Mapping[str, str]]) 
 
 
 def _is_gone(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether nothing is left of a run: one rank that is on keeps its name and its worker."""
+    """Return whether nothing is left of a run: a single active rank would still hold its name and its worker."""
     states = {outcome.state for outcome in outcomes}
     return "gone" in states and not states & {"failed", *UNKNOWN, *ON} and not first_failure(outcomes)
 
 
 def _is_away(outcome: Outcome, states: Mapping[str, str]) -> bool:
-    """Return whether the node of a rank's worker is not there to train on: a worker that has told of the run was."""
+    """Return whether a worker's node cannot run anything; a worker that answered about the run can."""
     state = states.get(outcome.host, "")
     answered = outcome.record is not None or outcome.reason == KNOWS_NOTHING
     return state in TAKEN_STATES or (state not in SERVING_STATES and not answered)
 
 
 def _how(away: str | None, silent: Collection[str]) -> str:
-    """Return how a node is: its state where that is ``away``, and which of its workers do not answer."""
+    """Return the state of a node as words: ``away`` if it is set, else which of its workers do not answer."""
     if away is not None:
         return away or "not listed"
     return f"there, but {texts.folded([*silent])} did not answer" if silent else "there"
 
 
 def resuming(run_id: str) -> Step:
-    """Return how to go on with a recovery that no process is at."""
+    """Return the command that resumes a recovery without a process."""
     return Step("recover", f"tpu_ops attach {run_id} --recover")
 
 
 def state(of_workers: str, found: Recoverer | None) -> str:
-    """Return the state of a run: as its workers tell, unless a process of this machine is starting it again."""
+    """Return the state of a run: that of its workers, or RECOVERING if a process here is starting it again."""
     at_it = found is not None and found.held and (found.pending or of_workers == "gone")
     return RECOVERING if at_it and of_workers not in ON else of_workers
 
 
 def recovery(found: Recoverer | None) -> str:
-    """Return who recovers a run on this machine, or how to go on with that, in words; empty where nothing is to say."""
+    """Return the state of a run's recovery on this machine as words; empty if there is none."""
     if found is None:
         return ""
     if not found.held:
@@ -156,11 +156,11 @@ def _aside(words: Sequence[str]) -> str:
 
 
 def name_taken(run_id: str, *, resumes: bool = False) -> str:
-    """Return what to do where the name of a new run is that of one which is on.
+    """Return the fix for a new run whose name is that of an active run.
 
     Args:
-        run_id: The run.
-        resumes: Whether it is one whose recovery has no process any more.
+        run_id: The active run.
+        resumes: Whether the active run has a recovery without a process.
     """
     follow, stop = reaching(run_id)
     first = f"`{resuming(run_id).how}` resumes it" if resumes else f"`{follow.how}` follows it"

@@ -1,4 +1,4 @@
-"""Finds a run and its workers, tells how it is, and stops it."""
+"""Find a run and its workers, report its state, and stop it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from tpu_ops.runs.spec import GRACE_STOP
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds for each worker to tell what it knows.
+#: Seconds for each worker to answer.
 LIMIT = 45.0
-#: The same where one that does not answer is no matter.
+#: Seconds for each worker to answer if its answer is optional.
 SHORT_LIMIT = 10.0
-#: Runs that a list of runs remembers.
+#: Number of runs in a list of recent runs.
 RECENT = 10
-#: Seconds by which rank 0 is asked to stop before the others: its supervisor tells them sooner than the controller,
-#: whose request to it would have to wait behind theirs. With 32 workers on one machine and a grace of 2 s a stop took
-#: 3.3 to 3.5 s without, and takes 2.8 s. Where rank 0 is not among the workers that are left, another one has it.
+#: Seconds by which rank 0 is asked to stop before the others. Its supervisor then tells the others sooner than the
+#: controller can, whose request to rank 0 would wait behind theirs. With 32 workers on one machine and a grace of 2 s,
+#: a stop took 3.3 to 3.5 s without the head start and takes 2.8 s with it. If rank 0 is not asked, another worker gets
+#: the head start.
 _HEAD_START = 0.15
-#: Seconds after which what a worker said of a rank that is on is asked for anew.
+#: Seconds after which a worker's answer about an active rank is out of date and requested again.
 _STALE = 3.0
-#: What to do about workers that do not answer, where nothing more is known of them.
+#: Fix for workers that do not answer, if nothing more is known about them.
 _ONCE_THEY_ANSWER = "run the same command again once they answer; `tpu_ops list` shows their node's state"
-#: What only targets have.
+#: Characters that occur in targets, but not in run ids.
 _OF_TARGETS = re.compile(r"[@,\[\]!&^]")
 
 
@@ -49,19 +50,19 @@ class RunRef:
 
 
 class Last(NamedTuple):
-    """The newest run that a worker tells of, which is over: its id, which is its own on each worker only."""
+    """The newest finished run on a worker. Run ids are unique on one worker only, so the worker belongs to it."""
 
     run_id: str
     host: str
 
 
 class Found(NamedTuple):
-    """The runs that a word means, and what could not be asked: a run may be on a silent worker too.
+    """The runs that a word names, and the workers that could not answer: these may have a run too.
 
     Attributes:
-        runs: The runs.
-        silent: Answers of the workers that cannot tell.
-        last: Where the word means workers and no run is on their nodes, the newest that one of them tells of.
+        runs: The runs, possibly none.
+        silent: Answers of the workers that could not say whether they have a run.
+        last: The newest finished run on the workers, if the word names workers and no run is active on them.
     """
 
     runs: list[RunRef]
@@ -69,7 +70,7 @@ class Found(NamedTuple):
     last: Last | None = None
 
     def problem(self) -> OpsError | None:
-        """Return the error that silent workers are, None where all have answered."""
+        """Return an error about the silent workers, or None if all workers answered."""
         if not self.silent:
             return None
         lost = [reply for reply in self.silent if is_lost(reply)]
@@ -79,7 +80,7 @@ class Found(NamedTuple):
         if not lost:
             fixes = [(reply.fix, reply.host) for reply in self.silent]
             return HostError(what, where=where, fix=preflight.first_fix(fixes))
-        # The same again helps none that is known to be out of reach, or refuses the person.
+        # "Run it again" does not help if the worker is known to be unreachable or refuses the user's key.
         return UnreachableError(what, where=where, fix=lost[0].fix or _ONCE_THEY_ANSWER)
 
 
@@ -89,10 +90,10 @@ def is_lost(reply: Reply) -> bool:
 
 
 def by_rank(workers: Sequence[Worker], target: str) -> list[Worker]:
-    """Given the workers that a target means, return them in the order of their ranks: slice by slice, by node id.
+    """Return the workers of a target in the order of their ranks: by node id, then by worker index.
 
     Raises:
-        UsageError: They are not all workers of one node or of several of one type.
+        UsageError: The target is not a set of whole nodes of one accelerator type.
     """
     slices: dict[str, list[Worker]] = {}
     for worker in sorted(workers, key=lambda worker: (worker.node.node_id, worker.label, worker.index)):
@@ -114,7 +115,7 @@ def by_rank(workers: Sequence[Worker], target: str) -> list[Worker]:
 
 
 def is_target(fleet: Fleet, word: str) -> bool:
-    """Return whether a word means workers of the fleet."""
+    """Return whether a word names workers of the fleet."""
     try:
         return bool(targets.select(fleet.workers, word, listed=fleet.listed))
     except UsageError:
@@ -122,13 +123,13 @@ def is_target(fleet: Fleet, word: str) -> bool:
 
 
 async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
-    """Return the runs that a word means: a run id, or a target whose running ones are meant (none: an empty list).
+    """Return the runs that a word names: the run with this id, or the active runs on a target (possibly none).
 
-    Workers of a target that did not answer, and are not among those of a run that was found, are named in the result.
+    The result also lists workers of the target that did not answer and are not among the workers of a found run.
 
     Raises:
-        UsageError: The word means a run and workers both, or nothing.
-        UnreachableError: Nothing is known of it, and some workers could not be asked.
+        UsageError: The word names a run and workers, or neither.
+        UnreachableError: No worker that answered knows the run, and some did not answer.
     """
     known = records.read(fleet.settings.state_dir, word)
     target = is_target(fleet, word)
@@ -139,10 +140,10 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     if target:
         return await running(fleet, fanout, targets.select(fleet.workers, word, listed=fleet.listed))
     if _OF_TARGETS.search(word):
-        # It says which part means nothing.
+        # This raises an error that names the invalid part of the target.
         targets.select(fleet.workers, word, listed=fleet.listed)
     if not is_run_id(word):
-        # Workers would refuse it, as if they were at fault.
+        # The workers would refuse the id with an error that blames them.
         raise _nothing(fleet, word)
     try:
         return Found([await _ask_for(fleet, fanout, word)])
@@ -152,31 +153,31 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
 
 
 async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Found:
-    """Return the runs that are on the nodes of these workers, and those of the workers that cannot tell."""
+    """Return the active runs on the nodes of these workers, and the workers that gave no answer."""
     labels = {worker.label for worker in workers}
     if any(worker.node.state in TAKEN_STATES for worker in workers):
         fleet = contact.serving(fleet, workers)
     its = [worker for worker in fleet.workers if worker.label in labels]
-    # Of other states that do not serve, runs may be on.
+    # In other states that are not serving, a node may still have a run.
     taken = [worker.host for worker in its if worker.node.state in TAKEN_STATES]
     replies = contact.away(fleet, taken) if taken else {}
-    # A start that was refused is a run as well, and not what anybody looks for.
+    # The newest record may be a refused start. RECENT records reach back to a run that began.
     requests = {worker.host: {"count": RECENT} for worker in its if worker.host not in replies}
     replies |= await fanout.call(requests, "status", limit=LIMIT)
-    # A run's id is its own on each worker only: others may have one of that name elsewhere.
+    # Run ids are unique on one worker only: other workers may have another run with the same id.
     runs = list(dict.fromkeys(held(fleet, reply) for reply in replies.values() if holder_of(reply)))
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers if worker.host in replies]
     mute = (reply for reply in asked if not reply.ok and reply.host not in covered)
     silent = contact.with_hint(fleet.settings, mute)
-    # A run takes whole nodes: of one whose workers are all silent nobody tells whether it has one.
+    # Every worker of a node knows its run. If all workers of a node are silent, the node may have one.
     node_of = {worker.host: worker.label for worker in its}
     unheard = {node_of[reply.host] for reply in silent} - {node_of[reply.host] for reply in asked if reply.ok}
     return Found(runs, silent, None if runs or unheard else _last(asked))
 
 
 def _last(replies: Sequence[Reply]) -> Last | None:
-    """Given what workers say of their newest runs, return the newest that is over and had begun."""
+    """Return the newest run that began and is over, from the workers' lists of their newest runs."""
     known = [(float(record["since"]), record, reply.host) for reply in replies for record in records_of(reply)]
     over = [one for one in known if one[1]["state"] not in (*ON, "refused")]
     newest = max(over, key=lambda one: one[0], default=None)
@@ -184,16 +185,16 @@ def _last(replies: Sequence[Reply]) -> Last | None:
 
 
 def records_of(reply: Reply) -> Sequence[Mapping[str, Any]]:
-    """Return the records of a worker's newest runs, as it answers."""
+    """Return the records of a worker's newest runs from its answer."""
     return reply.value.get("records", ()) if reply.ok else ()
 
 
 async def last(fleet: Fleet, fanout: Fanout, found: Last) -> RunRef:
-    """Return the run that a worker has told of, with its workers by rank."""
+    """Return a run, found on one worker, with all its workers by rank."""
     known = records.read(fleet.settings.state_dir, found.run_id)
     if known and found.host in (hosts := records.hosts_now(known, fleet.workers)):
         return RunRef(known.run_id, hosts)
-    # In lists of runs, workers leave the names of all workers out.
+    # A worker's list of runs omits the names of the other workers.
     labels = {worker.host: worker.label for worker in fleet.workers}
     hosts = tuple(host for host, label in labels.items() if label == labels[found.host])
     replies = await fanout.call({host: {"run_id": found.run_id} for host in hosts}, "status", limit=LIMIT)
@@ -202,12 +203,12 @@ async def last(fleet: Fleet, fanout: Fanout, found: Last) -> RunRef:
 
 
 def holder_of(reply: Reply) -> Mapping[str, Any] | None:
-    """Return who has a worker, as it answers; None where nobody has it, or it does not say."""
+    """Return the run that holds a worker, from the worker's answer; None if no run does or the answer is an error."""
     return reply.value.get("holder") if reply.ok else None
 
 
 def held(fleet: Fleet, reply: Reply) -> RunRef:
-    """Given the answer of a worker that a run has, return the run."""
+    """Return the run that holds a worker, from the worker's answer."""
     run_id = reply.value["holder"]["run_id"]
     known = records.read(fleet.settings.state_dir, run_id)
     if known and reply.host in (hosts := records.hosts_now(known, fleet.workers)):
@@ -216,27 +217,27 @@ def held(fleet: Fleet, reply: Reply) -> RunRef:
 
 
 def _hosts_of(fleet: Fleet, reply: Reply, run_id: str) -> list[str]:
-    """Given what one worker of a run says, return the run's workers by rank, as this fleet knows them."""
+    """Return a run's workers by rank under the names of this fleet, from the answer of one of its workers."""
     record = next((record for record in records_of(reply) if record["run_id"] == run_id), None)
     label = {worker.host: worker.label for worker in fleet.workers}
-    # Whoever started it may call workers by other names. Of the run that a worker is held by it tells them all.
+    # The starter's fleet may have other names for the workers. Only the record of the active run lists all names.
     if record and all(host in label for host in record["workers"]) and reply.host in record["workers"]:
         return list(record["workers"])
     return [host for host in label if label[host] == label[reply.host]]
 
 
 async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
-    """Ask every worker that serves for a run that this machine knows nothing of."""
+    """Ask every serving worker for a run that this machine has no record of."""
     hosts = [worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=LIMIT)
     found: dict[object, dict[str, Mapping[str, Any]]] = {}
     for host, reply in replies.items():
         if record := reply.value.get("record") if reply.ok else None:
-            # Not the user id: each worker may give the same person another one.
+            # The user's name, not the uid: the same user may have another uid on each worker.
             found.setdefault((*sorted(record["workers"]), record["person"]["name"]), {})[host] = record
     if found:
         return RunRef(run_id, _all_of(_one_of(run_id, list(found.values()))))
-    # Where there is no launcher there is no run.
+    # A worker without a launcher has no runs.
     mute = (reply for reply in replies.values() if not reply.ok and reply.kind != "no-launcher")
     silent = contact.with_hint(fleet.settings, mute)
     if lost := [reply for reply in silent if is_lost(reply)]:
@@ -255,7 +256,7 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
 
 
 def _nothing(fleet: Fleet, word: str) -> UsageError:
-    """Return the error that a word means nothing here."""
+    """Return the error for a word that names neither a run nor workers."""
     known = [label_of(worker.host) for worker in fleet.workers] + records.names(fleet.settings.state_dir)
     close = targets.alike(word, dict.fromkeys(known))
     hint = f"did you mean {' or '.join(close)}? " if close else ""
@@ -270,10 +271,10 @@ def _nothing(fleet: Fleet, word: str) -> UsageError:
 
 
 def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Mapping[str, Mapping[str, Any]]:
-    """Given the records, by worker, of all runs of one name, return those of the one that is on, or else the newest.
+    """Choose among several runs with one id, each given as records by worker: the active one, or else the newest.
 
     Raises:
-        UsageError: Several are on.
+        UsageError: Several are active.
     """
     on = [one for one in found if any(record["state"] in ON for record in one.values())]
     if len(on) > 1:
@@ -285,9 +286,9 @@ def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Ma
 
 
 def _all_of(seen: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Given the records of a run by worker, return all its workers by rank, those that did not answer as well.
+    """Return all workers of a run by rank, also those that did not answer, from the records of those that did.
 
-    Whoever started it may call nodes by other names: these are learnt from the workers that did answer.
+    The starter's fleet may have other names for the nodes. The workers that answered map these to the names here.
     """
     newest = max(seen.values(), key=lambda record: int(record["attempt"]))
     called = {int(rec["rank"]): host for host, rec in seen.items() if rec["attempt"] == newest["attempt"]}
@@ -298,13 +299,13 @@ def _all_of(seen: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Sequence[str]) -> None:
-    """Return where no run of this name that this machine has started is on any worker but these.
+    """Check that no run with this name, started from this machine, is active on other workers than these.
 
-    Those refuse a name that they know; what is remembered here of the run would be lost.
+    The given workers refuse a name in use themselves. The new run would replace this machine's record of the other run.
 
     Raises:
-        UsageError: It is on.
-        UnreachableError: A worker of it that serves does not say.
+        UsageError: The run is active.
+        UnreachableError: A serving worker of the run does not answer.
     """
     known = records.read(fleet.settings.state_dir, run_id)
     serving = {worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES}
@@ -322,19 +323,19 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
 
 
 async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:
-    """Return how every rank of a run is now."""
+    """Return the current outcome of every rank of a run."""
     begun = time.monotonic()
     replies = await fanout.call({host: {"run_id": run.run_id} for host in run.hosts}, "status", limit=LIMIT)
     on = [host for host, reply in replies.items() if reply.ok and (reply.value["record"] or {}).get("state") in ON]
     if on and time.monotonic() - begun > _STALE:
-        # Ranks that were on may have ended while another worker was waited for.
+        # Ranks that were active may have ended while the call waited for another worker.
         again = await fanout.call({host: {"run_id": run.run_id} for host in on}, "status", limit=SHORT_LIMIT)
         replies |= {host: reply for host, reply in again.items() if reply.ok}
     return [asked_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts)]
 
 
 async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
-    """Return the newest attempt of a run that its workers tell of in a moment, on or over; 0 where none does."""
+    """Return the newest attempt of a run, active or over, that its workers report within SHORT_LIMIT; 0 if none."""
     requests = {host: {"run_id": run.run_id} for host in run.hosts}
     replies = await fanout.call(requests, "status", limit=SHORT_LIMIT, quiet=SHORT_LIMIT)
     found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
@@ -342,9 +343,9 @@ async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
 
 
 class Stopped(NamedTuple):
-    """How every rank ended, and whether all of them had, or were never there, before anybody asked.
+    """The outcomes of all ranks after a stop, and whether all had ended, or never existed, before it.
 
-    Where the run is on for no other reason, ``refusal`` is the answer of a worker that does not let the person end it.
+    ``refusal`` is a worker's answer that the user may not stop the run, if the run is active for no other reason.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -361,15 +362,15 @@ async def stop(
     reason: str = "",
     requested: bool = False,
 ) -> Stopped:
-    """Stop a run on all its workers and return how every rank ended; one that had ended before stays so.
+    """Stop a run on all its workers and return the outcome of every rank; finished ranks keep their outcome.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
-        force: Whether another person's run is meant, for administrators.
-        grace: Seconds between SIGTERM and SIGKILL; None is the run's own.
-        reason: Why, where that is not that the person asks for it.
-        requested: Whether a person wants that it is not started again in spite of a reason.
+        force: Whether an administrator stops another user's run.
+        grace: Seconds between SIGTERM and SIGKILL; None means the run's own value.
+        reason: The reason for the stop; empty if the user asked for it.
+        requested: Whether the user wants the run to stay stopped even though there is a reason.
     """
     request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason, "requested": requested}
     if grace is not None:
@@ -388,13 +389,13 @@ async def stop(
 
 
 async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit: float = LIMIT) -> float:
-    """Return the longest grace that was asked for ranks which are on, in seconds: a later stop waits for it too.
+    """Return the longest grace of the stops in progress, in seconds: a later stop has to wait for it as well.
 
     Args:
         fanout: Reaches the workers.
         run_id: The run.
-        hosts: Workers of it.
-        limit: Seconds for each of them to tell.
+        hosts: Workers of the run.
+        limit: Seconds for each worker to answer.
     """
     replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=limit)
     found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
@@ -402,13 +403,13 @@ async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit
 
 
 def _grace(record: Mapping[str, Any]) -> float:
-    """Return the grace of the stop that a rank ends by, in seconds; 0 where nobody has stopped it."""
+    """Return the grace of the stop that is in progress on a rank, in seconds; 0 if it is not being stopped."""
     intent = record.get("intent") or {}
     return grace(record["grace"], intent) if intent.get("kind") == "stop" else 0.0
 
 
 def asked_outcome(rank: int, reply: Reply) -> Outcome:
-    """Given the answer of a rank's worker that was asked for its run, return how the rank is."""
+    """Return the outcome of a rank from its worker's answer to a status request."""
     if reply.ok:
         return outcome_of(rank, reply.host, reply.value.get("record"))
     return without_record(rank, reply)

@@ -1,4 +1,4 @@
-"""Copies of the logs of a run that is recovered, on this machine: those on its workers go with their nodes."""
+"""Local copies of the logs of a run that is recovered: the originals are lost with their nodes."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from tpu_ops.errors import OpsError
 from tpu_ops.runs.fold import WINDOW, Fold
 from tpu_ops.runs.lines import Lines, Part
 
-#: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again; where it has
-#: too little space, it is each time.
+#: Bytes of this machine's disk that copies of logs leave free, and bytes written between two checks of the free space.
+#: While space is short, each write checks it.
 FLOOR, LOOK_EVERY = 2**30, 64 * 2**20
-#: Bytes of each rank's copy that are read at a time.
+#: Size of the pieces in which a copy is read.
 _PIECE = 64 * 1024
 
 
 class Logs:
-    """Copies of the logs of one attempt, a file for each rank; they begin where earlier copies end.
+    """Copies of the logs of one attempt, one file for each rank. New data is appended to existing copies.
 
-    What cannot be written, on a full disk for example, or would fill this one, is left out: the run continues, and
-    so does its recovery.
+    Data that cannot be written, or that would fill the disk, is left out: the run and its recovery continue.
 
     Args:
-        directory: Made where it is missing.
+        directory: Created if it does not exist.
         count: Number of ranks.
-        warn: Told once that something is left out.
+        warn: Called once, when the first data is left out.
     """
 
     def __init__(self, directory: Path, count: int, warn: Callable[[str], object]) -> None:
         self.directory, self._warn, self._warned = directory, warn, False
         self._files: list[FileIO | None] = [None] * count
-        #: Where what was to be written ends.
+        #: End of the last data of each rank, written or not.
         self._ends = [0] * count
         for rank in range(count):
             with self._left_out(rank):
                 self._open(rank)
-        #: Bytes that came since the disk was looked at, and whether it had too little space then.
+        #: Bytes since the last check of the free space, and whether space was short then.
         self._came, self._is_low = 0, self._lacks_space()
 
     def _lacks_space(self) -> bool:
@@ -53,11 +52,11 @@ class Logs:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each rank's copy ends: what is missing in between takes its place as zero bytes."""
+        """The end of each rank's copy. Zero bytes fill the gaps of missing data."""
         return tuple(file.tell() if file else end for file, end in zip(self._files, self._ends, strict=True))
 
     def write(self, rank: int, offset: int, data: bytes) -> None:
-        """Write what stands at an offset of a rank's log."""
+        """Write data at an offset of a rank's log."""
         self._ends[rank] = offset + len(data)
         if self._is_low or self._came >= LOOK_EVERY:
             self._came, self._is_low = 0, self._lacks_space()
@@ -69,7 +68,7 @@ class Logs:
             if offset > file.tell():
                 file.truncate(offset)
                 file.seek(offset)
-            # What could not be opened before may hold the beginning.
+            # A file that could not be opened before may already contain the beginning of this data.
             data = data[file.tell() - offset :]
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -84,29 +83,29 @@ class Logs:
 
     def _open(self, rank: int) -> FileIO:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Without a buffer, in which what cannot be written would stay.
+        # Unbuffered: after a failed write, the data would stay in the buffer.
         file = self._files[rank] = self._path(rank).open("ab", buffering=0)
         return file
 
     @contextlib.contextmanager
     def _left_out(self, rank: int) -> Iterator[None]:
-        """Go on where something cannot be written."""
+        """Suppress write errors; warn about the first one."""
         try:
             yield
         except OSError as exc:
             if not self._warned:
                 self._warned = True
-                what = "what cannot be written is missing from the copies; the run continues"
+                what = "data that cannot be written is missing from the copies; the run continues"
                 self._warn(f"{self._path(rank)}: {exc.strerror or exc}{files.room(exc, self.directory)}; {what}")
 
 
 class Kept(NamedTuple):
-    """Copies of logs of one attempt that are there.
+    """The existing copies of the logs of one attempt.
 
     Attributes:
         attempt: The attempt.
-        paths: The copy of each rank of which something was copied.
-        written_at: When the last of it was written (seconds since 1970).
+        paths: The copy of each rank; ranks without data are left out.
+        written_at: Time of the last write, in seconds since 1970.
     """
 
     attempt: int
@@ -115,12 +114,12 @@ class Kept(NamedTuple):
 
 
 def kept(directory: Path, ranks: Collection[int], attempt: int = 0) -> Kept | None:
-    """Return the copies of the logs of some ranks in the newest attempt of which there are any.
+    """Return the copies of the logs of some ranks in the newest attempt that has any.
 
     Args:
-        directory: Where those of all attempts of the run are, as of `recovery.folder`.
+        directory: The directory of the run's logs, from `recovery.folder`.
         ranks: The ranks.
-        attempt: The only attempt that is meant; 0 is any.
+        attempt: The attempt; 0 means any.
     """
     found = (path.name.removeprefix("attempt-") for path in directory.glob("attempt-*"))
     for number in sorted((int(name) for name in found if name.isdecimal()), reverse=True):
@@ -138,19 +137,16 @@ def kept(directory: Path, ranks: Collection[int], attempt: int = 0) -> Kept | No
 
 
 def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) -> dict[int, int]:
-    """Give on the lines of copies, equal ones of several ranks as one; return how many bytes each of them lacks.
+    """Print the lines of copies, folding equal lines of several ranks; return the number of missing bytes by rank.
 
-    Zero bytes, which take the place of what was not copied, are left out.
+    Zero bytes, which stand for missing data, are not printed.
 
     Args:
         paths: The copy of each rank.
-        line: As of `follow.Follower`.
-
-    Raises:
-        OpsError: One cannot be read.
+        line: Prints a line; see `follow.Follower`.
     """
     lacking = dict.fromkeys(paths, 0)
-    # There are no parts: all bytes of a copy are there at once.
+    # Complete files have no unfinished lines, so `Part` never occurs.
     fold: Fold[str | Part] = Fold([*paths], lambda ranks, text: line(ranks, text) if isinstance(text, str) else None)
     lines, now = {rank: Lines() for rank in paths}, 0.0
     with contextlib.ExitStack() as stack:
@@ -163,7 +159,7 @@ def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) 
                 else:
                     fold.add(rank, lines[rank].finish(), now)
                     del left[rank]
-            # What was read in earlier rounds waits for no other rank, so that little is held.
+            # Lines of earlier rounds do not wait for other ranks, which limits memory.
             now += WINDOW
             fold.tick(now)
     fold.finish()

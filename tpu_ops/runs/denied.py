@@ -1,4 +1,4 @@
-"""Workers that do not let a person end a run: how it is there is anybody's to know."""
+"""Runs that a worker does not let the user stop. Any user may still read their state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tpu_ops.runs.outcomes import UNKNOWN, Outcome
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds for each of them to tell.
+#: Seconds for each worker to answer.
 LIMIT = 10.0
 
 
 async def looked_at(fanout: Fanout, run_id: str, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-    """Given the answers to a stop, return in place of each refusal how the run is there.
+    """Replace each refusal among the answers to a stop by the current state of the run on that worker.
 
-    Where another worker allows it, the run has ended there as well.
+    If another worker allowed the stop, the run has ended on this one as well.
     """
     denied = {host: {"run_id": run_id} for host, reply in replies.items() if is_denied(reply)}
     looks = await fanout.call(denied, "status", limit=LIMIT) if denied else {}
@@ -25,12 +25,12 @@ async def looked_at(fanout: Fanout, run_id: str, replies: Mapping[str, Reply]) -
 
 
 def is_denied(reply: Reply) -> bool:
-    """Return whether a worker does not let the person do what was asked."""
+    """Return whether a worker refused a request because the user has no right to it."""
     return reply.kind == "denied"
 
 
 def with_reasons(outcomes: Sequence[Outcome], replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
-    """Return outcomes with why the person may not end those ranks that are on; the answers are those to the stop."""
+    """Set the reason of active ranks to why the user may not stop them, from the answers to the stop."""
     return tuple(
         replace(outcome, reason=replies[outcome.host].problem)
         if outcome.state in ON and is_denied(replies[outcome.host])
@@ -40,6 +40,6 @@ def with_reasons(outcomes: Sequence[Outcome], replies: Mapping[str, Reply]) -> t
 
 
 def refusal(outcomes: Sequence[Outcome], replies: Mapping[str, Reply]) -> Reply | None:
-    """Return the answer of a worker that has refused a stop, where nothing else keeps the run on; else None."""
+    """Return a worker's refusal of a stop if only refusals keep the run active; else None."""
     left = [replies[outcome.host] for outcome in outcomes if outcome.state in (*ON, *UNKNOWN)]
     return left[0] if left and all(map(is_denied, left)) else None

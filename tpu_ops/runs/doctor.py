@@ -1,4 +1,4 @@
-"""What is well with the workers and what is not: the checks of a start, and what slows or spoils runs besides."""
+"""Checks of workers: those of a start, and further ones for problems that slow down or spoil runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpu_ops.runs import control, preflight
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.ssh.fanout import Fanout
 
-#: Beyond the checks of a start: what is looked at -> what is true of a worker that passes.
+#: The further checks: key -> the statement that is true of a worker that passes.
 FURTHER = {
     "state": "the nodes are READY",
     "launcher": "the launcher is the same on all workers",
@@ -32,9 +32,9 @@ class Finding:
 
     Attributes:
         check: Key of `CHECKS`.
-        faults: What is wrong; empty where all workers pass.
-        asked: The workers that could be looked at.
-        each_node: Whether the workers of one node were compared with each other only, though there are several nodes.
+        faults: The failures; empty if all workers pass.
+        asked: The workers that could be checked.
+        each_node: Whether workers were compared only within each of several nodes.
     """
 
     check: str
@@ -44,20 +44,20 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether no worker failed, and at least one was looked at."""
+        """Whether at least one worker was checked and none failed."""
         return not self.faults and bool(self.asked)
 
 
 async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -> list[Finding]:
-    """Look at all workers at once.
+    """Run all checks on all workers at the same time.
 
-    All workers of a target that a run can have are compared with each other, as a start does; otherwise those of each
-    node are.
+    If the target is one that a run can have, all its workers are compared with each other, as at a start. Otherwise,
+    the workers of each node are.
 
     Args:
         fanout: Reaches the workers.
         workers: The workers.
-        target: What named them; empty for the whole fleet.
+        target: The target that names them; empty means the whole fleet.
     """
     serving = [worker for worker in workers if worker.node.state in SERVING_STATES]
     groups = _compared(serving, target)
@@ -87,7 +87,7 @@ async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -
 
 
 def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
-    """Return workers in groups that are compared: all in one if a run can have them, else node by node."""
+    """Group the workers that are compared with each other: all if a run can have them, else node by node."""
     if target:
         with contextlib.suppress(UsageError):
             return [control.by_rank(workers, target)]
@@ -98,7 +98,7 @@ def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
 
 
 def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
-    """Given what the workers say about themselves, return what a start does not look at."""
+    """Return the faults that a start does not check, from the workers' probes."""
     programs = Counter(probe["program"] for probe in probes.values())
     usual = programs.most_common(1)[0][0] if programs else ""
     found = []
@@ -107,7 +107,7 @@ def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
         if probe["program"] != usual:
             problem = f"its launcher is {probe['program']}, that of others {usual}"
             found.append(Fault(host, problem, fix, check="launcher"))
-        # Of what `unlock` leaves alone the worker itself tells, and what to do about it.
+        # The worker itself reports the files that `unlock` does not remove, with their fix.
         strange = {one["path"] for one in probe.get("in_the_way", ())}
         stale = [path for path in probe["lockfiles"] if path not in strange]
         if stale and not probe["holders"] and not probe["holder"]:

@@ -1,4 +1,4 @@
-"""Runs that were started here in a shell that asks for other projects or zones, and so has a state of its own."""
+"""Runs that were started on this machine from a shell with other projects or zones, which has its own state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tpu_ops.fleet.state import Files
 
 
 def shown_by(settings: Settings, run_id: str) -> str:
-    """Return what shows a run that only other states of this fleet know, in words; empty where none does.
+    """Return the commands that show a run recorded only in other states of this fleet; empty if there is none.
 
     Args:
-        settings: Of the fleet, as this shell has them.
+        settings: The fleet's settings in this shell.
         run_id: The run.
     """
     here, (base, _, _) = settings.state_dir, settings.state_dir.name.rpartition("-")
@@ -35,7 +35,7 @@ def shown_by(settings: Settings, run_id: str) -> str:
 
 
 def _env(shell: dict[str, str]) -> str:
-    """Return the beginning of a command line that has these of `PLACES` set, and no others."""
+    """Return the beginning of a command line that sets these variables of `PLACES` and unsets the others."""
     unset = [f"-u {variable} " for variable in PLACES if os.environ.get(variable) and variable not in shell]
     put = [f"{variable}={shlex.quote(value)} " for variable, value in shell.items()]
     return "".join([*(["env "] if unset else []), *unset, *put])

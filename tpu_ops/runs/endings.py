@@ -1,4 +1,4 @@
-"""What the end of an attempt means for the recovery of its run."""
+"""The meaning of an attempt's end for the recovery of its run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from tpu_ops.runs.outcomes import GIVEN_UP, UNKNOWN, Outcome, first_failure
 
-#: What a run's end means for its recovery.
+#: The meanings of an attempt's end.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
-#: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
+#: States of a rank without information, or whose host or starter failed.
 _GONE = (*UNKNOWN, "gone", "lost", "refused")
-#: How the workers' word begins for a rank whose host has failed, and not its command: the others no longer heard it,
-#: its supervisor was killed, hung or failed, or its host went down once its command had ended with 0.
+#: Beginnings of the workers' reason for a rank whose host failed rather than its command. Its supervisor was killed,
+#: hung or failed, the other ranks lost contact, or its host went down after its command had ended with 0.
 _OF_HOST = ("the supervisor ended", "the supervisor's network thread failed", "the host was restarted")
 _HOST_FAILED = ("lost contact", "host shuts down", *_OF_HOST)
 
 
 def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
-    """Return outcomes as those of one attempt: a worker whose record is of another one knows nothing of it."""
+    """Return the outcomes of one attempt: a worker with the record of another attempt has none of this one."""
     return [
         outcome
         if outcome.record is None or outcome.record["attempt"] == attempt
@@ -29,7 +29,7 @@ def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
 
 
 def was_started(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether an attempt was on any worker, and not refused or given up before it began."""
+    """Return whether an attempt began on any worker, and was neither refused nor given up before that."""
     return any(
         outcome.record and outcome.state != "refused" and not outcome.reason.startswith(GIVEN_UP)
         for outcome in outcomes
@@ -37,28 +37,28 @@ def was_started(outcomes: Sequence[Outcome]) -> bool:
 
 
 def stop_requested_by(outcomes: Sequence[Outcome]) -> str:
-    """Return who wanted the run stopped, whatever ended its ranks; empty where nobody did."""
+    """Return the user who requested a stop of the run, whatever ended its ranks; empty if nobody did."""
     return next((outcome.stop_requested_by for outcome in outcomes if outcome.stop_requested_by), "")
 
 
 def is_over(outcomes: Iterable[Outcome]) -> bool:
-    """Return whether a worker says that all ranks of an attempt have ended with 0, its own and those of the others."""
+    """Return whether a worker reports that all ranks of an attempt ended with 0."""
     return any(map(_tells_that_all_succeeded, outcomes))
 
 
 def as_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return outcomes in which every rank has succeeded, where one worker says that all have; else those given."""
+    """Return all ranks as succeeded if one worker reports that all are; else the given outcomes."""
     teller = next(filter(_tells_that_all_succeeded, outcomes), None)
     return [outcome if teller is None else _succeeded(outcome, teller.host) for outcome in outcomes]
 
 
 def _tells_that_all_succeeded(outcome: Outcome) -> bool:
-    # Whatever else ends a run blames somebody for that, and a rank that was stopped has not succeeded.
+    # Every other end of a run names a first failure, and a stopped rank is not "succeeded".
     return outcome.state == "succeeded" and outcome.record is not None and not outcome.record.get("first")
 
 
 def _succeeded(outcome: Outcome, teller: str) -> Outcome:
-    """Return the outcome of a rank that has succeeded, as another worker tells, whatever is known of its own."""
+    """Return a rank's outcome as succeeded because another worker reports it, whatever its own worker said."""
     if outcome.state == "succeeded":
         return outcome
     reason = f"{outcome.reason or outcome.state}; as {teller} tells, the run succeeded"
@@ -67,26 +67,26 @@ def _succeeded(outcome: Outcome, teller: str) -> Outcome:
 
 
 def host_failed(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether a run has failed with a host, as in a maintenance event, and not by what its command did."""
+    """Return whether a host, as in a maintenance event, and not the command made a run fail."""
     first = first_failure(outcomes)
     is_refused = any(outcome.state == "refused" for outcome in outcomes)
     return first is not None and not is_refused and first.cause.startswith(_HOST_FAILED)
 
 
 def of_host(outcome: Outcome) -> bool:
-    """Return whether a rank's own worker tells that its host has failed, and knows better how than the others."""
+    """Return whether a rank's own worker reports that its host failed. It knows the details better than others."""
     return outcome.record is not None and outcome.reason.startswith(_OF_HOST)
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
-    """Return what the end of an attempt means, and why in words.
+    """Return the meaning of an attempt's end, and the reason in words.
 
-    A node that was taken away shows as anything at first, as a broken connection in other ranks for example. So what
-    became of the nodes, and of workers that no longer answer, comes before what failed.
+    A node that was taken away first shows as any other failure, such as a broken connection in other ranks. So the
+    state of the nodes, and workers that no longer answer, count before the first failure.
 
     Args:
-        outcomes: How its ranks are.
-        lost: What became of nodes that are not what they were, in words.
+        outcomes: The outcomes of its ranks.
+        lost: Description of each node that was taken away or recreated.
     """
     first = first_failure(outcomes)
     if is_over(outcomes) or all(outcome.state == "succeeded" for outcome in outcomes):

@@ -1,4 +1,4 @@
-"""Copies the logs of a run to this machine, byte for byte as far as the workers still have them."""
+"""Copy the logs of a run to this machine, byte for byte, as far as the workers still have them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Copied(NamedTuple):
-    """How every rank is, and where that is which came of the logs that could not be read to their end, by rank."""
+    """The outcome of every rank, and by rank the files of logs that could not be read to their end."""
 
     outcomes: list[Outcome]
     parts: Mapping[int, Path]
@@ -29,21 +29,17 @@ class Copied(NamedTuple):
 async def logs(
     fanout: Fanout, run: RunRef, directory: Path, *, taken: Callable[[str], bool], live: bool = False
 ) -> Copied:
-    """Write each rank's log to ``directory/RUN/rank-N.log``; what was there before is replaced once all is copied.
+    """Write each rank's log to ``directory/RUN/rank-N.log``; earlier files are replaced when all logs are complete.
 
-    One that could not be read to its end is left as ``rank-N.log.part``; its rank is ``unknown``, ``unreachable`` or
-    ``gone`` then, or its outcome is ``cut``.
+    A log that could not be read to its end is left as ``rank-N.log.part``. Its rank is then ``unknown``,
+    ``unreachable`` or ``gone``, or its outcome is ``cut``.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
-        directory: Made where it is missing.
-        taken: As of `Follower`.
-        live: Whether to go on until the run has ended.
-
-    Raises:
-        UsageError: A file is in the place of the directory.
-        OpsError: The files cannot be written.
+        directory: Created if it does not exist.
+        taken: Whether a worker's node was taken away; see `Follower`.
+        live: Whether to follow the logs until the run has ended.
     """
     folder = directory / run.run_id
     try:
@@ -51,22 +47,18 @@ async def logs(
         copied = await _copied(fanout, run, folder, taken, live=live)
     except OSError as exc:
         raise _unwritable(folder, exc) from exc
-    # Of a run of which nothing came, nothing is left.
+    # Remove the directory if no log had any data.
     with contextlib.suppress(OSError):
         folder.rmdir()
     return copied
 
 
 def copies(paths: Mapping[int, Path], folder: Path) -> None:
-    """Copy what this machine has of logs to ``rank-N.log.part``, as their end is not known.
+    """Copy this machine's copies of logs to ``rank-N.log.part``: the logs may be incomplete.
 
     Args:
         paths: The copy of each rank.
-        folder: Made where it is missing.
-
-    Raises:
-        UsageError: A file is in the place of the directory.
-        OpsError: They cannot be read, or not written.
+        folder: Created if it does not exist.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

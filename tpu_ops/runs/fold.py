@@ -1,4 +1,4 @@
-"""Folds equal lines of several ranks into one, without holding any back for long."""
+"""Fold equal lines of several ranks into one, without delaying any line for long."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
-#: Seconds that a line waits for the same line of the other ranks.
+#: Seconds that a line waits for the same line from the other ranks.
 WINDOW = 0.5
-#: Of so many ranks, whose lines have waited longest, one is looked for whose line no other rank says later.
+#: Number of oldest waiting lines among which `_chosen` looks for one that no other rank prints later.
 _LOOKED_AT = 16
 
 Line = TypeVar("Line", bound=Hashable)
 
 
 class Fold(Generic[Line]):
-    """Takes lines of ranks and gives them on, equal ones together; each rank's lines keep their order.
+    """Take lines of ranks and pass them on, equal lines together; the lines of each rank keep their order.
 
     Args:
         ranks: The ranks that are shown.
-        line: Called with the ranks that said a line, and the line.
+        line: Called with the ranks that printed a line, and the line.
     """
 
     def __init__(self, ranks: Sequence[int], line: Callable[[Sequence[int], Line], None]) -> None:
         self._waiting: dict[int, deque[tuple[float, Line]]] = {rank: deque() for rank in ranks}
         self._place = {rank: place for place, rank in enumerate(ranks)}
         self._line = line
-        # Of each rank that has something to say the next line, by time and by text; what was given on together with
-        # another's stays in the first until it is on top.
+        # The next line of each waiting rank, by time and by text. A line that was passed on together with another
+        # rank's stays in `_by_time` until it reaches the top.
         self._by_time: list[tuple[float, int]] = []
         self._by_text: dict[Line, set[int]] = {}
-        # How often each text stands behind a rank's next line, and behind those of how many ranks.
+        # For each rank, how often each text follows its next line; and for each text, after how many ranks' next lines.
         self._behind: dict[int, dict[Line, int]] = {rank: {} for rank in ranks}
         self._later: dict[Line, int] = {}
         self._speaking = 0
 
     def add(self, rank: int, texts: Sequence[Line], now: float) -> None:
-        """Take lines that came together at a time (seconds, of a clock that only grows)."""
+        """Take lines that arrived at the same time, in seconds of a monotonic clock."""
         lines = self._waiting[rank]
         if len(self._waiting) == 1:
             for text in texts:
@@ -49,17 +49,17 @@ class Fold(Generic[Line]):
                 self._is_next(rank)
             else:
                 self._comes_later(rank, text)
-        # Where every rank has said something, no other rank can join in what comes first.
+        # If every rank has a waiting line, no other rank can join the first one.
         while self._speaking == len(self._waiting):
             self._give(self._chosen())
 
     def tick(self, now: float) -> None:
-        """Give on what has waited long enough."""
+        """Pass on the lines that have waited for WINDOW."""
         while self._speaking and self._waiting[self._first()][0][0] <= now - WINDOW:
             self._give(self._chosen(now - WINDOW))
 
     def finish(self) -> None:
-        """Give on all that is left."""
+        """Pass on all remaining lines."""
         while self._speaking:
             self._give(self._chosen())
 
@@ -80,14 +80,14 @@ class Fold(Generic[Line]):
 
     def _is_next(self, rank: int, before: float | None = None) -> None:
         at, text = self._waiting[rank][0]
-        # Where the line before it came at the same time, that time is still there.
+        # A line of the same time as the one before it shares that one's entry in `_by_time`.
         if at != before:
             heapq.heappush(self._by_time, (at, rank))
         self._by_text.setdefault(text, set()).add(rank)
         self._speaking += 1
 
     def _first(self) -> int:
-        """Return the rank whose next line has waited longest; there is one."""
+        """Return the rank whose next line has waited longest. There has to be one."""
         while True:
             at, rank = self._by_time[0]
             if (lines := self._waiting[rank]) and lines[0][0] == at:
@@ -95,10 +95,10 @@ class Fold(Generic[Line]):
             heapq.heappop(self._by_time)
 
     def _chosen(self, until: float = float("inf")) -> int:
-        """Return the rank whose next line is given on: the first, unless others say the same behind other lines.
+        """Return the rank to pass on: the one that waited longest, unless another rank prints its line later.
 
         Args:
-            until: Only lines that came until then go before the first.
+            until: Only lines that arrived by then may go before the first.
         """
         first = self._first()
         if not self._is_said_later(first):
@@ -110,13 +110,13 @@ class Fold(Generic[Line]):
         return first
 
     def _is_said_later(self, rank: int) -> bool:
-        """Return whether a rank's next line stands behind another one of some rank."""
+        """Return whether some rank will print this rank's next line again, after another line."""
         text = self._waiting[rank][0][1]
         later = self._later.get(text, 0)
         return later > 0 and later > sum(text in self._behind[other] for other in self._by_text[text])
 
     def _give(self, rank: int) -> None:
-        """Give on a rank's next line, with all ranks whose next line is the same."""
+        """Pass on a rank's next line, together with all ranks whose next line is the same."""
         text = self._waiting[rank][0][1]
         same = sorted(self._by_text.pop(text), key=self._place.__getitem__)
         self._speaking -= len(same)

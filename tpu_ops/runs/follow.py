@@ -1,4 +1,4 @@
-"""Follows all ranks of a run to their end and prints the lines of some. The ranks look after each other themselves."""
+"""Follow all ranks of a run to their end and print the lines of some. The ranks watch each other themselves."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tpu_ops.ssh.fanout import Fanout, plain_errors
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.stream import Broken, Stream
 
-#: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While
-#: another is followed, the run is on and none is given up.
+#: Seconds between two attempts to reach a worker, and after which it is given up if no worker answers. While any rank
+#: can be followed, the run is active and no rank is given up.
 RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
-#: A connection that held this long makes the next break a new one, in seconds.
+#: Seconds after which a connection counts as stable: its next break restarts the retry timeout.
 HELD = 30.0
-#: Seconds after which a silent worker is given up once all ranks that answer have ended, since the workers have given
-#: it up as well, and where only the lines that there are were asked for.
+#: Seconds after which a silent worker is given up if all ranks that answer have ended: the other workers have given it
+#: up as well. Also used if only the existing lines were requested.
 ALONE_LIMIT = 15.0
-#: Seconds between two looks at lines that wait for the same line of other ranks.
+#: Seconds between two checks for lines that have waited long enough for other ranks.
 TICK = 0.1
-#: Seconds after which what has come of a line is shown though its end has not.
+#: Seconds after which the part of an unfinished line is printed.
 UNFINISHED = 1.0
-#: Seconds beyond the grace that ending ranks may take.
+#: Seconds beyond the grace that the end of a rank may take.
 STOP_MARGIN = 60.0
-#: Seconds for a worker whose stream may have gone mute to tell how the rank is.
+#: Seconds for a worker to report a rank's state if the rank's stream may be stuck.
 ASKED_LIMIT = 45.0
 
 
@@ -44,7 +44,7 @@ def _attempt(outcome: Outcome) -> int:
 
 @dataclass
 class _Place:
-    """How far one rank was followed."""
+    """The position up to which a rank was followed, and the state of its connection."""
 
     rank: int
     host: str
@@ -67,17 +67,17 @@ class Follower:
         run_id: The run.
         hosts: Its workers, by rank.
         shown: Ranks whose lines are printed.
-        line: Called with the ranks that said a line, and its text: equal lines of several ranks are one. A byte that is
-            not UTF-8 is a lone surrogate in it.
-        part: Called with the ranks, the text and whether the line ends with it, for the parts of a line that was not
-            finished for a while; without it such a line is given on once it is finished.
-        say: Called with what a person should know.
-        live: Whether to wait for the end; else what there is now is printed.
-        since: Lines from that time on (seconds since 1970); 0 is from the beginning.
-        data: Called with rank, offset in its log and raw bytes, for all ranks, whoever is shown.
-        offsets: Where in each rank's log to begin, in place of `since`.
-        taken: Whether the node of a worker was taken away, and nobody brings it back as far as is known.
-        on: Called whenever a rank is found to be on, or to be silent: then it may be.
+        line: Called with the ranks that printed a line, and its text. Equal lines of several ranks are folded. A byte
+            that is not UTF-8 is a lone surrogate in the text.
+        part: Called with the ranks, the text, and whether the line ends with it, for each part of a line that stayed
+            unfinished for a while. Without this function, the line is printed once it is complete.
+        say: Called with messages for the user.
+        live: Whether to wait for the end of the run; otherwise only the existing lines are printed.
+        since: Print lines from this time on (seconds since 1970); 0 means from the beginning.
+        data: Called with the rank, the offset in its log and the bytes, for all ranks, shown or not.
+        offsets: Where to begin in each rank's log, instead of `since`.
+        taken: Whether a worker's node was taken away and nobody is known to bring it back.
+        on: Called whenever a rank is found to be active, or silent and possibly active.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Follower:
         self._places = [_Place(rank, host, begin[rank]) for rank, host in enumerate(self._hosts)]
         self._attempts: set[int] = set()
         self._ended: set[int] = set()
-        #: How the ranks are that are followed no more.
+        #: Outcomes of the ranks that are no longer followed.
         self.outcomes: dict[int, Outcome] = {}
         self._news = asyncio.Event()
         self._silent: set[int] = set()
-        #: Since when none of those that have not ended has answered.
+        #: Since when no rank that is still followed has answered.
         self._alone_at: float | None = None
 
     @property
@@ -124,7 +124,7 @@ class Follower:
         return bool(self._silent - self._ended)
 
     async def until(self, ranks: Collection[int]) -> None:
-        """Return once these ranks are followed no more; their lines and bytes have been given on then."""
+        """Return once these ranks are no longer followed and all their lines and bytes have been passed on."""
         while not self.outcomes.keys() >= set(ranks):
             self._news.clear()
             await self._news.wait()
@@ -132,17 +132,17 @@ class Follower:
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank.
 
-        Where neither the end nor all bytes are wanted, ranks that are not shown are ``unknown``: nobody waits for them.
+        Without `live` and `data`, ranks that are not shown are not asked, and their outcome is ``unknown``.
 
         Raises:
-            OSError: Lines or bytes cannot be given on: a pipe is closed, a disk full.
+            OSError: Lines or bytes cannot be passed on: a pipe is closed or a disk is full.
         """
         ranks = range(len(self._hosts)) if self._live or self._data is not None else sorted(self._shown)
         outcomes, seen = dict(zip(ranks, await self._follow_all(ranks), strict=True)), 0
-        # Where the run was started again meanwhile, its ranks are followed in the same attempt.
+        # If the run was started again meanwhile, follow all its ranks in the newest attempt.
         while self._data is None and (newest := max(map(_attempt, outcomes.values()))) > seen:
             seen = newest
-            # A node that was made anew for it knew nothing of the run at first, or had no launcher yet.
+            # The worker of a recreated node had no launcher yet, or no record of the run.
             behind = [
                 rank
                 for rank, outcome in outcomes.items()
@@ -167,7 +167,7 @@ class Follower:
         return [task.result() for task in tasks]
 
     async def _tick(self) -> None:
-        """Print what has waited long enough for its end or for other ranks, again and again."""
+        """Keep printing lines that have waited long enough for their end or for other ranks."""
         while True:
             now = asyncio.get_running_loop().time()
             for place in self._places if self._part else ():
@@ -181,13 +181,13 @@ class Follower:
         self._ended.discard(rank)
         outcome = self.outcomes[rank] = await self._follow(rank)
         self._news.set()
-        # One that was given up may be on.
+        # A rank that was given up may still be active.
         if outcome.state != "unreachable":
             self._ended.add(rank)
         return outcome
 
     async def _follow(self, rank: int) -> Outcome:
-        """Follow one rank, again from where it stood whenever the connection breaks."""
+        """Follow one rank; after each break of the connection, continue at the same position."""
         place, loop = self._places[rank], asyncio.get_running_loop()
         while True:
             try:
@@ -197,7 +197,7 @@ class Follower:
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
             if self._taken(place.host):
-                # The beginning of a line whose end never came.
+                # Print the unfinished line: its end will never come.
                 self._print(rank, place.lines.finish())
                 if self._live:
                     self._say(f"rank {rank} ({place.host}) is gone: {problem}")
@@ -223,12 +223,12 @@ class Follower:
             await asyncio.sleep(RETRY_EVERY)
 
     def _is_given_up(self, lost_at: float, now: float, *, waits: bool) -> bool:
-        """Return whether a silent rank is tried no longer.
+        """Return whether to stop retrying a silent rank.
 
         Args:
-            lost_at: Since when it does not answer, in the event loop's time.
-            now: The time.
-            waits: Whether it may come back, and is waited for.
+            lost_at: Since when the rank does not answer, in the event loop's time.
+            now: The current time of the event loop.
+            waits: Whether to wait for the rank to come back.
         """
         if not waits:
             return now - lost_at > ALONE_LIMIT
@@ -242,7 +242,7 @@ class Follower:
         return now - max(lost_at, self._alone_at) > RETRY_LIMIT
 
     async def _follow_once(self, place: _Place) -> Outcome | None:
-        """Follow one rank over one connection; return None where it has to be asked for from its beginning.
+        """Follow one rank over one connection; return None if it has to be followed again from its beginning.
 
         Raises:
             Broken, Unreachable: The connection ended before the rank did.
@@ -259,7 +259,7 @@ class Follower:
                 self._on()
             attempt = int(reply.value["record"]["attempt"])
             if place.attempt not in (0, attempt):
-                # Its log is another one now.
+                # The new attempt has a new log.
                 if self._data is not None:
                     return Outcome(place.rank, place.host, "gone", reason=f"attempt {attempt} has begun on it")
                 self._start_again(place, attempt)
@@ -273,10 +273,10 @@ class Follower:
         return outcome
 
     async def _read(self, place: _Place, stream: Stream) -> Outcome:
-        """Give on what comes until the rank has ended.
+        """Pass on the frames of a rank until it has ended.
 
         Raises:
-            Broken: The connection ended before.
+            Broken: The connection ended before the rank.
         """
         async for frame in stream.frames():
             place.heard_at = asyncio.get_running_loop().time()
@@ -287,10 +287,10 @@ class Follower:
             missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
             if frame.kind == wire.DATA:
                 self._deliver(place, frame.offset, frame.payload)
-                # Whoever reads the output may have taken his time, and what came meanwhile waits.
+                # The reader of the output may have blocked meanwhile, while further frames wait here.
                 place.heard_at = asyncio.get_running_loop().time()
             elif frame.kind == wire.GAP:
-                # What comes behind the missing bytes is no end of the line before them.
+                # Data after the missing bytes does not continue the line before them.
                 self._print(place.rank, place.lines.finish())
                 self._say(
                     f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
@@ -303,18 +303,18 @@ class Follower:
         raise Broken("the connection ended")
 
     def _is_mute(self, place: _Place, stream: Stream) -> bool:
-        """Return whether nothing has come of a rank for long, though others have ended or nobody waits for its end."""
+        """Return whether a rank's stream was silent for long although other ranks have ended or `live` is not set."""
         alone = len(self._hosts) == 1 or not self._live
         heard_at = max(place.heard_at, stream.heard_at)
         return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - heard_at >= mute.AFTER
 
     async def _ask(self, place: _Place) -> Outcome | Broken | None:
-        """Return how a rank has ended, as its worker says, why it does not, or None where the rank is on."""
+        """Return the outcome of a rank that ended, Broken if its worker cannot tell, or None if it is active."""
         request = {place.host: {"run_id": self._run_id}}
         try:
             replies = await self._fanout.call(request, "status", limit=ASKED_LIMIT, quiet=ASKED_LIMIT)
         except (OpsError, OSError) as exc:
-            # What this machine lacks for a moment is no reason to follow no more.
+            # A temporary shortage on this machine is no reason to stop following.
             return Broken(str(exc))
         reply = replies[place.host]
         if not reply.ok:
@@ -356,6 +356,6 @@ class Follower:
             self._part(ranks, line.text, line.ends)
 
     def _print(self, rank: int, lines: Sequence[str | Part]) -> None:
-        # A rank that is not shown has none.
+        # A rank that is not shown is not in the fold and has no lines.
         if lines:
             self._fold.add(rank, lines, asyncio.get_running_loop().time())

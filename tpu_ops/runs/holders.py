@@ -1,4 +1,4 @@
-"""Who holds the chips of which worker, and ending what holds them and may be ended."""
+"""Find the holders of the workers' chips, and end those that may be ended."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds beyond the grace that ending processes may take.
+#: Seconds beyond the grace that the end of processes may take.
 _MARGIN = 20.0
 
 
 @dataclass(frozen=True)
 class Holder:
-    """One process that holds chips, or a run that has a worker without holding a chip yet.
+    """A process that holds chips, or a run that holds a worker without a process that holds a chip yet.
 
     Attributes:
         host: The worker.
-        user: Whose it is.
-        run: The run it belongs to; empty where none owns it.
-        pid: The process; 0 where it is the run as such.
+        user: The owner.
+        run: The run that the process belongs to; empty if none.
+        pid: The process id; 0 for a run.
         since: When it started, in seconds since 1970.
-        command: Its command line; of a run as such that of the run.
-        devices: The chips' device files.
-        asker: Who started the run; empty where none owns it, or its worker does not say.
-        start: When it started, in clock ticks since the kernel's boot: with the pid this names it for good.
+        command: The command line of the process or run.
+        devices: Device files of the chips.
+        asker: The user who started the run; empty if there is no run or the worker does not report the user.
+        start: When it started, in clock ticks since the boot. Together with the pid, this identifies the process.
     """
 
     host: str
@@ -45,12 +45,12 @@ class Holder:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the workers say.
+    """The holders and chips of some workers.
 
     Attributes:
-        holders: By worker, then pid.
+        holders: All holders, by worker, then pid.
         chips: Number of chips of each worker that answered.
-        silent: The workers that could not say.
+        silent: Answers of the workers that could not tell.
     """
 
     holders: tuple[Holder, ...]
@@ -59,7 +59,7 @@ class Seen:
 
 
 async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) -> Seen:
-    """Ask all workers at once who holds their chips; each has so many seconds to answer."""
+    """Ask all workers at once for the holders of their chips. ``limit`` is in seconds, for each worker."""
     replies = await fanout.call({host: {} for host in hosts}, "holders", limit=limit)
     found: list[Holder] = []
     for host, reply in replies.items():
@@ -70,7 +70,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) ->
 
 
 async def still_held(fanout: Fanout, outcomes: Sequence[Outcome]) -> list[Holder]:
-    """Return the processes that held chips when a run had ended, as its workers tell, and hold them now."""
+    """Return the processes that held chips at the end of a run, according to its workers, and still hold them."""
     before = {(holder.host, holder.pid, holder.user) for outcome in outcomes for holder in held_after(outcome)}
     if not before:
         return []
@@ -79,13 +79,13 @@ async def still_held(fanout: Fanout, outcomes: Sequence[Outcome]) -> list[Holder
 
 
 def held_after(outcome: Outcome) -> list[Holder]:
-    """Return the processes that held the chips of a rank's worker when all of the rank had ended."""
+    """Return the processes that held the chips of a rank's worker when the rank had ended completely."""
     found = ((outcome.record or {}).get("chips") or {}).get("holders") or ()
     return [Holder(outcome.host, each["user"], "", int(each["pid"]), 0.0, each["command"]) for each in found]
 
 
 def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
-    """Given what one worker says, return its holders; a run without a process that holds a chip is one as well."""
+    """Return the holders in a worker's answer, including a run without a process that holds a chip."""
     found = [_holder(host, entry) for entry in answer.get("holders") or ()]
     run = answer.get("holder")
     if run is None:
@@ -111,17 +111,17 @@ def _holder(host: str, entry: Mapping[str, Any]) -> Holder:
 
 @dataclass(frozen=True)
 class Unlocked:
-    """What became of the chips of one worker.
+    """The result of `unlock` on one worker.
 
     Attributes:
         host: The worker.
         ended: The processes that were ended.
-        left: Those that still hold chips.
-        lockfiles: libtpu's lockfiles that were removed.
-        problem: Why nothing could be done; empty where something could.
-        fix: What to do about that.
+        left: The processes that still hold chips.
+        lockfiles: Lockfiles of libtpu that were removed.
+        problem: The reason why `unlock` failed on the worker; empty if it did not.
+        fix: The fix for the problem.
         reached: Whether the worker answered.
-        kept: libtpu's lockfiles that are still there though nobody holds a chip, each with the reason.
+        kept: Lockfiles of libtpu that remain although no process holds a chip, each with the reason.
     """
 
     host: str
@@ -137,13 +137,13 @@ class Unlocked:
 async def unlock(
     fanout: Fanout, hosts: Sequence[str], meant: Iterable[Holder], user: str, grace: float
 ) -> list[Unlocked]:
-    """End those of one user's processes that hold chips and belong to no run, on all workers at once.
+    """End one user's processes that hold chips and belong to no run, on all workers at once.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
-        meant: What may be ended: nothing that has come since.
-        user: Whose processes; empty means one's own.
+        meant: The holders that may be ended; processes that started later are left alone.
+        user: The owner of the processes; empty means the user who asks.
         grace: Seconds between SIGTERM and SIGKILL.
     """
     processes: dict[str, list[list[int]]] = {host: [] for host in hosts}
@@ -165,9 +165,9 @@ def _unlocked(host: str, reply: Reply) -> Unlocked:
 
 
 def kept_lockfiles(chips: Mapping[str, Any]) -> tuple[str, ...]:
-    """Given what a worker found of its chips, return libtpu's lockfiles that are kept though nobody holds one, and why.
+    """Return the lockfiles of libtpu that remain although no process holds a chip, with the reasons.
 
-    Of an older version a worker gives no reason.
+    Launchers of older versions report no reasons.
     """
     if chips.get("holders"):
         return ()

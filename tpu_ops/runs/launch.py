@@ -1,4 +1,4 @@
-"""Starts a run: rank 0 first, lock and meeting point of all; then worker 0 of each other slice; then the rest."""
+"""Start a run: rank 0, the lock and meeting point, first; then worker 0 of each other slice; then the rest."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds for each worker to answer beyond the barrier's own, a cold connection included.
+#: Seconds for each worker to answer beyond the barrier's timeout, including a cold connection.
 MARGIN = 45.0
 
 
 class NotStarted(OpsError):
-    """The run is on no worker: at least one refused it, or its answer was lost.
+    """No worker runs the command: at least one refused the start, or its answer was lost.
 
     Args:
-        refused: The answers.
-        doubtful: Workers on which it may wait for the others.
-        barrier: Seconds for which it does.
-        may_be_on: Whether it may have begun all the same.
+        refused: The answers of these workers.
+        doubtful: Workers where a rank may still wait at the barrier.
+        barrier: Seconds after which such a rank gives up.
+        may_be_on: Whether the run may have begun in spite of the error.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class NotStarted(OpsError):
 
 
 class Interrupted(asyncio.CancelledError):
-    """The start was cancelled, and rank 0 told to give the run up.
+    """The start was cancelled, and rank 0 was asked to give the run up.
 
     Args:
-        may_be_on: Whether that could not be done, and the run may begin all the same.
+        may_be_on: Whether rank 0 could not be asked, so that the run may still begin.
     """
 
     def __init__(self, *, may_be_on: bool) -> None:
@@ -61,18 +61,18 @@ class Interrupted(asyncio.CancelledError):
 
 
 async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> None:
-    """Start a run on these workers, whose order is the order of the ranks; return once the command runs on all.
+    """Start a run on these workers, given in the order of the ranks; return once the command runs on all.
 
     Raises:
-        NotStarted: A worker refused or did not answer; the command was executed nowhere.
+        NotStarted: A worker refused or did not answer; the command was not executed on any worker.
         UsageError: The workers cannot reach each other.
-        Interrupted: It was cancelled.
-        OSError: This machine failed, as where it has no more processes; the command may have been executed.
+        Interrupted: The start was cancelled.
+        OSError: This machine failed, for example because it has no more processes. The command may have been executed.
     """
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
         what = f"the API lists no internal address for {bare[0]}"
         raise UsageError(what, where=texts.folded(bare), fix="`tpu_ops refresh`")
-    # Where ranks wait for others that nobody has asked yet, none can go.
+    # Before all workers have been asked, no rank can pass the barrier.
     all_asked = len(workers) == 1
     try:
         port = await _reserve(fanout, spec, workers)
@@ -81,33 +81,33 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
             await _start_others(fanout, spec, workers, port)
     except asyncio.CancelledError:
         deaf = True
-        # Whoever interrupts that too knows no more than that it may be on.
+        # A second interrupt leaves it unknown whether the run was given up.
         with contextlib.suppress(asyncio.CancelledError):
             deaf = _is_deaf(await _give_up(fanout, spec, workers[0].host, "its start was interrupted"))
         raise Interrupted(may_be_on=all_asked and deaf) from None
     except OSError:
-        # This machine can no more, as where it may start no further ssh; whom it still reaches is not left waiting.
+        # This machine cannot start another ssh process, for example. A rank 0 that is still reachable need not wait.
         with contextlib.suppress(OSError):
             await _give_up(fanout, spec, workers[0].host, "the command that started it failed")
         raise
 
 
 def _leaders(workers: Sequence[Worker]) -> list[int]:
-    """Return the ranks that are each slice's worker 0 and its lock, in the order in which they are asked.
+    """Return the ranks that are worker 0 and the lock of their slice, in the order in which they are asked.
 
-    All starters ask in the order of node ids, which is that of ranks: whoever has the first slice that two runs have in
-    common gets the others too, so that one of two starters wins. Where all slices are of one worker the last one is no
-    leader but the rest.
+    Every start asks in the order of the ranks, which is that of node ids. So of two starts that share slices, the one
+    that gets the first of these gets the others too, and one of them succeeds. If every slice is a single worker, the
+    last one counts as the rest and not as a leader.
     """
     found = [rank for rank, worker in enumerate(workers) if worker.index == 0]
     return found[:-1] if len(found) == len(workers) > 1 else found
 
 
 async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> int:
-    """Let the leaders wait for all others, one after the other, or start the only rank; return the port of rank 0.
+    """Reserve the leaders one after the other, or start the only rank; return the port of rank 0's supervisor.
 
     Raises:
-        NotStarted: One of them refused; the others have been told.
+        NotStarted: A leader refused; rank 0 was asked to give the run up.
     """
     first, port = workers[0].host, 0
     for rank in _leaders(workers):
@@ -115,7 +115,7 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
         request = {"spec": spec.for_rank(workers, rank, port), "reserve": len(workers) > 1}
         reply = (await _call(fanout, spec, {host: request}))[host]
         if not reply.ok:
-            # A worker that did not answer in time may have begun to wait for the others all the same.
+            # A worker whose answer was lost may have reserved itself.
             silent, doubtful, stopped = _is_silent(reply), list[str](), None
             if rank > 0 or silent:
                 reason = f"{host}: {reply.problem}" if rank > 0 else "the command that started it got no answer"
@@ -131,10 +131,10 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
 
 
 async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker], port: int) -> None:
-    """Start all ranks that do not wait yet; the first one that cannot be started makes rank 0 give the run up.
+    """Start the remaining ranks; on the first failure, rank 0 is asked to give the run up.
 
     Raises:
-        NotStarted: As of `start`.
+        NotStarted: A worker refused or did not answer; see `start`.
     """
     first, leaders = workers[0].host, _leaders(workers)
     requests = {
@@ -146,12 +146,12 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
     giving_up: list[asyncio.Task[Reply]] = []
 
     def has_begun(reply: Reply) -> bool:
-        """Return whether a worker that fell silent was ready all the same: whoever answers has heard that all were."""
+        """Return whether a worker without an answer was ready: any other worker's success means that all were."""
         return _is_silent(reply) and any(other.ok for other in replies.values())
 
     def came(reply: Reply) -> None:
         replies[reply.host] = reply
-        # Rank 0 may know already; then this waits until its worker is free again.
+        # Rank 0 may know of the failure already. The request then waits until rank 0's worker is free again.
         if not reply.ok and not giving_up and not has_begun(reply):
             giving_up.append(asyncio.create_task(_give_up(fanout, spec, first, f"{reply.host}: {reply.problem}")))
 
@@ -161,7 +161,7 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
     refused = [replies[host] for host in requests if not replies[host].ok]
     if refused and (giving_up or not all(map(has_begun, refused))):
         doubtful += [reply.host for reply in refused if _is_silent(reply)]
-        # An answer that was lost may have been that all ranks go, and rank 0 could not be told to end them.
+        # The lost answer may have been that the run has begun, while rank 0 could not be asked to end it.
         lost = first in doubtful and any(map(_is_silent, refused))
         stopped = _stopped(spec.run_id, told[0]) if told else None
         raise NotStarted(stopped or _at_fault(refused, workers), doubtful, spec.barrier, may_be_on=lost)
@@ -181,27 +181,27 @@ def _is_silent(reply: Reply) -> bool:
 
 
 def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply]:
-    """Given all refusals, return those of the workers at fault; the others only tell of them."""
+    """Return the refusals of the workers at fault; the other workers only report that these failed."""
     own = [reply for reply in refused if "blamed" not in reply.value]
     if own:
         return own
     blamed: dict[str, Reply] = {}
     for reply in refused:
         for host in (workers[rank].host for rank in reply.value["blamed"] if rank < len(workers)):
-            # Who blames itself knows best; who came too late blames nobody.
+            # A worker's own report has the most detail. A worker that came too late blames nobody.
             if host == reply.host or host not in blamed:
                 blamed[host] = reply._replace(host=host)
     return [blamed[host] for host in sorted(blamed, key=texts.natural)] or list(refused)
 
 
 def _stopped(run_id: str, told: Reply) -> list[Reply] | None:
-    """Return the refusal of all workers where somebody has stopped the run; else None.
+    """Return a refusal that names the user who stopped the run; None if nobody did.
 
-    A worker that came too late only knows that rank 0 no longer listens, as behind a firewall.
+    Rank 0 knows the user. A worker that came too late only knows that rank 0 no longer listens.
 
     Args:
         run_id: The run.
-        told: The answer of rank 0 when it was asked to give the run up: its record has who stopped it.
+        told: Rank 0's answer to the request to give the run up; its record names the user.
     """
     who = (told.value.get("record") or {}).get("stop_requested_by") if told.ok else ""
     if not who:
@@ -210,13 +210,13 @@ def _stopped(run_id: str, told: Reply) -> list[Reply] | None:
 
 
 def _is_deaf(told: Reply) -> bool:
-    """Return whether rank 0 could not give the run up: its answer when it was asked to is given."""
+    """Return whether rank 0 could not give the run up, from its answer to that request."""
     return not told.ok and told.kind != "missing"
 
 
 async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> Reply:
-    """Let rank 0 give up a run that has not begun; return its answer."""
-    # Of an earlier attempt it knows already that it has ended.
+    """Ask rank 0 to give up a run that has not begun; return its answer."""
+    # The attempt is named so that the record of an earlier attempt does not count as this one's end.
     request = {"run_id": spec.run_id, "attempt": spec.attempt, "reason": GIVEN_UP + reason, "grace": spec.grace_failure}
     limit = spec.grace_failure + MARGIN
     return (await fanout.call({first: request}, "stop", limit=limit))[first]

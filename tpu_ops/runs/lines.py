@@ -1,4 +1,4 @@
-"""Turns the bytes of a log into lines; on the controller only, and never with more memory than one line may have."""
+"""Turn the bytes of a log into lines, with bounded memory. Used on the controller only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import codecs
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: A longer line is cut into pieces of about this many bytes.
+#: A longer line is cut into pieces of at most this many bytes.
 LONGEST = 16 * 1024
 
 
 class Part(NamedTuple):
-    """A part of a line that was not finished for a while.
+    """A part of a line that stayed unfinished for a while.
 
     Attributes:
         text: The text.
@@ -23,39 +23,39 @@ class Part(NamedTuple):
 
 
 class Lines:
-    """Splits one rank's bytes into lines, whatever pieces they come in.
+    """Split one rank's bytes, received in pieces, into lines.
 
-    A carriage return ends a line too, so that progress bars are seen while they move. A byte that is not UTF-8 becomes
-    a lone surrogate, as with `surrogateescape`.
+    A carriage return ends a line too, so that progress bars are shown while they change. A byte that is not UTF-8
+    becomes a lone surrogate, as with `surrogateescape`.
     """
 
     def __init__(self, longest: int = LONGEST) -> None:
         self._longest = longest
         self._rest = b""
         self._returned = False
-        #: Whether the beginning of the unfinished line was returned by `unfinished`.
+        #: Whether `unfinished` has returned the beginning of the unfinished line.
         self._begun = False
 
     @property
     def has_rest(self) -> bool:
-        """Whether bytes stand after the last line end that were not returned yet."""
+        """Whether there are bytes after the last line end that were not returned yet."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str | Part]:
-        """Given more bytes, return the lines that are complete now, the first as a part if it was begun."""
+        """Add bytes and return the lines that are now complete; the first is a `Part` if its beginning was returned."""
         if not data:
             return []
         if self._returned and data.startswith(b"\n"):
-            data = data[1:]  # the second half of a line end that came in two pieces
+            data = data[1:]  # the second half of "\r\n", whose first half ended the last piece
         self._returned = data.endswith(b"\r")
         lines = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         *cut, self._rest = self._cut(lines.pop())
         return [self._ended(part) for part in [*(part for line in lines for part in self._cut(line)), *cut]]
 
     def unfinished(self) -> list[str | Part]:
-        """Return what has come of the line that is not finished; what follows is the rest of that line.
+        """Return the part of the unfinished line that has arrived; later calls return the rest of the line.
 
-        Bytes of a character that is not complete stay.
+        Bytes of an incomplete character are kept.
         """
         text, used = codecs.utf_8_decode(self._rest, "surrogateescape", False)
         if not text:
@@ -64,7 +64,7 @@ class Lines:
         return [Part(text)]
 
     def finish(self) -> list[str | Part]:
-        """Return what stands after the last line end."""
+        """Return the rest after the last line end."""
         rest, self._rest = self._rest, b""
         return [self._ended(rest)] if rest or self._begun else []
 
@@ -74,7 +74,7 @@ class Lines:
         return Part(text, ends=True) if begun else text
 
     def _cut(self, line: bytes) -> Iterator[bytes]:
-        """Cut a line into pieces that are not too long; no character is cut."""
+        """Cut a line into pieces of at most `longest` bytes, without cutting a character."""
         while len(line) > self._longest:
             used = codecs.utf_8_decode(line[: self._longest], "surrogateescape", False)[1] or self._longest
             yield line[:used]

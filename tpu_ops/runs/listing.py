@@ -1,7 +1,7 @@
-"""Lists what of a directory goes to the workers: what git takes of it, and directories that it would not keep.
+"""List the files of a directory that are copied to the workers: those that git does not ignore.
 
-git itself is asked, so that .gitignore means what it means there; where it is not installed rsync's filter takes its
-place, and lines that mean something else to rsync are refused.
+git itself lists them, so that .gitignore has its usual meaning. Without git, rsync's filter is used, and patterns that
+rsync reads differently are rejected.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tpu_ops.errors import OpsError, UsageError
 #: Seconds that git or rsync may take.
 LIMIT = 600.0
 READABLE = "make it readable to you, or name it in .gitignore"
-#: Never brought, whatever git says: what Python makes anew.
+#: Never copied, whatever .gitignore says: Python creates it anew.
 _COMPILED = "__pycache__"
-#: git's own watcher would be started by a repository's settings, and stay.
+#: Without this, a repository's settings could start git's file system monitor, which would keep running.
 _GIT = ("git", "-c", "core.fsmonitor=false")
-#: Variables that mean another repository, or other paths, than the directory does.
+#: Variables that make git use another repository, or other paths, than those of the directory.
 _ELSEWHERE = (
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -42,22 +42,22 @@ _ELSEWHERE = (
     "GIT_NOGLOB_PATHSPECS",
     "GIT_ICASE_PATHSPECS",
 )
-#: How git says that a directory is in no work tree.
+#: git's messages for a directory that is in no work tree.
 _IN_NONE = ("not a git repository", "must be run in a work tree")
 _FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
-#: How rsync prints a byte of a name that is no printable character; a backslash before `#ooo` is printed so too.
+#: rsync's output for a byte of a name that is not printable, and for a backslash before `#ooo`.
 _ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
-#: Lines of .gitignore that rsync reads in another way: exceptions, comments of its own, escapes, spaces at the end, and
-#: slashes within, which rsync looks for in every directory.
+#: Lines of .gitignore that rsync reads differently: exceptions, its own comments, escapes, spaces at the end, and
+#: slashes within a pattern, which rsync matches in every directory.
 _MISREAD = re.compile(rb"^[!;]|\\|[ \t]$|\*\*|^[^/]+/.*[^/\s]")
 
 
 def entries(source: Path) -> tuple[str, ...]:
-    """Return the paths below a directory that go to the workers, directories with a slash at the end.
+    """Return the paths below a directory that are copied to the workers; directories end with a slash.
 
     Raises:
         UsageError: It cannot be listed.
-        OpsError: Neither git nor rsync is there.
+        OpsError: Neither git nor rsync is installed.
     """
     if not shutil.which("git"):
         return _by_rsync(source)
@@ -66,7 +66,7 @@ def entries(source: Path) -> tuple[str, ...]:
 
 
 def everything(source: Path) -> tuple[str, ...]:
-    """Return all paths below a directory, as `entries` does.
+    """Return all paths below a directory, in the form of `entries`.
 
     Raises:
         UsageError: It cannot be listed.
@@ -84,7 +84,7 @@ def _all_below(place: str, folder: str) -> Iterator[str]:
 
 
 def _scanned(place: str, folder: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Return what is in a directory below another one: each path from there."""
+    """Return the entries of the directory ``folder`` below ``place``, each with its path from there."""
     try:
         with os.scandir(f"{place}/{folder}") as found:
             return [(f"{folder}/{one.name}" if folder else one.name, one) for one in found]
@@ -94,30 +94,30 @@ def _scanned(place: str, folder: str) -> list[tuple[str, os.DirEntry[str]]]:
 
 
 class _Git:
-    """Lists directories by git.
+    """List directories with git.
 
     Args:
-        stack: Removes what is made on the way.
+        stack: Removes temporary directories.
     """
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
         self._empty = ""
         self._environment = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
-        # What git says is understood by its words.
+        # The code matches git's messages, which are translated without this.
         self._environment |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
 
     def below(self, place: str, *, alone: bool = False) -> Iterator[str]:
-        """Yield what of a directory goes to the workers.
+        """Yield the paths below a directory that are copied to the workers.
 
         Args:
             place: The directory.
-            alone: Whether the repository around it has nothing to say of what is in it.
+            alone: Whether to ignore the repository around the directory.
         """
         git, names = self._listed(place, alone=alone)
         files, nested = _there(place, names)
         if folders := {path for path in nested if f"{path}/" not in names}:
-            # A file that became a directory is listed as well.
+            # git also lists a file that has been replaced by a directory.
             nested -= folders - self._submodules(git, place)
         yield from files
         known = {parent for path in files | nested for parent in _parents(path)}
@@ -131,25 +131,25 @@ class _Git:
                 if stat.S_ISDIR(_mode(f"{place}/{path}")):
                     level.append(path)
                 else:
-                    # A pipe, a socket or a device: who reads the tree refuses it.
+                    # A pipe, socket or device: `sync.read` rejects it.
                     yield path
             yield from (f"{path}/" for path in level)
         for path in nested:
             yield f"{path}/"
             within = f"{place}/{path}"
-            # Of what is in a submodule that was never fetched no repository knows.
+            # A submodule that was never fetched has no repository that could list its content.
             for entry in self.below(within, alone=not os.path.lexists(f"{within}/.git")):
                 yield f"{path}/{entry}"
 
     def _listed(self, place: str, *, alone: bool) -> tuple[list[str], set[str]]:
-        """Return git's command line for a directory, and the names that it lists there."""
+        """Return git's command line for a directory, and the names that git lists there."""
         listing = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
         if not alone:
             git = [*_GIT, "-C", place]
             done = self._run([*git, *listing])
             if not done.returncode:
                 names = _names(done.stdout)
-                # A directory that its repository leaves out with all that is in it was named all the same.
+                # If the repository ignores the whole directory, the user has asked for it all the same.
                 if names or not self._ignored(git, place, ["."]):
                     return git, names
             elif not any(words in done.stderr for words in _IN_NONE):
@@ -165,11 +165,11 @@ class _Git:
         return {path for facts, _, path in found if facts.startswith("160000 ")}
 
     def _ignored(self, git: Sequence[str], place: str, paths: Sequence[str]) -> set[str]:
-        """Return those of these paths that are left out."""
+        """Return the ignored ones among these paths."""
         if not paths:
             return set()
-        # Behind `./`, as git takes a name that begins with `:` for more than a name; with the patterns, as older
-        # versions name as well what an exception brings back.
+        # `./` keeps git from reading a leading `:` as pathspec syntax. `-v` prints the patterns: older versions also
+        # list paths that an exception includes again.
         done = self._run([*git, "check-ignore", "-z", "-v", "--stdin"], "\0".join(f"./{path}" for path in paths))
         if done.returncode not in (0, 1):
             raise _refused(place, done.stderr)
@@ -191,9 +191,9 @@ def _names(listed: str) -> set[str]:
 
 
 def _there(place: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Given what git lists, return the files and the directories of it that are there.
+    """Split the names that git lists into existing files and existing directories.
 
-    What was deleted, or replaced by a link or a directory, is listed still.
+    git also lists entries that were deleted, or replaced by a link or a directory.
     """
     files: set[str] = set()
     nested: set[str] = set()
@@ -220,7 +220,7 @@ def _there(place: str, names: Collection[str]) -> tuple[set[str], set[str]]:
 def _step(
     place: str, level: Sequence[str], listed: Collection[str], known: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Given directories, return those in them that are known to be brought, and what git has to be asked for."""
+    """Return the subdirectories known to be copied, and the paths that git has to be asked about."""
     below: list[str] = []
     others: list[str] = []
     for folder in level:
@@ -241,7 +241,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _mode(path: str) -> int:
-    """Return what a path is; 0 where nothing is."""
+    """Return the mode of a path; 0 if it does not exist."""
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -251,7 +251,7 @@ def _mode(path: str) -> int:
 
 
 class _Done(NamedTuple):
-    """How a program ended; its output as names of files, its errors as text."""
+    """The result of a program: stdout decoded as file names, stderr as text."""
 
     returncode: int
     stdout: str
@@ -269,7 +269,7 @@ def _run(command: Sequence[str], given: bytes = b"", environment: Mapping[str, s
 
 
 def _refused(place: str, said: str) -> UsageError:
-    """Return the error for what git said."""
+    """Return the error for a failure of git."""
     where = f"--sync {place}"
     if "safe.directory" in said:
         allow = next((line.strip() for line in said.splitlines() if "git config" in line), "")
@@ -297,13 +297,13 @@ def _by_rsync(source: Path) -> tuple[str, ...]:
 
 
 def _printed(output: bytes) -> tuple[str, ...]:
-    """Given rsync's listing, return the entries; it writes bytes that it cannot print as octal numbers."""
+    """Return the entries in rsync's output, which has octal escapes for unprintable bytes."""
     lines = [line for line in output.split(b"\n") if line and line != b"./"]
     return tuple(sorted(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line)) for line in lines))
 
 
 def _must_be_read_alike(file: Path) -> None:
-    """Refuse a .gitignore of which rsync would make something else than git."""
+    """Reject a .gitignore that rsync would read differently from git."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         for number, line in enumerate(file.read_bytes().splitlines(), 1):
             if not line.startswith(b"#") and _MISREAD.search(line):

@@ -1,7 +1,7 @@
-"""Tells a stream that has gone mute from a quiet one.
+"""Tell a stuck stream from a quiet one.
 
-Its connection stands, and nothing comes: the worker's disk stalls for example, while its sshd answers. Nothing would
-ever end that.
+A stuck stream has an open connection on which nothing arrives, for example because the worker's disk stalls while its
+sshd still answers. It would never end by itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tpu_ops.ssh.stream import Broken
 if TYPE_CHECKING:
     from tpu_ops.runs.outcomes import Outcome
 
-#: Seconds without a word after which a stream may have gone mute, and between two looks at its worker. That of a rank
-#: that has ended brings its end sooner: what looks lost is called so after 30 s, and 5 s are for what it leaves behind.
+#: Seconds without data after which a stream may be stuck, and between two requests for the rank's state. If a rank has
+#: ended, its stream ends sooner: a lost rank is reported within 30 s, and its last processes take 5 s.
 AFTER = 40.0
-#: Seconds by which a look may be late. Beyond that this process stood still, as where nobody reads what it prints, and
-#: what has come waits to be read.
+#: Seconds by which a check may be late. If it is later, this process was blocked itself, for example because nobody
+#: reads its output, and received data may still wait to be read.
 LATE = 5.0
 
 
@@ -28,15 +28,15 @@ async def read(
     is_mute: Callable[[], bool],
     ask: Callable[[], Awaitable[Outcome | Broken | None]],
 ) -> Outcome:
-    """Return the end that is read from a stream, or that its worker tells of twice in a row where it has gone mute.
+    """Return the outcome that a stream ends with, or the one that its worker reports twice in a row while it is stuck.
 
     Args:
-        reading: Reads it.
-        is_mute: Whether it has brought nothing for so long that it may have.
-        ask: Looks for the end that it should have brought; None is none yet, an error that this cannot be told.
+        reading: Reads the stream.
+        is_mute: Whether the stream has been quiet for so long that it may be stuck.
+        ask: Requests the outcome from the worker: None if the rank is active, an error if the worker cannot tell.
 
     Raises:
-        Broken: It has gone mute, and two looks could not tell.
+        Broken: The stream is stuck, and two requests gave no outcome.
     """
     told: list[Outcome | Broken] = []
 
@@ -47,7 +47,7 @@ async def read(
             await asyncio.sleep(AFTER)
             stood = asyncio.get_running_loop().time() - asleep > AFTER + LATE
             found = await ask() if is_mute() and not stood else None
-            # What was on its way came meanwhile.
+            # Delayed data may have arrived meanwhile.
             found = found if is_mute() else None
             if found is not None and type(found) is type(before):
                 told.append(found)
@@ -55,7 +55,7 @@ async def read(
             before = found
 
     try:
-        # Read here and not in a task of its own: who answers and breaks at once is never seen as one that answers.
+        # Read in this task, not in one of its own: otherwise a stream that answers and breaks at once would be missed.
         async with asyncio.timeout(None) as deadline:
             attending = asyncio.create_task(attend(deadline))
             try:

@@ -1,4 +1,4 @@
-"""What became of the nodes of a run: nothing is left of it on those that were taken away."""
+"""Mark ranks as gone if their nodes were taken away."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tpu_ops.runs.outcomes import Outcome
 def without_nodes(
     fleet: view.Fleet, run_id: str, outcomes: Sequence[Outcome], begun: float = 0.0
 ) -> tuple[Outcome, ...]:
-    """Return outcomes in which a rank is gone whose node was taken away, as far as is known by now.
+    """Return the outcomes with state "gone" for each unreachable rank whose node was taken away.
 
     Args:
-        fleet: As it was known before the workers were asked.
+        fleet: The fleet as it was known before the workers were asked.
         run_id: The run.
-        outcomes: How its ranks are.
-        begun: When they were asked (seconds since 1970): what was known before may be so no more.
+        outcomes: The outcomes of its ranks.
+        begun: When the workers were asked, in seconds since 1970; an older snapshot does not count.
     """
     now = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None
     if now is None or now.asked_at < begun:
@@ -36,20 +36,20 @@ def without_nodes(
 
 
 def states(fleet: view.Fleet) -> dict[str, str]:
-    """Return the state of each worker's node, as this machine knows it by now."""
+    """Return the current state of each worker's node, as this machine knows it."""
     return {worker.host: worker.node.state for worker in (view.known(fleet.settings) or fleet).workers}
 
 
 def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
-    """Return what says of a worker of a run that its node was taken away and nobody brings it back.
+    """Return a function that tells whether a worker's node was taken away and nobody brings it back.
 
-    That is known of runs that this machine has started, and does not recover.
+    It returns True only for runs that this machine has started and does not recover.
 
     Args:
-        fleet: As it is known before anybody asks.
+        fleet: The fleet as it is known before the workers are asked.
         run_id: The run.
     """
-    from tpu_ops.runs import recovery  # whatever is about no run's end does without it
+    from tpu_ops.runs import recovery  # only needed here
 
     state_dir = fleet.settings.state_dir
     ours = records.read(state_dir, run_id) and not recovery.is_kept(state_dir, run_id)
@@ -63,11 +63,11 @@ def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
 
 
 def last_started(fleet: view.Fleet, word: str) -> str:
-    """Return what shows the last run that this machine has started on the nodes of a target; empty where it knows none.
+    """Return a hint about the last run that this machine started on the nodes of a target; empty if there is none.
 
     Args:
         fleet: The fleet.
-        word: The target, or what is none.
+        word: The target; may be an invalid one.
     """
     if not control.is_target(fleet, word):
         return ""
@@ -78,18 +78,19 @@ def last_started(fleet: view.Fleet, word: str) -> str:
 
 
 def _is_taken(now: view.Fleet, node_id: str | None) -> bool:
-    """Return whether a node that was there before, if any is meant, is taken away as the fleet is known now."""
+    """Return whether a node that existed before (None: no such node) is taken away according to the fleet ``now``."""
     if node_id is None:
         return False
     state = next((node.state for node in now.listed if node.node_id == node_id), "")
-    # What is not listed may be in a zone that could not be.
+    # A node that is not listed may be in a zone that could not be listed.
     return state in TAKEN_STATES or not (state or now.unlisted)
 
 
 def _node_ids(fleet: view.Fleet, run_id: str) -> dict[str, str]:
-    """Return the API's id of the node of each worker, those included that a run had which was started here.
+    """Return the API's id of each worker's node, including the nodes of the run at the time of its start.
 
-    A node that nobody asks for with these settings is not among them: that it is not listed says nothing of it.
+    Nodes outside the projects and zones of these settings are left out: they are never listed, so absence means
+    nothing.
     """
     found = {}
     if known := records.read(fleet.settings.state_dir, run_id):
@@ -101,6 +102,6 @@ def _node_ids(fleet: view.Fleet, run_id: str) -> dict[str, str]:
 
 
 def _is_asked_for(settings: Settings, full_name: str) -> bool:
-    """Return whether the API is asked for all nodes of the project and zone of a node."""
+    """Return whether the settings list all nodes of this node's project and zone."""
     _, project, _, zone, *_ = full_name.split("/")
     return not settings.snapshot and project in settings.projects and (not settings.zones or zone in settings.zones)

@@ -1,4 +1,4 @@
-"""How the ranks of a run are, or have ended, as their workers tell; and which of them failed first."""
+"""The outcomes of a run's ranks, as their workers report them, and the rank that failed first."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from typing import Any
 
 from tpu_ops.ssh.replies import Reply
 
-#: States of a rank of which nothing is known: its worker does not answer, or cannot tell.
+#: States of a rank without information: its worker does not answer, or answers with an error.
 UNKNOWN = ("unknown", "unreachable")
-#: What is said of a rank whose log could not be read to its end, though its worker tells of the run.
+#: Message for a rank whose log could not be read to its end although its worker answers.
 CUT = "its log could not be read to its end: its worker sends no more of it"
-#: How long before the first failure a traceback may be that is told with it, in seconds: JAX waits for up to 300 s at a
-#: rank's exit.
+#: Maximum age in seconds of a traceback that is reported with the first failure: JAX waits for up to 300 s at a rank's
+#: exit.
 TRACEBACK_SPAN = 600.0
-#: How much earlier it has to be than the first failure, in seconds: clocks of workers agree no better.
+#: Minimum age in seconds of such a traceback: the workers' clocks may differ by this much.
 CLOCKS_AGREE = 1.0
-#: How long a rank has lived on behind its own traceback that is told, in seconds: its last lines may be others then.
+#: Minimum age in seconds if the traceback is the failed rank's own: its last lines then show something else.
 STOOD_STILL = 5.0
-#: Why a rank is gone whose worker has no record of it.
+#: Reason of a rank whose worker has no record of the run.
 KNOWS_NOTHING = "the worker knows nothing of this run"
-#: How the reason begins that stands in the record of a run whose starter has given it up.
+#: Prefix of the reason in the record of a run whose starter gave it up.
 GIVEN_UP = "not started: "
-#: Why a rank is refused whose worker has no record of a run that began nowhere.
+#: Reason of a refused rank whose worker has no record of the run.
 NOT_STARTED = "it was not started here"
-#: Why nothing stands on the worker of a rank whose run waits for it at the barrier.
+#: Reason of a rank whose worker was not asked yet while other ranks wait at the barrier.
 NOT_ASKED = "its worker has not begun to start it"
-#: How the word of the workers begins on a start that one of them is at fault for: it names that one, and its node may
-#: have another name here.
+#: Beginning of the workers' message on a failed start that names the rank at fault. It is removed, since the rank's
+#: node may have another name in this fleet.
 _BLAME = re.compile(r"\Arank \d+ \([^)]*\): ")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended, as far as it is known.
+    """The state or end of one rank, as far as it is known.
 
     Attributes:
         rank: The rank.
         host: Its worker.
-        state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``running`` where it was not waited for,
-            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell, ``gone`` where nothing of
-            the run is left: its worker knows nothing of it, or has a later attempt, or its node was taken away.
+        state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``starting``; ``running`` if nobody waited
+            for its end; ``unreachable`` if contact was lost; ``unknown`` if the worker cannot tell; ``gone`` if nothing
+            of the run is left: the worker has no record or a later attempt, or its node was taken away.
         exit: ``{"code": n}``, ``{"signal": n}`` or None.
-        reason: Why, for people.
-        intent: Why it was ended, as the worker recorded it: ``stop``, ``failed``, ``shutdown``; empty where it was not.
+        reason: The reason, as text for users.
+        intent: Why the worker ended the rank: ``stop``, ``failed``, ``shutdown``; empty if it ended by itself.
         tail: The last lines of its log.
         record: The worker's record.
-        stop_requested_by: Who wanted the run stopped, as the worker knows it, whatever ended the rank.
-        bare: Whether the worker has no launcher, and so tells of no run.
-        remembered: What this machine remembers of the run where the worker tells nothing of it: ``attempt``,
-            ``person``, ``started_by``, ``argv``, ``since``, ``ended``, as `cli.runs_output.summary` has them. The state
-            is then how the whole run was seen to end from here, unless it is ``gone``.
-        cut: Whether its log could not be read to its end, though its worker tells of the run.
+        stop_requested_by: The user who requested a stop of the run, whatever ended the rank.
+        bare: Whether the worker has no launcher, and therefore no records.
+        remembered: This machine's record of the run if the worker has none: ``attempt``, ``person``, ``started_by``,
+            ``argv``, ``since``, ``ended``, as in `cli.runs_output.summary`. The state is then that of the whole run, as
+            seen from here, unless it is ``gone``.
+        cut: Whether the log could not be read to its end although the worker answers.
     """
 
     rank: int
@@ -72,8 +72,8 @@ class Outcome:
 
     @property
     def is_cause(self) -> bool:
-        """Whether this end is a failure of its own, and not what somebody did to the rank."""
-        # Of a run that was seen to fail it is not remembered which rank did.
+        """Whether this end is a failure of the rank itself, and not the consequence of another event."""
+        # This machine's record does not say which rank failed.
         if self.remembered:
             return False
         return self.state in {"failed", "lost", "refused"} or (
@@ -82,29 +82,29 @@ class Outcome:
 
     @property
     def traceback(self) -> Mapping[str, Any] | None:
-        """The last that the rank printed: ``at`` (seconds since 1970), ``error`` (one line), ``text``."""
+        """The last traceback of the rank: ``at`` (seconds since 1970), ``error`` (one line), ``text``."""
         found: Mapping[str, Any] | None = (self.record or {}).get("traceback")
         return found
 
     @property
     def left_behind(self) -> Sequence[Mapping[str, Any]]:
-        """The processes that its command left when it ended by itself, and which were ended: ``pid``, ``command``."""
+        """The processes that the command left behind when it ended, which were then ended: ``pid``, ``command``."""
         found: Sequence[Mapping[str, Any]] = (self.record or {}).get("left_behind") or ()
         return found
 
     @property
     def is_requested(self) -> bool:
-        """Whether somebody wanted this end, and not what starts the run, or starts it again."""
+        """Whether a user requested this end, and not the command that starts or recovers the run."""
         return bool(((self.record or {}).get("intent") or {}).get("requested"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the outcome for --json."""
+        """Return the outcome as --json prints it."""
         keys = ("rank", "host", "state", "exit", "reason", "intent", "traceback")
         return {**{key: getattr(self, key) for key in keys}, "left_behind": list(self.left_behind)}
 
 
 def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
-    """Given a worker's record of a run, return the outcome of its rank."""
+    """Return a rank's outcome from its worker's record."""
     if record is None:
         return Outcome(rank, host, "gone", reason=KNOWS_NOTHING)
     intent = (record.get("intent") or {}).get("kind", "")
@@ -114,7 +114,7 @@ def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str
 
 
 def without_record(rank: int, reply: Reply) -> Outcome:
-    """Given why a worker does not tell of a run, return the outcome of its rank."""
+    """Return a rank's outcome from a reply without a record."""
     if reply.kind == "missing":
         return Outcome(rank, reply.host, "gone", reason=KNOWS_NOTHING)
     if reply.kind == "damaged":
@@ -124,14 +124,14 @@ def without_record(rank: int, reply: Reply) -> Outcome:
 
 
 def short(problem: str) -> str:
-    """Given why a worker is not reached, return what became of its node where that is known, and not what ssh said."""
+    """Shorten the reason why a worker was not reached to the state of its node, if it contains that."""
     *_, last = problem.split("; ")
     return last if last.startswith("its node ") else problem
 
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """Who failed first, and why."""
+    """The rank that failed first, and the cause."""
 
     rank: int
     host: str
@@ -139,10 +139,9 @@ class FirstFailure:
 
 
 def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
-    """Return the rank that failed first, None where none failed of itself.
+    """Return the rank that failed first; None if no rank failed by itself.
 
-    The workers decide it together. One that was cut off knows no better than that it heard nothing of rank 0: what
-    most of them say counts.
+    The workers decide this together, and the majority counts: a rank that was cut off only knows that it lost rank 0.
     """
     told = [(outcome.record or {}).get("first") for outcome in outcomes]
     votes = Counter(first["rank"] for first in told if first)
@@ -150,11 +149,11 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
         rank, _ = votes.most_common(1)[0]
         first = next(first for first in told if first and first["rank"] == rank)
         return FirstFailure(rank, first["worker"], first["cause"])
-    # A stop at the barrier refuses all ranks, and stands as such in the record of the one that was told.
+    # A stop at the barrier makes all ranks "refused". The record of the rank that received it names the request.
     stopped = any(outcome.state == "refused" and outcome.is_requested for outcome in outcomes)
     hosts = {outcome.rank: outcome.host for outcome in outcomes}
     at_fault = (_at_fault(outcome, hosts) for outcome in outcomes)
-    # Rank 0 comes first, whose supervisor has decided it.
+    # Rank 0 comes first: its supervisor made the decision.
     if not stopped and (found := next(filter(None, at_fault), None)):
         return found
     causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
@@ -164,12 +163,12 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
 
 @dataclass(frozen=True)
 class Raised:
-    """A rank that printed a traceback before one failed first.
+    """A traceback that a rank printed before the first failure.
 
     Attributes:
         rank: The rank.
         host: Its worker.
-        before: How long before, in seconds.
+        before: Seconds between the traceback and the first failure.
         error: The line that names the exception.
         text: The traceback.
     """
@@ -182,9 +181,9 @@ class Raised:
 
 
 def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | None:
-    """Return the rank whose traceback came before those of all others and well before one failed first.
+    """Return the earliest traceback, if it came well before the first failure.
 
-    It may be the cause: with JAX a rank that raises waits at its exit until all abort.
+    It may be the cause: with JAX, a rank that raises waits at its exit until all ranks abort.
     """
     failed = next((out for out in outcomes if out.rank == first.rank and out.record), None)
     exited = ((failed and failed.record) or {}).get("exited")
@@ -201,10 +200,10 @@ def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | 
 
 
 def _at_fault(outcome: Outcome, hosts: Mapping[int, str]) -> FirstFailure | None:
-    """Return whose fault it is that a rank was refused, None where its worker does not say.
+    """Return the rank at fault for the refusal of another; None if the worker does not name it.
 
     Args:
-        outcome: Of the rank.
+        outcome: The outcome of the refused rank.
         hosts: The workers by rank.
     """
     if outcome.state != "refused" or not outcome.record:
@@ -221,9 +220,9 @@ def _at_fault(outcome: Outcome, hosts: Mapping[int, str]) -> FirstFailure | None
 
 
 def of_starting(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return outcomes in which every rank of an attempt that waits at the barrier is starting.
+    """Return the outcomes with state "starting" for all ranks of an attempt that waits at the barrier.
 
-    Rank 0 waits before the workers of the others are asked: these know nothing of it, or tell of an earlier attempt.
+    Rank 0 waits there before the other workers are asked: these have no record yet, or that of an earlier attempt.
     """
     known = [outcome.record for outcome in outcomes if outcome.record]
     attempt = max((int(record["attempt"]) for record in known if record["state"] == "starting"), default=0)
@@ -240,9 +239,9 @@ def of_starting(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return outcomes in which no rank of a run that began nowhere is gone: a worker without a record has not begun it.
+    """Return the outcomes with state "refused" for ranks without a record, if the run began on no worker.
 
-    It was not asked, or is the one that refused.
+    Such a worker was not asked, or it refused.
     """
     known = [outcome for outcome in outcomes if outcome.record]
     if not known or any(outcome.state != "refused" for outcome in known):

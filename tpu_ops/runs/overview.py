@@ -1,4 +1,4 @@
-"""All runs of a fleet: those that are on, and the last ones that this machine started."""
+"""All runs of a fleet: the active ones, and the last ones that this machine started."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Overview:
     """The runs of a fleet.
 
     Attributes:
-        rows: The runs that are on and those that this machine started lately, the newest first: the run, its
-            outcomes by rank, and when it started (seconds since 1970).
-        silent: Workers that could not tell.
-        damaged: Records on workers that cannot be read: the worker, what is wrong, and what to do, in words each.
+        rows: The active runs and those that this machine started lately, newest first: the run, its outcomes by rank,
+            and its start (seconds since 1970).
+        silent: Workers that could not answer.
+        damaged: Unreadable records on workers, each as a text with the worker, the problem and the fix.
     """
 
     rows: tuple[tuple[control.RunRef, tuple[Outcome, ...], float], ...]
@@ -33,7 +33,7 @@ class Overview:
 
 
 async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
-    """Ask every worker that serves for its runs."""
+    """Ask every serving worker for its runs."""
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call(
         {worker.host: {"count": control.RECENT} for worker in serving}, "status", limit=control.LIMIT
@@ -59,12 +59,12 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
 
 
 async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
-    """Given what workers say of their newest runs, return a run's outcomes; those that have had many since are asked.
+    """Return a run's outcomes; workers whose list of newest runs no longer contains the run are asked again.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
-        replies: Of the workers that serve.
+        replies: Lists of newest runs, from the serving workers.
     """
     seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
     older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
@@ -77,7 +77,7 @@ async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Re
 
 
 def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
-    """Given what a worker says of its newest runs, return the outcome of one rank."""
+    """Return the outcome of one rank from its worker's list of newest runs."""
     if reply is None:
         return Outcome(rank, host, "unreachable", reason="its node is not READY")
     if not reply.ok:

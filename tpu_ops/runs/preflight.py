@@ -1,4 +1,4 @@
-"""What is asked of all workers before a run: one round trip each, and every fault of every worker in one list."""
+"""Checks of all workers before a run: one round trip to each, and one list with every fault of every worker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tpu_ops.ssh import openssh
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds for each worker, a cold connection included.
+#: Seconds for each worker, including a cold connection.
 LIMIT = 45.0
-#: Clocks of two workers may differ by this much, the time of the round trip included, in seconds.
+#: Allowed difference between the clocks of two workers, in seconds; the time of the round trip counts.
 CLOCK_LIMIT = 60.0
 
-#: What is looked at -> what is true of a worker that passes.
+#: The checks: key -> the statement that is true of a worker that passes.
 CHECKS = {
     "answers": "ssh and the launcher answer",
     "identity": "every worker is a separate machine",
@@ -37,10 +37,10 @@ CHECKS = {
     "space": "the disks have free space",
     "clock": "the clocks agree",
 }
-#: Those in which workers are compared with each other.
+#: The checks that compare workers with each other.
 COMPARED = ("identity", "same", "clock")
-#: Those that `tpu_ops train --force` overrides. Without the others nothing would start, or hang: the workers
-#: themselves refuse, by the same checks, and chips that somebody holds are never anybody else's.
+#: The checks that `tpu_ops train --force` overrides. A run that failed another check would not start, or would hang:
+#: the workers refuse by the same checks, and chips in use cannot be shared.
 FORCIBLE = ("same", "mounts", "space", "clock")
 
 
@@ -49,11 +49,11 @@ class Fault:
     """One reason why a run cannot start.
 
     Attributes:
-        worker: Where.
-        problem: What is wrong.
-        fix: What to do about it; may be empty.
+        worker: The worker.
+        problem: The problem.
+        fix: The fix; may be empty.
         unreachable: Whether the worker did not answer at all.
-        check: What was looked at, a key of `CHECKS` or of those that only the doctor shows (`doctor.CHECKS`).
+        check: The check that failed: a key of `CHECKS`, or of `doctor.CHECKS` for those that only the doctor runs.
     """
 
     worker: str
@@ -64,17 +64,17 @@ class Fault:
 
     @property
     def forcible(self) -> bool:
-        """Whether a run may be started in spite of it."""
+        """Whether `tpu_ops train --force` overrides the fault."""
         return self.check in FORCIBLE
 
     @property
     def is_absence(self) -> bool:
-        """Whether it is that the worker is away or not configured, which a recovery mends that brings it back."""
+        """Whether the worker is absent or not configured: a recovery that brings workers back removes the fault."""
         return self.unreachable or self.check == "state" or self.fix.startswith(configure(""))
 
 
 class PreflightError(OpsError):
-    """Some workers are not fit for a run."""
+    """Some workers failed a check."""
 
     def __init__(self, faults: Sequence[Fault], total: int) -> None:
         workers = {fault.worker for fault in faults}
@@ -91,11 +91,11 @@ class PreflightError(OpsError):
             self.exit_code = ExitCode.UNREACHABLE
 
     def unconfigured(self) -> list[str]:
-        """Return the workers that are to be configured, or to be brought back first."""
+        """Return the workers that have to be configured, or brought back first."""
         return [fault.worker for fault in self.faults if fault.is_absence]
 
     def configured_by(self, fixes: Mapping[str, str]) -> None:
-        """Have some of those be configured by somebody else already; what to do about each of them then is given."""
+        """Replace the fix of some workers' faults: these workers are being configured by another process already."""
         self.faults = tuple(replace(fault, fix=fixes.get(fault.worker, fault.fix)) for fault in self.faults)
         self.fix = _fix_of(self.faults)
 
@@ -105,30 +105,30 @@ def _fix_of(faults: Sequence[Fault]) -> str:
 
 
 def for_any(fix: str, worker: str) -> str:
-    """Return what to do about one worker with a zero byte in place of its name: equal for all that it helps."""
+    """Return the fix for one worker with a NUL byte in place of its name, so that equal fixes compare equal."""
     return re.sub(rf"(?<!\S){re.escape(worker)}(?!\S)", "\0", fix)
 
 
 def first_fix(known: Sequence[tuple[str, str]]) -> str:
-    """Given what to do about each worker, return the first for all workers that it helps; empty where there is none."""
+    """Return the first fix of these (fix, worker) pairs, for all workers that it applies to; empty if there is none."""
     fixes = [(for_any(fix, worker), worker) for fix, worker in known if fix]
     workers = dict.fromkeys(worker for fix, worker in fixes if fix == fixes[0][0])
     return fixes[0][0].replace("\0", texts.target(list(workers))) if fixes else ""
 
 
-#: What to do where the workers' launcher is newer than this machine's.
+#: Fix for workers whose launcher is newer than this machine's tpu_ops.
 UPDATE = "update tpu_ops on this machine: `git pull && make env` in its clone"
 
 
 def configure(worker: str) -> str:
-    """Return the command that configures one worker, or those of a target."""
+    """Return the command that configures one worker, or all workers of a target."""
     return f"tpu_ops configure {worker}"
 
 
 def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
-    """Given what one worker says about itself, return what is wrong with it alone.
+    """Return the faults of one worker from its probe, without comparing it with others.
 
-    It finds most of it by itself, with what its supervisor asks again when a run starts.
+    The worker finds most of them itself; its supervisor repeats these checks when a run starts.
     """
     if probe["protocol"] != wire.PROTOCOL:
         problem = f"its launcher has protocol version {probe['protocol']}, this machine {wire.PROTOCOL}"
@@ -152,12 +152,13 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
 def differences(
     probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "", ages: Mapping[str, float] | None = None
 ) -> list[Fault]:
-    """Given what all workers say about themselves, return which of them differ from the most, and in what.
+    """Compare the probes of all workers; return the faults of those that differ from the majority.
 
     Args:
-        probes: By worker.
-        asked_venv: The environment that the person named, if any.
-        ages: Seconds since each worker said so: behind a proxy many of them are minutes apart. None is all at once.
+        probes: The probes by worker.
+        asked_venv: The environment that the user named, if any.
+        ages: Seconds since each worker answered: behind a proxy, answers may be minutes apart. None means no
+            difference.
     """
     found: list[Fault] = []
     usual = Counter(probe["venv"]["digest"] for probe in probes.values()).most_common(1)[0][0] if probes else ""
@@ -168,7 +169,7 @@ def differences(
     for host, probe in probes.items():
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
-            # Configured alone, it has nobody to agree with.
+            # A worker that is configured alone has no others to agree with.
             together = configure(texts.target([*probes]))
             fix = f"make {venv['path']} the same on all workers" if asked_venv else together
             found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="same"))
@@ -182,7 +183,7 @@ def differences(
 
 
 def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    # Launchers of before tell of some packages only.
+    # Launchers of older versions report only some packages.
     key = "installed" if "installed" in venv and "installed" in usual else "packages"
     own, others, first = venv[key], usual[key], {*venv["packages"], *usual["packages"]}
     parts = [
@@ -196,7 +197,7 @@ def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 
 def fault_of_reply(reply: Reply) -> Fault:
-    """Given that a worker did not describe itself, return the fault that this is."""
+    """Return the fault of a worker that did not send a probe."""
     unreachable = reply.kind in {"unreachable", "timeout"}
     moved = unreachable and not openssh.of_host_key(reply.problem)
     fix = reply.fix or ("if its address or state changed: tpu_ops refresh" if moved else "")
@@ -214,18 +215,18 @@ async def check(
     forced: Callable[[Fault], None] | None = None,
     run_id: str = "",
 ) -> dict[str, Mapping[str, Any]]:
-    """Ask all workers at once; return what each says about itself.
+    """Check all workers at once; return their probes.
 
     Args:
         fanout: Reaches the workers.
         workers: The workers.
-        venv: The environment that the person named, if any.
-        user: Who the command is to run as; empty is who asks.
-        forced: Called with each fault that is overridden; without it none is.
-        run_id: A run that must not have been on any of them, if any.
+        venv: The environment that the user named, if any.
+        user: The user that the command runs as; empty means the user who asks.
+        forced: Called with each fault that is overridden; None means that none is.
+        run_id: The name of the new run: no worker may know it yet. Empty means no such check.
 
     Raises:
-        PreflightError: Some are not fit; it lists every fault of every worker.
+        PreflightError: Some workers failed; the error lists every fault of every worker.
     """
     faults = [
         Fault(worker.host, f"its node is {worker.node.state}", until_ready(worker.node), True)
@@ -246,14 +247,14 @@ async def check(
 
 
 def _of_name(fault: Fault) -> Fault:
-    """Return a fault of a worker that a run of the very name has which is to be started."""
+    """Add "choose another name" to the fix if a run of the same name holds the worker."""
     return replace(fault, fix=f"{fault.fix}; or {advice.OTHER_NAME}") if fault.check == "free" else fault
 
 
 async def examine(
     fanout: Fanout, workers: Sequence[Worker], venv: str = "", user: str = "", run_id: str = ""
 ) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
-    """Ask all workers at once; return every fault of every worker, and what each says about itself."""
+    """Probe all workers at once; return every fault of every worker, and the probes."""
     asked = {"venv": venv, "user": user, **({"run_id": run_id} if run_id else {})}
     requests = {worker.host: {**asked, "chips": worker.node.chips_per_worker} for worker in workers}
     came: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""What this machine remembers of the runs it started: which workers to ask, how they were seen to end.
+"""Records on this machine of the runs that it started: their workers, and how they were seen to end.
 
-The truth stands on the workers.
+The records on the workers take precedence.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fleet_files import replace
 
-#: Runs that are remembered, and those that can be started again: more than any list shows.
+#: Number of runs that are remembered, and that can be started again: more than any list shows.
 KEPT = 200
-#: Seconds for another process to remember a run.
+#: Seconds to wait for another process that writes a record.
 _PATIENCE = 10.0
-#: Bytes of a record: the names of 512 workers, and a command line of 2 MB, which is more than Linux takes.
+#: Maximum size of a record in bytes: the names of 512 workers, and a command line of 2 MB, more than Linux allows.
 _LARGEST = 4 * 2**20
 #: States in which a run has ended.
 ENDED = ("succeeded", "failed", "stopped", "refused")
@@ -39,21 +39,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as its starter knows it.
+    """A run as the machine that started it knows it.
 
     Attributes:
         run_id: The run.
-        nodes: Labels that its nodes had then, by slice.
+        nodes: Labels that its nodes had at the start, by slice.
         node_ids: The API's ids of these nodes.
-        hosts: Its workers as they were called then, by rank.
+        hosts: Names that its workers had at the start, by rank.
         argv: The command.
-        since: When it was started, seconds since 1970.
-        attempt: As in the spec.
-        ended: State in which it was seen to end: ``succeeded``, ``failed`` or ``stopped``; empty where it was not.
-        full_names: Resource names of its nodes, by slice; empty where an older version has written it.
-        ended_at: When it ended, seconds since 1970; 0 where it was not seen to end, or by an older version.
-        person: Whose it is; empty where that was not heard of its workers at its end.
-        started_by: Who started it, where that is somebody else; the same.
+        since: When it was started, in seconds since 1970.
+        attempt: The attempt; 1 for the first start.
+        ended: The state in which it was seen to end: ``succeeded``, ``failed``, ``stopped`` or ``refused``; else empty.
+        full_names: Resource names of its nodes, by slice; empty in records of older versions.
+        ended_at: When it ended, in seconds since 1970; 0 if unknown, or in records of older versions.
+        person: The owner; empty if the workers did not report it at the end.
+        started_by: The user who started it, if not the owner; empty if the workers did not report it at the end.
     """
 
     run_id: str
@@ -70,7 +70,7 @@ class RunRecord:
     started_by: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what a worker's record says of it as well."""
+        """Return the facts that a worker's record contains as well."""
         named = {key: getattr(self, key) for key in ("attempt", "since", "person", "started_by")}
         return {**named, "argv": list(self.argv), "ended": self.ended_at or None}
 
@@ -80,10 +80,10 @@ def _path(state_dir: Path, run_id: str) -> Path:
 
 
 def write(state_dir: Path, record: RunRecord) -> None:
-    """Remember a run; the oldest that are remembered are forgotten, workers tell of those that are on after all.
+    """Write the record of a run, and remove the oldest ones. Workers still report active runs without a record here.
 
     Raises:
-        OpsError: It cannot be written.
+        OpsError: The record cannot be written.
     """
     path = _path(state_dir, record.run_id)
     try:
@@ -95,16 +95,16 @@ def write(state_dir: Path, record: RunRecord) -> None:
 
 
 def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
-    """Remember a run that is being started.
+    """Write the record of a run that is being started.
 
     Args:
-        state_dir: Of the fleet.
+        state_dir: The fleet's state directory.
         record: The run.
-        before: What was remembered under its name when it was looked whether the name is free.
+        before: The record under its name at the time when the name was found to be free.
 
     Raises:
-        UsageError: Another one of its name has been started since.
-        OpsError: It cannot be written.
+        UsageError: Another run of the same name was started meanwhile.
+        OpsError: The record cannot be written.
     """
     folder = _path(state_dir, record.run_id).parent
     try:
@@ -120,24 +120,24 @@ def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Forget what is too old; what cannot be removed now is removed by a later run."""
+    """Remove the oldest records; a record that cannot be removed now is removed by a later run."""
     with contextlib.suppress(OSError):
         found = sorted(folder.glob("*.json"), key=lambda path: -path.stat().st_mtime)
         for path in found[KEPT:]:
-            # Without its record a run that is recovered here could not be taken over.
+            # The recovery of a run that has no record could not be resumed.
             if not (path.with_suffix("") / "recovery.json").exists():
                 path.unlink()
 
 
 def close(state_dir: Path, run_id: str, state: str, otherwise: str = "", outcomes: Sequence[Outcome] = ()) -> None:
-    """Remember how a run has ended, which nobody tells once its nodes are gone; a full disk forgets it.
+    """Record how a run ended, since its workers may be gone later. On a full disk, nothing is recorded.
 
     Args:
-        state_dir: Of the fleet.
+        state_dir: The fleet's state directory.
         run_id: The run.
-        state: State of the run as it was seen.
-        otherwise: The one that is remembered where that says nothing of its end, as when a worker knows no such run.
-        outcomes: How its ranks are, whose records say more of it.
+        state: The state of the run as it was seen.
+        otherwise: The state to record if `state` is not an end, for example because a worker does not know the run.
+        outcomes: The outcomes of its ranks, whose records contain the owner and the time.
     """
     known, state = read(state_dir, run_id), state if state in ENDED else otherwise
     if known and state in ENDED:
@@ -151,14 +151,14 @@ def close(state_dir: Path, run_id: str, state: str, otherwise: str = "", outcome
 
 
 def forget(state_dir: Path, run_id: str) -> None:
-    """Forget a run that never was."""
+    """Remove the record of a run that did not begin."""
     _path(state_dir, run_id).unlink(missing_ok=True)
 
 
 def read(state_dir: Path, run_id: str) -> RunRecord | None:
-    """Return what this machine remembers of a run; None where it remembers nothing.
+    """Return this machine's record of a run; None if there is none.
 
-    A damaged record is warned of, and the workers tell of the run as of one that another machine has started.
+    A damaged record causes a warning; the run is then treated like one that another machine started.
     """
     if "/" in run_id or run_id.startswith("."):
         return None
@@ -174,17 +174,12 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
 
 @functools.cache
 def _warn_once(path: Path, why: str) -> None:
-    text = "what this machine remembers of run %s is damaged and not used: %s: %s; its workers still tell of it; rm %s"
+    text = "the record of run %s on this machine is damaged and not used: %s: %s; its workers still report it; rm %s"
     log.warning(text, path.stem, path, why, path)
 
 
 def _read(path: Path) -> RunRecord:
-    """Return the record in a file.
-
-    Raises:
-        OSError: It cannot be read, or is no regular file.
-        ValueError, KeyError, TypeError, AttributeError, RecursionError: It holds something else.
-    """
+    """Return the record in a file."""
     data = json.loads(files.read_regular(path, _LARGEST))
     return RunRecord(
         run_id=data["run_id"],
@@ -203,9 +198,9 @@ def _read(path: Path) -> RunRecord:
 
 
 def hosts_now(known: RunRecord, workers: Iterable[Worker]) -> tuple[str, ...]:
-    """Return a run's workers by rank, as they are called now: nodes of one name, made or deleted, change labels.
+    """Return the current names of a run's workers by rank: creating or deleting nodes of the same name changes labels.
 
-    Where a node is gone, or another one was made in its place, its workers keep the names that are remembered.
+    If a node is gone, or was replaced by another one, its workers keep the names in the record.
 
     Args:
         known: The run.
@@ -221,18 +216,18 @@ def _index(host: str) -> str:
 
 
 def is_of(state_dir: Path, run_id: str, hosts: tuple[str, ...], workers: Iterable[Worker]) -> bool:
-    """Return whether the run of this name that this machine remembers is the one on these workers of all."""
+    """Return whether this machine's record under this name is that of the run on these workers."""
     known = read(state_dir, run_id)
     return known is not None and hosts_now(known, workers) == hosts
 
 
 def names(state_dir: Path) -> list[str]:
-    """Return the runs that this machine remembers."""
+    """Return the ids of the runs that have a record on this machine."""
     return [path.stem for path in (state_dir / "runs").glob("*.json")]
 
 
 def recent(state_dir: Path, count: int) -> list[RunRecord]:
-    """Return the newest runs that this machine remembers, newest first."""
+    """Return the newest records on this machine, newest first."""
     found = [record for record in (read(state_dir, name) for name in names(state_dir)) if record]
     return sorted(found, key=lambda record: -record.since)[:count]
 
@@ -245,7 +240,7 @@ def new(
 
 
 def started_on(run_id: str, workers: Sequence[Worker], argv: tuple[str, ...], attempt: int = 1) -> RunRecord:
-    """Return the record of a run that starts now on these workers, which are in the order of the ranks."""
+    """Return the record of a run that starts now on these workers, given in the order of the ranks."""
     nodes = {worker.label: worker.node for worker in workers}
     ids = tuple(node.node_id for node in nodes.values())
     record = new(run_id, tuple(nodes), ids, tuple(worker.host for worker in workers), argv)

@@ -1,7 +1,7 @@
-"""What starts a run again when its nodes are taken away, kept on the controller.
+"""The state, kept on the controller, from which a run is started again when its nodes are taken away.
 
-None of it is on the workers, whose disks go with the node. Nor are values of secrets and of environment files in
-it: they are read again.
+None of it is on the workers, whose disks are lost with the nodes. Values of secrets and of environment files are not
+part of it: they are read again.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.files import unwritable
 from tpu_ops.runs import advice, spec, sync
 
-#: Bytes of what is kept of a run: metadata of its nodes, of 256 KB each, and a command line of 2 MB.
+#: Maximum size of this state in bytes: metadata of nodes, 256 KB each, and a command line of 2 MB.
 _LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One run that is to be started again.
+    """A run that is started again.
 
     Attributes:
         run_id: The run.
-        attempt: The last one that was started, or is just being started; 0 before the first.
-        plan: Its nodes as they were in that attempt.
-        options: What `spec.RunSpec` takes beside what is here, without values of secrets or of files.
-        env_files: Files of variables that are read again.
-        secret_words: Values of `--secret` that are looked up again; paths are absolute.
-        code: Whether a copy of the code that was synced is kept.
-        git: The project of the fleet, and its commit, that every attempt has, as in ``vision@<commit>``.
-        force: As of `tpu_ops train --force`.
-        max_preemptions: How often its nodes may be taken away; None is without limit.
-        max_failures: How often its command may fail.
-        preemptions: How often that has happened.
-        failures: The same of its command.
-        pending: Whether the next attempt is being prepared, its nodes brought back for example, so that none is on.
-        counted: Whether it is counted already that nodes are not as the plan has them.
-        early: Whether a loss is counted of which the API does not tell yet, as where its workers have told first.
-        since: When it became `pending`, in seconds since 1970; 0 where an older version has written it.
+        attempt: The last attempt that was started or is being started; 0 before the first.
+        plan: The nodes as they were in that attempt.
+        options: The remaining fields of `spec.RunSpec`, without values of secrets or of files.
+        env_files: Files of variables, which are read again.
+        secret_words: Values of `--secret`, which are looked up again; paths are absolute.
+        code: Whether a copy of the synced code is kept.
+        git: The project of the fleet and the commit that every attempt uses, as in ``vision@<commit>``.
+        force: Whether `tpu_ops train --force` was used.
+        max_preemptions: Allowed number of preemptions; None means unlimited.
+        max_failures: Allowed number of failures of the command.
+        preemptions: Number of preemptions so far.
+        failures: Number of failures of the command so far.
+        pending: Whether the next attempt is being prepared, for example by recreating nodes; no attempt is active then.
+        counted: Whether the current loss of nodes has been counted as a preemption already.
+        early: Whether a loss was counted that the API has not reported yet, because the workers reported it first.
+        since: When it became `pending`, in seconds since 1970; 0 in the state of older versions.
     """
 
     run_id: str
@@ -71,10 +71,10 @@ class Recovery:
     since: float = 0.0
 
     def spec(self, environ: Mapping[str, str]) -> spec.RunSpec:
-        """Return what is started, with secrets and files read now.
+        """Return the spec to start, with secrets and files read now.
 
         Raises:
-            UsageError: One of them is not there, or is of one attempt alone.
+            UsageError: A secret or file does not exist, or a variable is valid for one attempt only.
         """
         made = _without_values(self)
         env = spec.variables(made.env, map(Path, self.env_files), again=True)
@@ -82,45 +82,45 @@ class Recovery:
 
 
 def _without_values(kept: Recovery) -> spec.RunSpec:
-    """Return what is started, without what is read for each start."""
+    """Return the spec to start, without the values that are read for each start."""
     options = {**kept.options, "argv": tuple(kept.options["argv"]), "env": dict(kept.options["env"])}
     return spec.RunSpec(run_id=kept.run_id, attempt=kept.attempt, **options)
 
 
 def options_of(run: spec.RunSpec, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is kept of a run.
+    """Return the fields of a run's spec that are kept.
 
     Args:
         run: The run.
-        env: The variables that were named one by one.
+        env: The variables that were given one by one.
     """
     left_out = ("run_id", "attempt", "secrets", "key")
     return {**{key: value for key, value in vars(run).items() if key not in left_out}, "env": dict(env)}
 
 
 def absolute(word: str) -> str:
-    """Given a value of `--secret`, return it such that it means the same from any directory."""
+    """Return a value of `--secret` with an absolute path."""
     name, sign, path = word.partition("=")
     return f"{name}={files.expanded(path, f'--secret {name}').absolute()}" if sign else word
 
 
 def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
-    """Return a later attempt of a run, with a key of its own."""
+    """Return the spec of a later attempt, with a new key."""
     return replace(run, attempt=attempt, key=os.urandom(32).hex())
 
 
 def folder(state_dir: Path, run_id: str) -> Path:
-    """Return where all this is kept of a run; its logs as well."""
+    """Return the directory of a run's recovery state and logs."""
     return state_dir / "runs" / run_id
 
 
 def requests_file(state_dir: Path, run_id: str) -> Path:
-    """Return where is kept what the recovery of a run has requested from the API: `forget` leaves it."""
+    """Return the file of the recovery's open API requests for a run; `forget` does not remove it."""
     return folder(state_dir, run_id) / "requests.json"
 
 
 def taken_up(state_dir: Path, nodes: Iterable[Node]) -> None:
-    """Forget what any recovery here has requested of nodes on which a run has started, or that were deleted."""
+    """Drop the open requests of all recoveries here for nodes that now have a run, or that were deleted."""
     found = list(nodes)
     parents = {node.full_name: node.full_name.rpartition("/nodes/")[0] for node in found}
     sources = {f"{parents[node.full_name]}/queuedResources/{node.queued_resource}" for node in found}
@@ -129,13 +129,13 @@ def taken_up(state_dir: Path, nodes: Iterable[Node]) -> None:
 
 
 def write(state_dir: Path, recovery: Recovery) -> None:
-    """Keep it, for this person only.
+    """Write the recovery state, readable by this user only.
 
     Raises:
-        OpsError: It cannot be written.
+        OpsError: The state cannot be written.
     """
     path = folder(state_dir, recovery.run_id) / "recovery.json"
-    # A node's metadata stands in it, which may hold secrets.
+    # The state contains the nodes' metadata, which may hold secrets.
     data = {**asdict(recovery), "plan": recovery.plan.to_json()}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,15 +145,15 @@ def write(state_dir: Path, recovery: Recovery) -> None:
 
 
 def require_none(state_dir: Path, run_id: str, *, alone: bool) -> None:
-    """Return where no run of this name is recovered on this machine, or could be.
+    """Check that no recovery of a run with this name is active on this machine or could be resumed.
 
     Args:
-        state_dir: Of the fleet.
+        state_dir: The fleet's state directory.
         run_id: The name.
-        alone: Whether this process has the `lock`.
+        alone: Whether this process holds the `lock`.
 
     Raises:
-        UsageError: One is.
+        UsageError: There is such a recovery.
     """
     if is_kept(state_dir, run_id):
         fix = advice.name_taken(run_id, resumes=alone or not is_held(state_dir, run_id))
@@ -161,11 +161,11 @@ def require_none(state_dir: Path, run_id: str, *, alone: bool) -> None:
 
 
 def read(state_dir: Path, run_id: str) -> Recovery:
-    """Return what is kept of a run.
+    """Return the recovery state of a run.
 
     Raises:
-        UsageError: Nothing is.
-        OpsError: It cannot be understood.
+        UsageError: There is none.
+        OpsError: The state is unreadable.
     """
     path = folder(state_dir, run_id) / "recovery.json"
     fix = "only runs that `tpu_ops train --recover` started on this machine, and that have not ended, can be taken over"
@@ -173,7 +173,7 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         raise UsageError(f"{run_id!r} is not a run", where="--recover", fix=fix)
     try:
         data = json.loads(files.read_regular(path, _LARGEST))
-        # As the version before has it, which counted before it brought nodes back.
+        # The previous version had no `counted`, and counted before it brought nodes back.
         data.setdefault("counted", data["pending"] and data["preemptions"] > 0)
         lists = {key: tuple(data[key]) for key in ("env_files", "secret_words")}
         found = Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
@@ -188,14 +188,14 @@ def read(state_dir: Path, run_id: str) -> Recovery:
 
 
 def not_begun(state_dir: Path, run_id: str) -> bool:
-    """Return whether nothing but what would start a run is there: no worker has been asked for any attempt."""
+    """Return whether a run's recovery state exists, but no worker was asked to start any attempt yet."""
     with contextlib.suppress(OpsError):
         return read(state_dir, run_id).attempt == 0
     return False
 
 
 def forget(state_dir: Path, run_id: str) -> None:
-    """Remove what starts a run again that has ended; its logs stay."""
+    """Remove the recovery state of a run that has ended; its logs stay."""
     place = folder(state_dir, run_id)
     (place / "recovery.json").unlink(missing_ok=True)
     (place / "stop").unlink(missing_ok=True)
@@ -203,19 +203,19 @@ def forget(state_dir: Path, run_id: str) -> None:
 
 
 def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextManager[int]:
-    """Return the lock of who recovers a run on this machine; it raises TimeoutError where somebody does for longer."""
+    """Return the lock of a run's recovery on this machine. It raises TimeoutError if it stays held for ``seconds``."""
     place = folder(state_dir, run_id)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return files.locked(place / "lock", seconds)
 
 
 def is_kept(state_dir: Path, run_id: str) -> bool:
-    """Return whether a run is recovered on this machine, or could be."""
+    """Return whether a run's recovery is active on this machine or could be resumed."""
     return (folder(state_dir, run_id) / "recovery.json").exists()
 
 
 def is_held(state_dir: Path, run_id: str) -> bool:
-    """Return whether a process of this machine recovers a run at this moment."""
+    """Return whether a process on this machine is recovering a run now."""
     if not (folder(state_dir, run_id) / "lock").exists():
         return False
     try:
@@ -228,7 +228,7 @@ def is_held(state_dir: Path, run_id: str) -> bool:
 
 
 def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
-    """Return what recovers a run on this machine, or could; None where nothing does."""
+    """Return the recovery of a run on this machine, active or resumable; None if there is none."""
     if not is_kept(state_dir, run_id):
         return None
     held = False
@@ -239,7 +239,7 @@ def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
         held = True
     except OSError:
         return None
-    # It may just have ended.
+    # The recovery may have ended meanwhile.
     if not is_kept(state_dir, run_id):
         return None
     found = advice.Recoverer(run_id, held=held)
@@ -253,7 +253,7 @@ def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
 
 
 def sign(handle: int) -> None:
-    """Have the file of a `lock` name this process, which recovers the run; a full disk takes no name."""
+    """Write the pid of this process, which recovers the run, into the lock file; on a full disk, do nothing."""
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
@@ -266,39 +266,39 @@ def _pid(path: Path) -> int:
 
 
 def under_way(state_dir: Path, run_id: str) -> str:
-    """Return what a process of this machine is about to do with a run, in words; empty where that is nothing."""
+    """Return as words that a process on this machine is preparing the next attempt of a run; empty if none is."""
     found = recoverer(state_dir, run_id)
     return advice.recovery(found) if found and found.pending else ""
 
 
 def note_of(state_dir: Path, run_id: str) -> str:
-    """Return who recovers a run on this machine, or could go on with that, in words; empty where nothing is to say."""
+    """Return the state of a run's recovery on this machine as words; empty if there is none."""
     return advice.recovery(recoverer(state_dir, run_id))
 
 
 def asked_to_stop(state_dir: Path, run_id: str) -> bool:
-    """Return whether whoever recovers a run on this machine is to end that."""
+    """Return whether the recovery of a run on this machine was asked to end."""
     return (folder(state_dir, run_id) / "stop").exists()
 
 
 def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
-    """See to it that a run is not started again on this machine; return whether no attempt of it is on.
+    """Prevent further starts of a run by this machine; return whether no attempt of it is active.
 
     Args:
-        state_dir: Of the fleet.
-        run_id: The run; it may be one that nobody recovers.
-        seconds: How long to wait for whoever brings its nodes back to end that.
+        state_dir: The fleet's state directory.
+        run_id: The run; it may have no recovery.
+        seconds: How long to wait for a process that is bringing the run's nodes back.
 
     Raises:
-        TimeoutError: That takes longer.
-        OpsError: What is kept of it cannot be read, or the wish cannot be written.
+        TimeoutError: That process did not end in time.
+        OpsError: The recovery state cannot be read, or the request to end it cannot be written.
     """
     place = folder(state_dir, run_id)
     if not (place / "recovery.json").exists():
         return False
     with _written(place):
         with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
-            # Whoever recovered it has died, perhaps before it ended what was left of the last attempt.
+            # The recovering process has died, perhaps before it stopped the rest of the last attempt.
             never = not_begun(state_dir, run_id)
             forget(state_dir, run_id)
             return never
@@ -306,7 +306,7 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
         files.replace(place / "stop", "", 0o600)
         if pending:
             with lock(state_dir, run_id, seconds):
-                # What was being started at that moment may be on.
+                # An attempt that was being started at that moment may be active.
                 if is_kept(state_dir, run_id):
                     pending = read(state_dir, run_id).pending
                 forget(state_dir, run_id)
@@ -315,11 +315,7 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _written(place: Path) -> Iterator[None]:
-    """Say where the disk does not take it what is written in a block; that a lock is held is no such thing.
-
-    Raises:
-        OpsError: It does not.
-    """
+    """Turn write errors in a block into OpsError; a TimeoutError of a lock passes."""
     try:
         yield
     except TimeoutError:
@@ -329,21 +325,21 @@ def _written(place: Path) -> Iterator[None]:
 
 
 def none_left(state_dir: Path, run_id: str, seconds: float) -> None:
-    """Remove what starts a run again, whose ranks have all ended, once nobody recovers it on this machine.
+    """Remove the recovery state of a run whose ranks have all ended, once no process is recovering it.
 
     Raises:
-        TimeoutError: Somebody does for longer.
-        OpsError: The disk does not let go of it.
+        TimeoutError: A process is still recovering it after ``seconds``.
+        OpsError: The state cannot be removed.
     """
     with _written(folder(state_dir, run_id)), lock(state_dir, run_id, seconds):
         forget(state_dir, run_id)
 
 
 def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
-    """Copy the code that goes to the workers, so that every attempt has the same; return the copy.
+    """Copy the code that is synced to the workers, so that every attempt uses the same; return the copy.
 
     Raises:
-        OpsError: It cannot be written.
+        OpsError: The copy cannot be written.
     """
     source = folder(state_dir, run_id) / "code" / tree.name
     try:
@@ -360,7 +356,7 @@ def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
 
 
 def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
-    """Return the copy of a run's code, None where none was synced."""
+    """Return the copy of a run's code; None if no code was synced."""
     if not recovery.code:
         return None
     place = folder(state_dir, recovery.run_id) / "code" / Path(recovery.options["cwd"]).name

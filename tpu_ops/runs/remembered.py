@@ -1,4 +1,4 @@
-"""How a run ended of which its workers tell no more: as this machine saw it."""
+"""The end of runs whose workers no longer have a record of it, as this machine saw it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from tpu_ops.runs import records
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, of_refused, of_starting
 from tpu_ops.ssh import openssh
 
-#: Why nothing is told of a rank whose node was taken away, or another one made in its place.
+#: Reason of a rank whose node was taken away, or replaced by another one.
 NODE_GONE = "the node it ran on is gone"
 _ENDS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stopped", "refused": "was refused"}
 
 
 def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return outcomes in which a rank of which no worker tells any more has ended as this machine saw its run end.
+    """Return outcomes in which ranks without a record on any worker have the end that this machine saw for the run.
 
-    One that was not asked to start, since another refused, is refused as well, as of `of_refused`; one that is yet to
-    be asked is starting, as of `of_starting`. What workers tell
-    comes before what is remembered: a run that is on, and an attempt later than the remembered one. A worker that
-    serves and does not say how the run is may have one of these.
+    Ranks that were not asked to start because another one refused count as refused (`of_refused`). Ranks that are still
+    to be asked count as starting (`of_starting`). The workers' records take precedence: an active run, or an attempt
+    later than that of this machine's record. A serving worker that cannot tell may have one of these.
 
     Args:
-        fleet: As it was known before the workers were asked.
+        fleet: The fleet as it was known before the workers were asked.
         run_id: The run.
         hosts: Its workers, by rank.
-        outcomes: How its ranks are.
+        outcomes: The outcomes of its ranks.
     """
-    from tpu_ops.runs import recovery  # whatever is about no run's end does without it
+    from tpu_ops.runs import recovery  # only needed here
 
     outcomes = of_starting(of_refused(outcomes))
     known = records.read(fleet.settings.state_dir, run_id)
@@ -40,7 +39,7 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
     nodes = {worker.host: worker.node for worker in fleet.workers}
     ids = dict(zip(known.nodes, known.node_ids, strict=False))
     before = {host: ids.get(label_of(name), "") for host, name in zip(hosts, known.hosts, strict=True)}
-    # What is recovered here may have another end.
+    # A run that is recovered here may still end differently.
     is_over = (
         known.ended in _ENDS
         and not recovery.is_kept(fleet.settings.state_dir, run_id)
@@ -53,7 +52,7 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
         node, state, reason = nodes.get(outcome.host), outcome.state, outcome.reason
         is_another = node is not None and node.node_id != before[outcome.host]
         if (state == "gone" and reason != KNOWS_NOTHING) or (is_another and (state == "gone" or outcome.bare)):
-            # Nor is it on the new node, which has no launcher yet, or knows nothing of it.
+            # The new node has no launcher yet, or no record of the run.
             state, reason = "gone", NODE_GONE
         elif is_another and state == "unreachable" and openssh.refused(reason):
             reason = f"{NODE_GONE}, and the new one of its name does not let you in: {reason}"
@@ -67,6 +66,6 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
 
 
 def _is_later(known: records.RunRecord, outcomes: Sequence[Outcome]) -> bool:
-    """Return whether workers tell of a run that is on, or of an attempt later than the remembered one."""
+    """Return whether workers report an active run, or an attempt later than that of this machine's record."""
     told = [outcome.record for outcome in outcomes if outcome.record]
     return any(record["state"] in ON or int(record["attempt"]) > known.attempt for record in told)

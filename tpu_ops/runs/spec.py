@@ -1,4 +1,4 @@
-"""What a run is, before it is anywhere: checked once, the same for every rank but for the rank itself."""
+"""The specification of a run: validated once, and the same for every rank except for the rank's own facts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import UsageError
 from tpu_ops.protocol.spec import ENV_NAME, MAX_SECRET, MEGASCALE, RANK_VARIABLES, RUN_DIR, TIMES, is_run_id
 
-#: Seconds between SIGTERM and SIGKILL: after another rank's failure the survivors hang in a collective, so that a
-#: long grace helps nobody; a stop that a person asks for leaves time to write a checkpoint.
+#: Seconds between SIGTERM and SIGKILL. After a failure, the other ranks hang in a collective, where a long grace is
+#: useless. A stop by a user leaves time to write a checkpoint.
 GRACE_FAILURE = 10.0
 GRACE_STOP = 30.0
-#: Seconds that all workers have to become ready for a start, a cold connection and a busy host included.
+#: Seconds for all workers to become ready for a start, including cold connections and busy hosts.
 BARRIER = 60.0
-#: Seconds after which a worker that the others do not hear is given up.
+#: Seconds without a sign of life after which the other workers give a worker up.
 LEASE = 15.0
-#: Seconds that ranks may go on when another has ended with 0; jax.distributed waits as long for the last one.
+#: Seconds that ranks may continue after another one has ended with 0. jax.distributed waits as long for the last rank.
 EXIT_SKEW = 300.0
 
-#: Bytes that Linux takes of one argument or variable, its end included, and that this takes of all together: Linux
-#: itself takes 2 MiB, what else ranks have included.
+#: Linux's limit for one argument or variable in bytes, including its end, and the limit here for all together. That of
+#: Linux is 2 MiB, which also has to hold the other variables of the ranks.
 _LONGEST_WORD, _LONGEST_WORDS = 128 * 1024, 1024 * 1024
 _HOW = "write NAME, a variable that this shell exports, or NAME=FILE; a secret does not belong on a command line"
-#: Variables by which the processes of a run find each other: JAX believes them before it looks for itself.
+#: Variables by which the processes of a run find each other. If they are set, JAX does not look for the values itself.
 RENDEZVOUS = (
     "JAX_COORDINATOR_ADDRESS",
     "JAX_COORDINATOR_BIND_ADDRESS",
@@ -48,25 +48,25 @@ _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One training run.
+    """The specification of one training run.
 
     Attributes:
-        run_id: Its name on every worker.
-        argv: The command; no shell ever sees it.
-        env: Variables that the person asked for.
-        secrets: The same, for the command alone: they stand in nothing that is shown or stays.
-        user: Who it runs as; empty is the person who starts it.
-        cwd: Where the command starts: absolute, or below the person's home; empty is the home itself.
-        venv: A virtual environment in place of the workers' configured one, absolute; empty is that one.
-        attempt: 1 for the first start, one more for each recovery.
-        grace_failure: Seconds between SIGTERM and SIGKILL when another rank has failed.
-        grace_stop: The same when a person stops the run.
-        barrier: Seconds that all workers have to become ready.
-        lease: Seconds after which a worker that the others do not hear is given up.
-        exit_skew: Seconds that ranks may go on when another has ended with 0.
-        code_digest: Digest of the synced tree, or the commit that was brought; empty where nothing was.
-        force: Whether workers start it in spite of what can be forced.
-        key: What the run's supervisors know each other by; it goes to them and nowhere else.
+        run_id: The name of the run on every worker.
+        argv: The command; it is executed without a shell.
+        env: Variables that the user set.
+        secrets: Variables for the command only: they are neither shown nor stored anywhere.
+        user: The user that the command runs as; empty means the user who starts the run.
+        cwd: The working directory: absolute, or below the user's home; empty means the home.
+        venv: Absolute path of the virtual environment; empty means the workers' configured one.
+        attempt: 1 for the first start; each recovery adds one.
+        grace_failure: Seconds between SIGTERM and SIGKILL after another rank's failure.
+        grace_stop: Seconds between SIGTERM and SIGKILL when a user stops the run.
+        barrier: Seconds for all workers to become ready.
+        lease: Seconds without a sign of life after which the other workers give a worker up.
+        exit_skew: Seconds that ranks may continue after another one has ended with 0.
+        code_digest: Digest of the synced tree, or the commit that was checked out; empty if neither.
+        force: Whether workers ignore the faults that can be overridden.
+        key: The secret by which the run's supervisors authenticate each other; only they receive it.
     """
 
     run_id: str
@@ -84,11 +84,11 @@ class RunSpec:
     exit_skew: float = EXIT_SKEW
     code_digest: str = ""
     force: bool = False
-    # Not by `secrets`: its import loads OpenSSL.
+    # The module `secrets` would do the same, but its import loads OpenSSL.
     key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check what only a person can get wrong."""
+        """Check the values that a user can get wrong."""
         if not is_run_id(self.run_id):
             raise UsageError(
                 f"{self.run_id!r} is not a name for a run",
@@ -105,7 +105,7 @@ class RunSpec:
                     where=option,
                     fix=f"give {least} to {most} seconds",
                 )
-        # Preflight looks at it from the person's home, the supervisor from the root directory.
+        # A relative path would mean different directories: preflight starts in the home, the supervisor in /.
         if self.venv and not self.venv.startswith("/"):
             fix = "write the absolute path that it has on the workers, as in /home/ada/env"
             raise UsageError(f"{self.venv!r} is not an absolute path", where="--venv", fix=fix)
@@ -125,7 +125,7 @@ class RunSpec:
                 raise UsageError(f"the value of {name} contains a NUL byte", where="--env", fix="leave it out")
 
     def _check_lengths(self) -> None:
-        """Refuse what Linux does not execute; the value of a variable is never shown."""
+        """Reject words that Linux would not execute, without showing the value of a variable."""
         words = {f"argument {number}": word for number, word in enumerate(self.argv)}
         words |= {f"variable {name}": f"{name}={value}" for name, value in self.env.items()}
         sizes = {where: len(os.fsencode(word)) + 1 for where, word in words.items()}
@@ -137,12 +137,12 @@ class RunSpec:
             raise UsageError(what, where="arguments and variables", fix=fix)
 
     def for_rank(self, workers: Sequence[Worker], rank: int, port: int = 0) -> dict[str, Any]:
-        """Return what the host program of one worker is told.
+        """Return the spec that the launcher of one worker receives.
 
         Args:
             workers: All workers, by rank.
-            rank: This one's.
-            port: Where rank 0's supervisor waits for the others; 0 for rank 0 itself.
+            rank: The rank of this worker.
+            port: The port of rank 0's supervisor; 0 for rank 0 itself.
         """
         worker = workers[rank]
         slices = list(dict.fromkeys(other.node.full_name for other in workers))
@@ -177,17 +177,17 @@ class RunSpec:
 
 
 def _without_others(worker: Worker, slices: int) -> dict[str, str]:
-    """Return the variables that keep a run of one slice from waiting for those that were made together with it.
+    """Return the variables that keep a run on one slice from waiting for the other slices of a multislice node.
 
-    JAX asks the metadata server for what the environment lacks, which tells of all of them; an empty one says that
-    there are none (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). Not even leaving them out
-    would do for JAX before: it takes an empty one for a number, and what is left out for the other slices.
+    JAX asks the metadata server, which lists all these slices, for variables that are not set; an empty value means
+    that there are no others (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). Older versions of
+    JAX offer no way: they parse an empty value as a number, and look up one that is not set.
     """
     return dict.fromkeys(MEGASCALE, "") if worker.node.multislice and slices == 1 else {}
 
 
 def here() -> str:
-    """Return the user and the machine that a run is started from."""
+    """Return the user and the name of this machine, as user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -196,12 +196,12 @@ def here() -> str:
 
 
 def new_run_id(word: str, now: datetime | None = None, token: str | None = None) -> str:
-    """Return a run id that says what and when, as in ``digits-20261120-181500-ab12``.
+    """Return a run id made of a word and the time, as in ``digits-20261120-181500-ab12``.
 
     Args:
-        word: What the run is about; what a run id cannot hold becomes a dash.
-        now: The time; default now, UTC.
-        token: Four characters that set apart runs of one second; default random ones.
+        word: The subject of the run; characters that a run id cannot contain become dashes.
+        now: The time; default: now, in UTC.
+        token: Four characters that distinguish runs of the same second; default: random.
     """
     name = re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[:40] or "run"
     time = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
@@ -209,7 +209,7 @@ def new_run_id(word: str, now: datetime | None = None, token: str | None = None)
 
 
 def name_of(argv: Sequence[str], synced: str = "") -> str:
-    """Return the word that a run is called by: the synced directory, else the script, else the program."""
+    """Return the word that names a run: the synced directory, else the script, else the program."""
     if synced:
         return synced
     script = next((word for word in argv[1:] if word.endswith(".py")), argv[0] if argv else "run")
@@ -217,7 +217,7 @@ def name_of(argv: Sequence[str], synced: str = "") -> str:
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:
-    """Given KEY=VALUE words, return the variables.
+    """Parse KEY=VALUE words into variables.
 
     Raises:
         UsageError: A word has another form.
@@ -232,13 +232,13 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Given NAME and NAME=FILE words, return the secrets: an exported variable's value, or what a file holds.
+    """Return the secrets for NAME and NAME=FILE words: an exported variable's value, or the content of a file.
 
-    Of a file the end of its last line is left out: most editors and `echo` put one there.
+    The last line end of a file is removed: most editors and `echo` add one.
 
     Raises:
-        UsageError: A word has another form, or there is no such variable or file. Nothing of a value is ever shown,
-            nor what stands behind the sign: it might be one.
+        UsageError: A word has another form, or the variable or file does not exist. The message contains no value, and
+            nothing that follows the equals sign: the user may have put a value there.
     """
     found = {}
     for word in words:
@@ -267,19 +267,19 @@ def _text_of(path: Path) -> str:
 
 
 def variables(named: Mapping[str, str], files: Iterable[Path], *, again: bool = False) -> dict[str, str]:
-    """Return the variables that a person gives a run: those of files, and over them those that are named one by one.
+    """Return the variables of a run: those of files, overridden by those that are given one by one.
 
     Args:
-        named: The latter.
-        files: The files, as of `read_env_file`; the last one wins.
-        again: Whether the run may be started again with them, on other hosts.
+        named: The variables given one by one.
+        files: The files, for `read_env_file`; later ones override earlier ones.
+        again: Whether the run may be started again with these variables, on other hosts.
 
     Raises:
         UsageError: A file cannot be read, or one of `RENDEZVOUS` would be used again.
     """
     found: dict[str, str] = {}
     for where, some in [*((f"--env-file {path}", read_env_file(path)) for path in files), ("--env", named)]:
-        # An empty one says that there is none.
+        # An empty value means "none" and stays valid.
         if stale := next((name for name in RENDEZVOUS if again and some.get(name)), ""):
             what = f"{stale} is for one attempt only: with --recover, a later one would look for hosts that are gone"
             fix = f"{_FOUND}; if its value stays valid, set it in the command, as in: -- env {stale}=... COMMAND"
@@ -289,19 +289,19 @@ def variables(named: Mapping[str, str], files: Iterable[Path], *, again: bool = 
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Given a file of KEY=VALUE lines, comments and empty lines, return the variables; values stand as they are.
+    """Parse a file of KEY=VALUE lines, comments and empty lines; values are taken literally.
 
     Raises:
-        UsageError: The file cannot be read or a line has another form; the value is never shown.
+        UsageError: The file cannot be read, or a line has another form; the message contains no value.
     """
     try:
-        # Editors of other systems put a mark before it.
+        # Some editors write a byte order mark.
         text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as exc:
         fix = "name a file that you can read"
         raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc
     found = {}
-    # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
+    # `splitlines` would also split at a form feed and other characters that a value may contain.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue

@@ -1,6 +1,6 @@
-"""Brings a directory to all workers: what git takes of it, the same tree everywhere, measured on each.
+"""Copy a directory to all workers: the files that git does not ignore, verified by content on each worker.
 
-Only what an earlier sync put on a worker is ever replaced or removed there: checkpoints and logs beside the code stay.
+A sync replaces or removes only files that an earlier sync put on a worker: checkpoints and logs beside the code stay.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from tpu_ops.ssh.replies import SSH_FAILED, Result
 if TYPE_CHECKING:
     from tpu_ops.runs.turns import Turn
 
-#: Below the person's home on every worker.
+#: Directory on every worker, below the user's home.
 PARENT = "tpu_ops"
-#: Seconds for one worker to receive the tree, beside what its bytes take over a slow uplink. What stands still is ended
-#: much sooner, by rsync itself.
+#: Seconds for one worker to receive the tree, in addition to the time for its bytes over a slow uplink. rsync itself
+#: ends a transfer that stands still much sooner.
 LIMIT = 600.0
-#: Seconds for one worker to read what it has.
+#: Seconds for one worker to read its files.
 _STEP_LIMIT = 120.0
-#: Bytes per second of a slow uplink, which all workers share, and the seconds that it may add to telling them what is
-#: to be there (the list of 10,000 files is 1 MB, for each worker) and to bringing it.
+#: Bytes per second of a slow uplink, which all workers share. Then the maximum seconds that it may add to sending the
+#: list of files (1 MB for 10,000 files, for each worker), and to sending the files.
 _UPLINK, _TELLING, _BRINGING = 125_000, 600.0, 6 * 3600.0
-#: Bytes in all that are said before they are brought, since that may take a while.
+#: Total size in bytes from which a message announces the copy, since it may take a while.
 _MUCH = 50 * 10**6
-#: rsync processes at once: each costs the controller processor time for hashing and encryption.
+#: Number of rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-#: Runs the first line of its input, which reads the rest.
+#: Executes the first line of standard input as a program, which reads the rest.
 RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
-#: How the problem of a worker begins whose line is too slow for the tree.
+#: Beginning of the problem of a worker whose connection is too slow for the tree.
 _SLOW = "the tree did not arrive"
-#: How a program says that a disk takes no more, and what tells how full the one is that code is copied to.
+#: Error messages for a full disk, and the command that shows the free space where code is copied to.
 _FULL, _QUOTA = b"No space left on device", b"Disk quota exceeded"
 _SPACE = f"LC_ALL=C df -Pk {PARENT} 2>/dev/null || LC_ALL=C df -Pk ."
-#: Files that an error names before it only says that there are more.
+#: Number of files that an error names; the rest are counted.
 _NAMED = 4
 
 _log = logging.getLogger(__name__)
@@ -61,14 +61,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tree:
-    """A directory as it is brought to the workers.
+    """A directory that is copied to the workers.
 
     Attributes:
         source: The directory on this machine.
         name: Its name below ~/tpu_ops on the workers.
         entries: Paths below it, directories with a slash at the end.
-        marks: What each of them is (`marks.mark`), without that slash.
-        digest: Of all files' names, executable bits and contents; 12 hexadecimal digits.
+        marks: The `marks.mark` of each entry, without the slash.
+        digest: Digest of the names, executable bits and contents of all files; 12 hexadecimal digits.
     """
 
     source: Path
@@ -79,25 +79,25 @@ class Tree:
 
     @property
     def cwd(self) -> str:
-        """Where it stands on the workers, below the person's home."""
+        """Its directory on the workers, below the user's home."""
         return f"{PARENT}/{self.name}"
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Its entries without directories."""
+        """The entries without directories."""
         return tuple(entry for entry in self.entries if not entry.endswith("/"))
 
 
 def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
-    """Return the command that brings entries to one worker; their list comes on standard input."""
+    """Return the command that copies entries to one worker; it reads their list from standard input."""
     shell = openssh.rsync_shell(ssh_config)
-    # What is listed differs, whatever its size and time say.
+    # All listed files differ, even if their size and time are equal.
     options = ["-a", "--no-owner", "--no-group", "--ignore-times", "--from0", "--files-from=-", "--timeout=60"]
     return ["rsync", *options, f"--rsh={shell}", f"{tree.source}/", f"{host}:{tree.cwd}/"]
 
 
 def transfer_list(entries: Iterable[str]) -> bytes:
-    """Return the list that goes with it; behind `./`, as rsync takes a name that begins with `#` for a comment."""
+    """Return the list for `transfer_command`; `./` keeps rsync from reading a leading `#` as a comment."""
     return b"\0".join(b"./" + os.fsencode(entry) for entry in entries)
 
 
@@ -105,7 +105,7 @@ def read(source: Path) -> Tree:
     """List and digest a directory.
 
     Raises:
-        UsageError: It is no directory, or its name or a file's name cannot be used.
+        UsageError: The path is not a directory, or its name or that of a file cannot be used.
     """
     source = source.expanduser().resolve()
     where = f"--sync {source}"
@@ -122,10 +122,10 @@ def read(source: Path) -> Tree:
 
 
 def read_copy(source: Path) -> Tree:
-    """Digest a copy of what was listed before: all that is there, whatever git thinks of it where it stands.
+    """Digest a copy of a tree: every file in it, also those that git ignores.
 
     Raises:
-        UsageError: It is not there, or cannot be read.
+        UsageError: The copy does not exist or cannot be read.
     """
     if not source.is_dir():
         raise UsageError("no such directory", where=str(source), fix="start a new run, under another --name")
@@ -169,13 +169,13 @@ def _kind(mode: int) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one worker has of a tree.
+    """The state of a tree on one worker.
 
     Attributes:
-        differs: Entries that are not there, or are something else there.
-        taken: Those of them that are there, and that no sync has put there.
-        stale: Files that an earlier sync has put there and that are no longer in the tree.
-        listed: Whether the list of what syncs have put there is that of the tree.
+        differs: Entries that are missing or different there.
+        taken: Different entries that exist there and were not put there by a sync.
+        stale: Files that an earlier sync put there and that are no longer in the tree.
+        listed: Whether the worker's list of synced files is that of the tree.
     """
 
     differs: tuple[str, ...]
@@ -185,11 +185,11 @@ class Seen:
 
 
 async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
-    """Compare a tree with what all these workers have of it, by content; nothing is changed.
+    """Compare a tree by content with what these workers have of it, without changes.
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: A worker has something in the place of an entry that no sync has put there, or cannot look.
+        HostError: A worker has another file in the place of an entry, not put there by a sync, or the check failed.
     """
     seen = {host: _seen(answer) for host, answer in (await _ask(fanout, hosts, "look", tree)).items()}
     if taken := {host: one.taken for host, one in seen.items() if one.taken}:
@@ -204,18 +204,17 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
 
 
 async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> dict[str, Seen]:
-    """Bring a tree to all these workers; return what each had of it before.
+    """Copy a tree to all these workers; return what each had of it before.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
         tree: The tree.
-        turn: Keeps other syncs out.
+        turn: The lock that excludes other syncs.
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: A run uses what differs, or a worker could not take the tree, or has another one afterwards; names it
-            and says why.
+        HostError: A run uses a file that differs, a worker could not store the tree, or its copy differs afterwards.
     """
     seen = await look(fanout, hosts, tree)
     if any(one.differs or one.stale or not one.listed for one in seen.values()):
@@ -260,7 +259,7 @@ def _seen(answer: Mapping[str, Any]) -> Seen:
 
 
 async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) -> dict[str, Any]:
-    """Have the workers do what `synced` can; return their answers."""
+    """Run an action of `synced` on the workers; return their answers."""
     marks = {entry.decode("latin-1"): mark for entry, mark in tree.marks.items()}
     request = request_of({"action": action, "name": tree.name, "marks": marks})
     limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
@@ -274,7 +273,7 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
 
 
 def request_of(values: Mapping[str, Any]) -> bytes:
-    """Return what `RUN` reads on a worker: the program, and what it is asked for."""
+    """Return the input for `RUN` on a worker: the program and its request."""
     rule, name = inspect.getsource(marks_of), marks_of.__name__
     program = (
         f"import sys, types\nrule = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
@@ -284,7 +283,7 @@ def request_of(values: Mapping[str, Any]) -> bytes:
 
 
 def unanswered(hosts: Sequence[str]) -> HostError:
-    """Return the error that workers gave no answer."""
+    """Return the error for workers that gave no answer."""
     return HostError(
         "no answer came from the program that checks the files there",
         where=texts.folded(hosts),
@@ -293,7 +292,7 @@ def unanswered(hosts: Sequence[str]) -> HostError:
 
 
 def _answer(said: bytes) -> Any:
-    """Return the answer; what a shell's start-up files have left behind may print before and after it."""
+    """Return the answer in a program's output; a shell's start-up files may print lines before and after it."""
     for line in said.splitlines():
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict):
@@ -302,7 +301,7 @@ def _answer(said: bytes) -> Any:
 
 
 def _bytes(tree: Tree, entries: Iterable[str]) -> int:
-    """Return how many bytes these entries have; one that has gone meanwhile is found by whoever brings it."""
+    """Return the total size of these entries in bytes. Entries that have disappeared are found by the transfer."""
     total = 0
     for entry in entries:
         with contextlib.suppress(OSError):
@@ -311,7 +310,7 @@ def _bytes(tree: Tree, entries: Iterable[str]) -> int:
 
 
 def _say_much(tree: Tree, differs: Mapping[str, Sequence[str]]) -> None:
-    """Say what is brought where it is much, and what to do where it is too much."""
+    """Log a message with the size of a large copy."""
     sizes = {entries: _bytes(tree, entries) for entries in set(map(tuple, differs.values()))}
     if (total := sum(sizes[tuple(entries)] for entries in differs.values())) >= _MUCH:
         each = max(sizes.values()) / 10**6
@@ -343,16 +342,16 @@ async def _transfer(
 async def _require_space(
     fanout: Fanout, tree: Tree, results: Iterable[Result], needed: Mapping[str, int] | None = None
 ) -> None:
-    """Return where no worker has said that its disk is full.
+    """Raise an error if a worker's disk is full.
 
     Args:
         fanout: Reaches the workers.
-        tree: What is copied.
-        results: What each said.
-        needed: Bytes that each was to take.
+        tree: The tree that is copied.
+        results: The result of each worker.
+        needed: Bytes that each worker was to receive.
 
     Raises:
-        HostError: One has; it names the file system and what is free there.
+        HostError: A disk is full; the message names the file system and its free space.
     """
     failed = [result for result in results if result.reached and not result.ok]
     refused = [result for result in failed if _FULL in result.stderr or _QUOTA in result.stderr]
@@ -360,7 +359,7 @@ async def _require_space(
     if not full:
         return
     looks = await fanout.run(full, ["/bin/sh", "-c", _SPACE], limit=_STEP_LIMIT)
-    # The last line of df: device, sizes in KiB, use in per cent, where it is mounted.
+    # The fields of df's last line: device, sizes in KiB, use in per cent, mount point.
     found = {host: look.stdout.decode(errors="replace").split()[-6:] for host, look in looks.items() if look.ok}
     free = [
         f"{host} has {int(words[3]) * 1024 / 10**6:.1f} MB free on {words[5]}"
@@ -379,7 +378,7 @@ async def _require_space(
 
 
 def require(results: Mapping[str, Result]) -> None:
-    """Raise the first of the errors that workers have ended with, if any."""
+    """Raise an error for the first worker that failed, if any."""
     bad = [result for result in results.values() if not result.ok]
     if not bad:
         return
@@ -393,9 +392,7 @@ def require(results: Mapping[str, Result]) -> None:
             where=where,
             fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
-    fix = (
-        "see there (`tpu_ops ssh`) what is in the way: other people's files, or no space (df)" if first.reached else ""
-    )
+    fix = "log in (`tpu_ops ssh`) and find the cause: other users' files, or a full disk (df)" if first.reached else ""
     if first.problem.startswith(_SLOW):
         fix = "name data in .gitignore, and run the same command again: files that have arrived are not sent again"
     raise error(f"the code could not be copied to the workers: {what}", where=where, fix=fix)

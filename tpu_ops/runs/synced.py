@@ -1,7 +1,7 @@
-"""What stands in a directory beside what is to stand there, and what an earlier sync has put there.
+"""Compare a directory on a worker with a tree, and remove files that an earlier sync put there.
 
-Its text and that of `protocol/marks.py` are sent to the workers, where the system's Python, 3.8 on the oldest images,
-runs them as the person. Names of files are bytes, in JSON each byte a character.
+The source of this module and of `protocol/marks.py` is sent to the workers, where the system's Python, 3.8 on the
+oldest images, executes it as the user. File names are bytes; in JSON, each byte is one character.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LISTS = os.path.join(PARENT, LISTS)
 
 
 def look(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
-    """Return what of a tree is not in its place: what differs, what of that is somebody else's, and what is to go."""
+    """Return the entries that differ from the tree, those of them that no sync put there, and the stale files."""
     place, before = os.path.join(PARENT, name), listed(PARENT, name)
     differs, taken = [], []
     for entry, wanted in marks.items():
-        # The link goes before the directory comes that takes its place.
+        # An entry behind a link counts as missing: the link is removed before the directory replaces it.
         found = "" if _behind_link(place, entry) else mark(os.path.join(place, entry))
         if found != wanted:
             differs.append(entry)
@@ -40,9 +40,9 @@ def look(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
 
 
 def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
-    """Make the place, remove what earlier syncs have put there and is to go, and list what comes.
+    """Create the directory, remove stale files of earlier syncs, and write the list of the tree's files.
 
-    The list comes first: what a transfer that fails has brought is known to be a sync's own all the same.
+    The list is written before the transfer, so that files of a failed transfer count as synced.
     """
     place = os.path.join(PARENT, name)
     os.makedirs(place, exist_ok=True)
@@ -62,7 +62,7 @@ def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
 
 
 def _all_own(place: bytes, folder: bytes, before: Collection[bytes]) -> bool:
-    """Return whether a directory holds files, and syncs have put all of them there."""
+    """Return whether a directory contains files, all of which were put there by syncs."""
     held: set[bytes] = set()
     for path, names, files in os.walk(os.path.join(place, folder)):
         links = [name for name in names if os.path.islink(os.path.join(path, name))]
@@ -71,8 +71,8 @@ def _all_own(place: bytes, folder: bytes, before: Collection[bytes]) -> bool:
 
 
 def _remove(path: bytes) -> None:
-    """Remove a file, also from a directory of the person's own that is not to be written to."""
-    # Workers may share the home: then each does all of this in one place.
+    """Remove a file, also from a read-only directory of the user's."""
+    # Workers may share the home. All of them then remove the same files.
     with contextlib.suppress(FileNotFoundError):
         try:
             os.unlink(path)
@@ -87,16 +87,16 @@ def _remove(path: bytes) -> None:
 
 
 def _remove_parents(place: bytes, entry: bytes, marks: Mapping[bytes, str]) -> None:
-    """Remove the directories that held a file, and hold nothing now, as far as they are not in the tree."""
+    """Remove the parent directories of a removed file that are now empty and not in the tree."""
     folder = os.path.dirname(entry)
-    with contextlib.suppress(OSError):  # something else is in it
+    with contextlib.suppress(OSError):  # the directory is not empty
         while folder and folder not in marks:
             os.rmdir(os.path.join(place, folder))
             folder = os.path.dirname(folder)
 
 
 def _remove_folders(top: bytes) -> None:
-    """Remove a directory that holds no file any more, with those in it."""
+    """Remove a directory without files, and the directories in it."""
     for path, names, _ in os.walk(top, topdown=False):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -110,7 +110,7 @@ def _files(marks: Mapping[bytes, str]) -> set[bytes]:
 
 
 def _stale(place: bytes, before: set[bytes], marks: Mapping[bytes, str]) -> Iterator[bytes]:
-    """Yield what was put there, is no longer in the tree, and is there."""
+    """Yield the existing files that an earlier sync put there and that are no longer in the tree."""
     for entry in sorted(before - _files(marks)):
         if entry.startswith(b"/") or b".." in entry.split(b"/") or _behind_link(place, entry):
             continue
@@ -120,25 +120,25 @@ def _stale(place: bytes, before: set[bytes], marks: Mapping[bytes, str]) -> Iter
 
 
 def _behind_link(place: bytes, entry: bytes) -> bool:
-    """Return whether a path leads through a link, and so may be anywhere."""
+    """Return whether a path leads through a link, so that the file may be anywhere."""
     parts = entry.split(b"/")
     return any(os.path.islink(os.path.join(place, *parts[:count])) for count in range(1, len(parts)))
 
 
 def hold(name: bytes, facts: Mapping[str, object]) -> None:
-    """Lock a directory for one sync for as long as standard input lasts; the answers are lines of JSON.
+    """Lock a directory for one sync until standard input ends; the answers are lines of JSON.
 
-    Each line on standard input asks for something: ``claim`` also excludes runs, ``free`` lets them in again, any other
-    line ends it. An answer with ``busy`` tells who has the lock.
+    Each line on standard input is a request: ``claim`` also excludes runs, ``free`` admits them again, any other line
+    ends the lock. An answer with ``busy`` names the holder of the lock.
 
     Args:
-        name: Of the directory.
-        facts: Who asks: ``who``, and a ``token`` that no other command has.
+        name: The name of the directory.
+        facts: Facts about the caller: ``who``, and a ``token`` that is unique to the command.
     """
-    with contextlib.suppress(OSError):  # what copies will say so
+    with contextlib.suppress(OSError):  # the transfer will report it
         os.makedirs(_LISTS, exist_ok=True)
     turn, use = opened(turn_lock(PARENT, name)), opened(use_lock(PARENT, name))
-    # Workers may share the home: then one of them has both locks for all.
+    # Workers may share the home. Then one of them holds both locks for all.
     shared = False
     if not take(turn):
         other = said(turn)
@@ -161,13 +161,13 @@ def hold(name: bytes, facts: Mapping[str, object]) -> None:
 
 
 def _answer(answer: Mapping[str, object], facts: Mapping[str, object]) -> None:
-    """Print an answer on a line of its own, with the token, since the login shell prints what it likes."""
+    """Print an answer on its own line, with the token: the login shell may print other lines."""
     sys.stdout.write("\n" + json.dumps({**answer, "token": facts["token"]}) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Do what the request on standard input asks for; the answer is one line of JSON."""
+    """Execute the request on standard input; print the answer as one line of JSON."""
     request = json.loads(sys.stdin.readline())
     if request["action"] == "hold":
         hold(request["name"].encode("latin-1"), request["facts"])

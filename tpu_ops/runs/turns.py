@@ -1,4 +1,4 @@
-"""The locks of a directory on the workers: one sync or start at a time, no sync under a run (`protocol/marks.py`)."""
+"""Locks of a directory on the workers: one sync or start at a time, no sync during a run (`protocol/marks.py`)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from tpu_ops.ssh.fanout import Fanout, plain_errors
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.replies import SSH_FAILED, Result
 
-#: Seconds for a worker to answer, and for the session to end afterwards.
+#: Seconds for a worker to answer, and for its session to end.
 LIMIT, _END_LIMIT = 45.0, 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class _Holder:
-    """The process on one worker that has its locks."""
+    """The process on one worker that holds its locks."""
 
     def __init__(self, host: str, process: asyncio.subprocess.Process, token: str) -> None:
         self.host, self._process, self._token = host, process, token
 
     @property
     def input(self) -> int:
-        """The descriptor of its standard input: the locks last as long as a process has that open."""
+        """The descriptor of the process's standard input: the locks last until every copy of it is closed."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         return int(self._process.stdin.transport.get_extra_info("pipe").fileno())
 
     async def ask(self, said: bytes) -> Mapping[str, Any] | Result:
-        """Return the answer to a line, or how the session ended where there is none."""
+        """Send a line and return the answer, or the session's result if it ended without one."""
         assert self._process.stdin and self._process.stdout and self._process.stderr  # noqa: S101, PT018 - as above
         try:
             async with asyncio.timeout(LIMIT):
@@ -61,7 +61,7 @@ class _Holder:
         return Result(self.host, code, stderr=errors)
 
     async def end(self) -> None:
-        """Have the worker let go of the locks, though another process has the input open too."""
+        """Release the worker's locks, even if another process has the input open too."""
         assert self._process.stdin is not None  # noqa: S101 - as above
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_END_LIMIT):
@@ -71,11 +71,11 @@ class _Holder:
 
 
 class Turn:
-    """A lock on a directory of these workers: while it is held, no other sync or start uses the directory.
+    """A lock on a directory of some workers: while it is held, no other sync or start uses the directory.
 
     Args:
-        name: Of the directory below ~/tpu_ops.
-        force: Whether files are replaced although a run uses them.
+        name: The name of the directory below ~/tpu_ops.
+        force: Whether files are replaced even if a run uses them.
     """
 
     def __init__(self, name: str, *, force: bool = False) -> None:
@@ -85,15 +85,15 @@ class Turn:
 
     @property
     def held(self) -> list[int]:
-        """Descriptors that keep the locks in every process that has them, also when this one is killed."""
+        """Descriptors that keep the locks for any process that inherits them, even if this one is killed."""
         return [holder.input for holder in self._holders]
 
     @contextlib.asynccontextmanager
     async def claimed(self) -> AsyncIterator[None]:
-        """Keep runs out as well for as long as the block lasts.
+        """Exclude runs as well for the duration of the block.
 
         Raises:
-            HostError: A run uses the directory, and its files are not to be replaced all the same.
+            HostError: A run uses the directory, and `force` is not set.
             UnreachableError: A worker did not answer.
         """
         if used := await self._all(b"claim\n"):
@@ -105,7 +105,7 @@ class Turn:
             where = texts.folded(list(used))
             _log.warning("%s: %s ~/%s/%s: its files are replaced under it", where, what, sync.PARENT, self._name)
         yield
-        # After a failure, the end of the turn frees it.
+        # After an exception, `end` releases this lock too.
         await self._all(b"free\n")
 
     async def _all(self, said: bytes) -> dict[str, Mapping[str, Any]]:
@@ -113,14 +113,14 @@ class Turn:
         return _busy({holder.host: answer for holder, answer in zip(self._holders, answers, strict=True)})
 
     async def end(self) -> None:
-        """Let go of all locks."""
+        """Release all locks."""
         await asyncio.gather(*(holder.end() for holder in self._holders))
 
     async def take(self, fanout: Fanout, hosts: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
-        """Lock the directory on some workers at once, until the stack is left.
+        """Lock the directory on some workers at once, until the stack is closed.
 
         Raises:
-            HostError: Another command has it.
+            HostError: Another command holds the lock.
             UnreachableError: A worker did not answer.
         """
         with plain_errors():
@@ -145,16 +145,16 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool = False) -> AsyncIterator[Turn]:
-    """Be the only command that copies a directory of this name to these workers, or starts a run with it there.
+    """Exclude other commands that copy a directory of this name to these workers, or start a run with it there.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
-        name: Of the directory.
-        force: As for `Turn`.
+        name: The name of the directory.
+        force: Whether files are replaced even if a run uses them.
 
     Raises:
-        HostError: Another command is; it is named.
+        HostError: Another command holds the lock; the message names it.
         UnreachableError: A worker did not answer.
     """
     turn, nodes = Turn(name, force=force), dict[str, str]()
@@ -162,7 +162,8 @@ async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool 
         nodes.setdefault(label_of(host), host)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            # The first worker of each node decides, in one order for all: of two commands one gets all of them.
+            # The first worker of each node decides, in the same order for all commands: one of two commands gets every
+            # lock.
             for first in nodes.values():
                 await turn.take(fanout, [first], stack)
             await turn.take(fanout, [host for host in hosts if host not in nodes.values()], stack)
@@ -172,7 +173,7 @@ async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool 
 
 
 def _busy(answers: Mapping[str, Mapping[str, Any] | Result]) -> dict[str, Mapping[str, Any]]:
-    """Given the workers' answers, return who has the locks, by worker.
+    """Return the holders of the locks by worker, from the workers' answers.
 
     Raises:
         HostError: A worker gave no answer.
@@ -192,13 +193,13 @@ def _busy(answers: Mapping[str, Mapping[str, Any] | Result]) -> dict[str, Mappin
 
 
 def _command(busy: Mapping[str, Mapping[str, Any]]) -> str:
-    """Given who is copying, by worker, return that of the first in words."""
+    """Return as words the first command that is copying, from the holders by worker."""
     host, facts = next(iter(busy.items()))
     return f"{facts.get('who', 'somebody')}{_since(facts)} (pid {facts.get('pid', 'unknown')} on {host})"
 
 
 def _use(used: Mapping[str, Mapping[str, Any]]) -> str:
-    """Given the runs that use a directory, by worker, return the first as the subject and verb of a sentence."""
+    """Return the first run that uses a directory as the subject and verb of a sentence, from the runs by worker."""
     facts = next(iter(used.values()))
     return f"run {facts['run_id']} of {facts.get('person')} uses" if facts.get("run_id") else "a run uses"
 
