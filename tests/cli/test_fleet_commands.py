@@ -288,7 +288,7 @@ def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
 def test_a_node_in_a_state_of_which_nothing_is_known_is_not_only_to_be_removed(fleet, tpu_ops, monkeypatch, state):
     fleet.create("pod", "v4-16")
     look = nodes.get_node
-    monkeypatch.setattr(nodes, "get_node", lambda *args: {**look(*args), "state": state})
+    monkeypatch.setattr(nodes, "get_node", lambda *args: look(*args)._replace(state=state))
     see = "see what that means (`gcloud compute tpus tpu-vm describe pod --zone us-central2-b --project"
     failed(tpu_ops("create", *POD), 3, f"in state {state}", see, "tpu_ops delete pod")
 
@@ -298,7 +298,7 @@ def test_a_node_that_is_on_its_way_again_once_it_is_made_is_waited_for(fleet, tp
 
     def get_node(*args):
         found = look(*args)
-        return {**found, "state": left.pop()} if left else found
+        return found._replace(state=left.pop()) if left else found
 
     monkeypatch.setattr(nodes, "get_node", get_node)
     monkeypatch.setattr(operations, "get_node", get_node)

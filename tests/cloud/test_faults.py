@@ -73,7 +73,7 @@ def hurried(fleet_api):
 
 
 def names(listing):
-    return sorted(node["name"].rsplit("/", 1)[-1] for node in listing.nodes)
+    return sorted(node.name for node in listing.nodes)
 
 
 def await_(condition):

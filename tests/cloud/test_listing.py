@@ -6,14 +6,15 @@ import pytest
 
 from tpu_ops.cloud import client
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.cloud.listing import combine
+from tpu_ops.cloud.listing import Answered, combine
 from tpu_ops.cloud.names import split_name
+from tpu_ops.cloud.node import Node
 
 A, B = ("a", "-"), ("b", "-")
 
 
 def node(name="n", **fields):
-    return {"name": f"projects/a/locations/us-west4-a/nodes/{name}", "node_id": "1", **fields}
+    return Node(name, "a", "us-west4-a", **{"node_id": "1", "accelerator_type": "v4-8", **fields})
 
 
 def failed(status="PERMISSION_DENIED", what="denied", fix="ask"):
@@ -26,7 +27,7 @@ def combined(answers, **options):
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
 def test_one_forbidden_project_of_several_is_a_warning_that_names_it_and_what_to_do(order):
-    answers = {A: ([node()], []), B: failed()}
+    answers = {A: Answered([node()]), B: failed()}
     listing = combined({place: answers[place] for place in order})
     assert listing.nodes == (node(),)
     assert listing.unanswered == (B,)
@@ -35,14 +36,14 @@ def test_one_forbidden_project_of_several_is_a_warning_that_names_it_and_what_to
 
 @pytest.mark.parametrize("status", client.RETRIED)
 def test_a_place_whose_failure_did_not_pass_leaves_the_others_listed(status):
-    listing = combined({A: ([node()], []), B: failed(status)})
+    listing = combined({A: Answered([node()]), B: failed(status)})
     assert (listing.nodes, listing.unanswered) == ((node(),), (B,))
 
 
 def test_zones_that_fail_alike_share_a_warning():
     zones = ["us-west4-a", "us-east5-a", "us-east5-b"]
     listing = combined(
-        {A: ([], []), **{("b", zone): failed() for zone in zones[:2]}, ("b", zones[2]): failed(what="no")}
+        {A: Answered([]), **{("b", zone): failed() for zone in zones[:2]}, ("b", zones[2]): failed(what="no")}
     )
     assert [text.split(" (")[0] for text in listing.warnings] == [
         "project b, zone us-west4-a, us-east5-a: not listed: denied",
@@ -51,7 +52,7 @@ def test_zones_that_fail_alike_share_a_warning():
 
 
 def test_an_unreachable_location_is_a_warning_that_names_it():
-    listing = combined({A: ([node()], ["projects/a/locations/us-west4-b", "us-east5-b", "us-east5-b"])})
+    listing = combined({A: Answered([node()], ["projects/a/locations/us-west4-b", "us-east5-b", "us-east5-b"])})
     assert listing.unanswered == (("a", "us-west4-b"), ("a", "us-east5-b"))
     assert len(listing.warnings) == 1
     assert "project a, zone us-west4-b, us-east5-b: not listed" in listing.warnings[0]
@@ -73,7 +74,7 @@ def test_nothing_listed_is_an_error_and_never_an_empty_fleet(answers):
 
 @pytest.mark.parametrize("status", ["NOT_FOUND", "INVALID_ARGUMENT", "UNAUTHENTICATED"])
 def test_a_wrong_name_among_right_ones_is_an_error_where_the_settings_name_it(status):
-    answers = {("a", "us-west4-a"): ([node()], []), ("a", "us-west4-z"): failed(status, "wrong")}
+    answers = {("a", "us-west4-a"): Answered([node()]), ("a", "us-west4-z"): failed(status, "wrong")}
     with pytest.raises(ApiError, match="wrong"):
         combined(answers)
     listing = combine(answers, [A])
@@ -83,8 +84,8 @@ def test_a_wrong_name_among_right_ones_is_an_error_where_the_settings_name_it(st
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({A: ([node()], []), B: failed()}, "denied"),
-        ({A: ([node()], ["projects/a/locations/us-west4-b"])}, "project a, zone us-west4-b.*could not reach"),
+        ({A: Answered([node()]), B: failed()}, "denied"),
+        ({A: Answered([node()], ["projects/a/locations/us-west4-b"])}, "project a, zone us-west4-b.*could not reach"),
     ],
 )
 def test_with_strict_permissions_any_failure_is_an_error(answers, words):
@@ -94,7 +95,7 @@ def test_with_strict_permissions_any_failure_is_an_error(answers, words):
 
 def test_a_node_listed_twice_is_one_node_as_it_was_listed_last():
     later = node(node_id="2")
-    assert combined({A: ([node(), later], [])}).nodes == (later,)
+    assert combined({A: Answered([node(), later])}).nodes == (later,)
 
 
 ODD = ["", "pod", "projects/a/locations/us-west4-a/nodes/a b", "projects/a/locations/us-west4-a/nodes/x\n", "x" * 10**6]
@@ -103,7 +104,7 @@ ODD = ["", "pod", "projects/a/locations/us-west4-a/nodes/a b", "projects/a/locat
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("strict_permissions", [False, True])
 def test_a_node_of_an_unknown_form_of_name_is_left_out_and_named_and_the_rest_is_listed(name, strict_permissions):
-    listing = combined({A: ([{"name": name}, node()], [])}, strict_permissions=strict_permissions)
+    listing = combined({A: Answered([node()], misnamed=[name])}, strict_permissions=strict_permissions)
     assert listing.nodes == (node(),)
     assert listing.unanswered == ()
     assert len(listing.warnings) == 1
@@ -136,13 +137,13 @@ def test_a_name_is_split_where_its_form_is_known(name, parts):
         (
             [node(), node("m")],
             ["1", "1"],
-            ["node m, zone us-west4-a, project a: has the same id 1 as node n, zone us-west4"],
+            ["node n, zone us-west4-a, project a: has the same id 1 as node m, zone us-west4"],
         ),
         ([node(node_id=""), node("m", node_id="")], ["", ""], []),
     ],
 )
 def test_a_node_with_two_ids_and_an_id_of_two_nodes_are_warned_of(listed, ids, words):
-    listing = combined({A: (listed, [])})
-    assert [found["node_id"] for found in listing.nodes] == ids
+    listing = combined({A: Answered(listed)})
+    assert [found.node_id for found in listing.nodes] == ids
     assert len(listing.warnings) == bool(words)
     assert [word for word in words if word not in listing.warnings[0]] == []

@@ -23,7 +23,7 @@ def quiet(elapsed, state):
 
 
 def names(listing):
-    return sorted(node["name"].split("/", 1)[1] for node in listing.nodes)
+    return sorted(node.full_name.split("/", 1)[1] for node in listing.nodes)
 
 
 def test_all_zones_of_several_projects_page_by_page(tpu, fleet, monkeypatch):
@@ -63,15 +63,15 @@ def test_a_node_is_made_and_removed(tpu, fleet):
     operation = nodes.create_node(tpu, fleet.location(), "pod", body)
     operations.wait(tpu, operation, what="pod", timeout=10, progress=quiet)
     node = nodes.get_node(tpu, f"{fleet.location()}/nodes/pod")
-    assert (node["state"], len(node["internal_ips"]), node["labels"]) == ("READY", 4, {"team": "vision"})
-    keys = [worker.host_keys for worker in nodes.guest_attributes(tpu, node["name"], 4)]
+    assert (node.state, len(node.internal_ips), node.labels) == ("READY", 4, {"team": "vision"})
+    keys = [worker.host_keys for worker in nodes.guest_attributes(tpu, node.full_name, 4)]
     assert [list(worker) for worker in keys] == [["ssh-ed25519"]] * 4
     assert len({worker["ssh-ed25519"] for worker in keys}) == 4
-    operations.wait(tpu, nodes.stop_node(tpu, node["name"]), what="pod", timeout=10, progress=quiet)
-    assert nodes.get_node(tpu, node["name"])["state"] == "STOPPED"
-    operations.wait(tpu, nodes.start_node(tpu, node["name"]), what="pod", timeout=10, progress=quiet)
-    operations.wait(tpu, nodes.delete_node(tpu, node["name"]), what="pod", timeout=10, progress=quiet)
-    gone = operations.wait_for_state(tpu, node["name"], through=("DELETING",), what="pod", timeout=10, progress=quiet)
+    operations.wait(tpu, nodes.stop_node(tpu, node.full_name), what="pod", timeout=10, progress=quiet)
+    assert nodes.get_node(tpu, node.full_name).state == "STOPPED"
+    operations.wait(tpu, nodes.start_node(tpu, node.full_name), what="pod", timeout=10, progress=quiet)
+    operations.wait(tpu, nodes.delete_node(tpu, node.full_name), what="pod", timeout=10, progress=quiet)
+    gone = operations.wait_for_state(tpu, node.full_name, through=("DELETING",), what="pod", timeout=10, progress=quiet)
     assert gone is None
 
 

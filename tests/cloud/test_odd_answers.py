@@ -96,7 +96,7 @@ def test_nodes_of_the_first_version_of_the_api_are_none_of_the_fleet():
             return SimpleNamespace(pages=iter([tpu_v2.ListNodesResponse(nodes=made)]))
 
     listing = list_nodes(client(Old()), ["lab"])
-    assert [node["name"] for node in listing.nodes] == [f"{NAME}-{at}" for at in (1, 3, 4, 5)]
+    assert [node.full_name for node in listing.nodes] == [f"{NAME}-{at}" for at in (1, 3, 4, 5)]
     assert listing.warnings == ()
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from google.cloud import tpu_v2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +15,9 @@ from tests.support.drawn import matching, text
 from tpu_ops import config, texts
 from tpu_ops.cloud import parsing
 from tpu_ops.cloud.accelerators import catalogue
+from tpu_ops.cloud.listing import Answered, combine
 from tpu_ops.cloud.node import Node, node_labels, workers_of
-from tpu_ops.config import STATES, Filters
+from tpu_ops.config import Filters
 from tpu_ops.fleet import hostvars, selection
 from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Files, Question, Snapshot
@@ -40,43 +42,41 @@ FLAG = st.booleans()
 
 @st.composite
 def answers(draw):
-    """What the API says of a node (`tpu_ops.cloud.nodes.node_data`)."""
+    """What the API says of a node: a raw google.cloud.tpu.v2.Node."""
     project, zone, name = draw(PROJECTS), draw(ZONES), draw(NAMES)
-    workers = draw(st.integers(0, 5))
     # A few for all fields of a node: what is drawn for each of them costs most of these tests' time.
     texts = st.sampled_from(draw(st.lists(TEXT, min_size=1, max_size=4)))
     addresses = st.sampled_from(draw(st.lists(ADDRESS, min_size=1, max_size=3)))
-    return {
-        "name": f"projects/{project}/locations/{zone}/nodes/{name}",
-        "node_id": draw(st.integers(-(2**63), 2**63 - 1).map(str)),
-        "accelerator_type": draw(st.sampled_from([kind.name for kind in catalogue()]) | texts),
-        "topology": draw(texts),
-        "runtime_version": draw(texts),
-        "state": draw(st.sampled_from([*STATES, "77"]) | texts),
-        "health": draw(texts),
-        "health_description": draw(texts),
-        "network_configs": draw(st.integers(0, 3)),
-        "internal_ips": draw(st.lists(addresses, min_size=workers, max_size=workers)),
-        "external_ips": draw(st.lists(addresses, min_size=workers, max_size=workers)),
-        "labels": draw(st.dictionaries(texts, texts, max_size=3)),
-        "symptoms": [{key: draw(texts) for key in ("worker_id", "type", "details", "create_time")}]
-        if draw(FLAG)
-        else [],
-        "queued_resource": draw(texts),
-        "multislice": draw(FLAG),
-        "preemptible": draw(FLAG),
-        "spot": draw(FLAG),
-        "reserved": draw(FLAG),
-        "data_disks": [{"source": draw(texts), "mode": draw(texts)}] if draw(FLAG) else [],
-        "service_account": draw(texts),
-        "create_time": draw(texts),
-        "metadata_keys": draw(st.lists(texts, max_size=2)),
-    }
+    numbers = st.integers(-1, 20)
+    raw = tpu_v2.Node.pb(tpu_v2.Node(name=f"projects/{project}/locations/{zone}/nodes/{name}"))
+    raw.id = draw(st.integers(-(2**63), 2**63 - 1))
+    raw.accelerator_type = draw(st.sampled_from([kind.name for kind in catalogue()]) | texts)
+    raw.accelerator_config.topology, raw.runtime_version = draw(texts), draw(texts)
+    raw.state, raw.health, raw.health_description = draw(numbers), draw(numbers), draw(texts)
+    for _ in range(draw(st.integers(0, 3))):
+        raw.network_configs.add()
+    for _ in range(draw(st.integers(0, 5))):
+        raw.network_endpoints.add(ip_address=draw(addresses), access_config={"external_ip": draw(addresses)})
+    raw.labels.update(draw(st.dictionaries(texts, texts, max_size=3)))
+    if draw(FLAG):
+        symptom = raw.symptoms.add(worker_id=draw(texts), symptom_type=draw(numbers), details=draw(texts))
+        symptom.create_time.seconds = draw(st.integers(-(2**63), 2**63 - 1))
+    raw.queued_resource, raw.multislice_node = draw(texts), draw(FLAG)
+    raw.scheduling_config.preemptible, raw.scheduling_config.spot = draw(FLAG), draw(FLAG)
+    raw.scheduling_config.reserved = draw(FLAG)
+    if draw(FLAG):
+        raw.data_disks.add(source_disk=draw(texts), mode=draw(numbers))
+    raw.service_account.email = draw(texts)
+    raw.create_time.seconds = draw(st.integers(-(2**63), 2**63 - 1))
+    raw.metadata.update(dict.fromkeys(draw(st.lists(texts, max_size=2)), "secret"))
+    return raw
 
 
-FLEETS = st.lists(
-    answers(), max_size=6, unique_by=(lambda answer: answer["name"], lambda answer: answer["node_id"])
-).map(parsing.nodes)
+def fleet_of(listed):
+    return combine({("p", "-"): Answered([parsing.node(raw) for raw in listed])}, []).nodes
+
+
+FLEETS = st.lists(answers(), max_size=6, unique_by=(lambda raw: raw.name, lambda raw: raw.id)).map(fleet_of)
 
 
 @pytest.fixture(scope="module")

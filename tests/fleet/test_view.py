@@ -360,8 +360,8 @@ def test_a_node_that_lost_its_endpoints_has_no_instance_names_until_it_is_back(f
 
     def without_endpoints(*args, **options):
         found = list_nodes(*args, **options)
-        gone = {"state": "STOPPED", "internal_ips": [], "external_ips": []}
-        return replace(found, nodes=tuple(entry | gone for entry in found.nodes))
+        gone = (entry._replace(state="STOPPED", internal_ips=(), external_ips=()) for entry in found.nodes)
+        return replace(found, nodes=tuple(gone))
 
     with monkeypatch.context() as patch:
         patch.setattr(origin, "list_nodes", without_endpoints)

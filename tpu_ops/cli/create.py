@@ -132,11 +132,11 @@ def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) ->
     elif unknown := lifecycle.unknown(tpu, wish):
         raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
     if as_json:
-        state = existing["state"] if existing else None
+        state = existing.state if existing else None
         output.as_json({"parent": wish.parent, "node_id": wish.name, "node": body, "exists": state})
         return ExitCode.OK
     if existing is not None:
-        output.line(f"exists already, state {existing['state']}: nothing would be created")
+        output.line(f"exists already, state {existing.state}: nothing would be created")
         return ExitCode.OK
     output.line(f"would create {wish.full_name}")
     for key, value in body.items():

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.nodes import Json, create_node, node_in_words
+from tpu_ops.cloud.node import Json
+from tpu_ops.cloud.nodes import create_node, node_in_words
 from tpu_ops.cloud.operations import status_of
 from tpu_ops.cloud.zones import raw
 

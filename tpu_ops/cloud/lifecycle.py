@@ -9,17 +9,15 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cloud import nodes as cloud
 from tpu_ops.cloud import operations, zones
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.node import Json, Node
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.remedies import node_deletion
 from tpu_ops.errors import CloudError, UsageError
-
-Json = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ def request(wish: Wish, keys: str) -> Json:
     return body
 
 
-def find(tpu: Tpu, wish: Wish) -> Json | None:
+def find(tpu: Tpu, wish: Wish) -> Node | None:
     """Return the node that has the wished name, or None.
 
     Raises:
@@ -107,7 +105,7 @@ def find(tpu: Tpu, wish: Wish) -> Json | None:
         raise explained(tpu, wish, exc) from exc
 
 
-def _find_first(tpu: Tpu, wish: Wish) -> Json | None:
+def _find_first(tpu: Tpu, wish: Wish) -> Node | None:
     """Return the same before anything is asked for."""
     try:
         return find(tpu, wish)
@@ -156,9 +154,9 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
             _must_be_ready(wish, node)
             return "created"
     must_match(wish, existing)
-    if existing["state"] == "READY":
+    if existing.state == "READY":
         return "already there"
-    if existing["state"] not in ON_THE_WAY:
+    if existing.state not in ON_THE_WAY:
         _must_be_ready(wish, existing)
     if not wait:
         return "begun"
@@ -183,7 +181,7 @@ def _creation(wish: Wish) -> str:
     )
 
 
-def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Json:
+def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
     """Return the node that is there though its creation failed: someone was faster, or only the answer was lost.
 
     Raises:
@@ -245,18 +243,18 @@ def _begun(known: str, then: str) -> Iterator[None]:
         raise _lost(exc, f"{known}, as far as is known", then) from exc
 
 
-def must_match(wish: Wish, node: Json) -> None:
+def must_match(wish: Wish, node: Node) -> None:
     """Check that the node of the wished name is the wished one; of labels that it has not, or otherwise, it warns.
 
     Raises:
         CloudError: It has another type or runtime version, or may be preempted and is not to be, or the reverse.
     """
     others = [
-        f"with {what.replace('_', ' ')} {node[what]}, not {getattr(wish, what)}"
+        f"with {what.replace('_', ' ')} {getattr(node, what)}, not {getattr(wish, what)}"
         for what in ("accelerator_type", "runtime_version")
-        if node[what] != getattr(wish, what)
+        if getattr(node, what) != getattr(wish, what)
     ]
-    if (node["spot"] or node["preemptible"]) != wish.spot:
+    if node.preemptible != wish.spot:
         others.append("on demand, not as a spot node" if wish.spot else "as a spot node, not on demand")
     if others:
         raise CloudError(
@@ -264,7 +262,7 @@ def must_match(wish: Wish, node: Json) -> None:
             where=wish.where,
             fix=f"take another name, or remove it first: {node_deletion(wish.name, wish.zone)}",
         )
-    has = node["labels"]
+    has = node.labels
     lacking = [
         f"{key}={value}{f' (it has {key}={has[key]})' if key in has else ''}"
         for key, value in wish.labels.items()
@@ -274,22 +272,22 @@ def must_match(wish: Wish, node: Json) -> None:
         _log.warning("the node was there before, without %s, and stays as it is", texts.some(lacking))
 
 
-def _must_be_ready(wish: Wish, node: Json | None) -> None:
+def _must_be_ready(wish: Wish, node: Node | None) -> None:
     if node is None:
         raise CloudError(
             "the node is gone: its creation failed, or someone deleted it",
             where=wish.where,
             fix="run the same command again",
         )
-    if node["state"] != "READY":
+    if node.state != "READY":
         command, place = "gcloud compute tpus tpu-vm", f"{wish.name} --zone {wish.zone} --project {wish.project}"
         first = f"see what that means (`{command} describe {place}`), or "
-        if node["state"] == "STOPPED":
+        if node.state == "STOPPED":
             first = f"start it (`{command} start {place}`), or "
-        elif node["state"] in _GOING:
+        elif node.state in _GOING:
             first = ""
         raise CloudError(
-            f"the node is in state {node['state']}",
+            f"the node is in state {node.state}",
             where=wish.where,
             fix=f"{first}{_removal(wish)} and run the same command again",
         )
@@ -320,10 +318,10 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
         if exc.status != "NOT_FOUND":
             raise _lost(exc, "nothing was deleted", "run the same command again") from exc
         return
-    if node_id and node["node_id"] not in ("", node_id):
+    if node_id and node.node_id not in ("", node_id):
         fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
         raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
-    operation = "" if node["state"] == "DELETING" else _begin_deletion(tpu, name)
+    operation = "" if node.state == "DELETING" else _begin_deletion(tpu, name)
     if not wait:
         return
     with _begun(_DELETING, "run the same command again to wait for it; `tpu_ops list` shows whether it is gone"):
@@ -334,7 +332,7 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
         )
     if left is not None:
         raise CloudError(
-            f"the node is still there, in state {left['state']}", where=what, fix="run the same command again"
+            f"the node is still there, in state {left.state}", where=what, fix="run the same command again"
         )
 
 

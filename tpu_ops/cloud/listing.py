@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from tpu_ops.cloud import parsing
 from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
 from tpu_ops.cloud.names import split_name
-from tpu_ops.cloud.nodes import Json, has_workers, node_data, node_in_words
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 
 #: (project, zone); the zone ``-`` stands for all zones.
 Place = tuple[str, str]
 
-#: What a place answered: its nodes and the locations that could not be reached, or the error that it ended with.
-Answer = tuple[list[Json], list[str]] | ApiError
+
+@dataclass
+class Answered:
+    """What a place answered.
+
+    Attributes:
+        nodes: Its nodes.
+        unreachable: Locations that the API could not reach.
+        misnamed: Resource names of nodes that are left out, since their form is not the documented one.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    unreachable: list[str] = field(default_factory=list)
+    misnamed: list[str] = field(default_factory=list)
+
+
+#: What a place answered, or the error that it ended with.
+Answer = Answered | ApiError
 
 #: Failures of one project or zone among several that leave the rest of the fleet worth listing.
 _PARTIAL = ("PERMISSION_DENIED", "INTERNAL", "UNKNOWN", *RETRIED)
@@ -35,12 +54,12 @@ class Listing:
     """The nodes that the API listed, and what it could not list.
 
     Attributes:
-        nodes: One dictionary per node (`node_data`).
+        nodes: In the order of their full names, whatever the order of the answers.
         unanswered: What could not be listed.
         warnings: That, and what was left out, in words.
     """
 
-    nodes: tuple[Json, ...]
+    nodes: tuple[Node, ...]
     unanswered: tuple[Place, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -101,18 +120,26 @@ def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
 
 def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
     """Return what one place answers, all pages of it or the error that one of them ended with."""
-    nodes: list[Json] = []
-    unreachable: list[str] = []
+    found = Answered()
     try:
         for page in pages_of(tpu, "list_nodes", project, zone):
-            nodes.extend(node_data(node) for node in page.nodes if has_workers(node))
-            unreachable.extend(page.unreachable)
+            read(page, found)
     except ApiError as exc:
         known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []
         if known and zone not in known:
             exc.fix = _of_zones(project, zone, known)
         return exc
-    return _out_of_reach(project, zone) if unreachable and zone != "-" else (nodes, unreachable)
+    return _out_of_reach(project, zone) if found.unreachable and zone != "-" else found
+
+
+def read(page: Any, found: Answered) -> None:
+    """Add a raw google.cloud.tpu.v2.ListNodesResponse to what was found so far."""
+    for raw in filter(parsing.has_workers, page.nodes):
+        if split_name(raw.name):
+            found.nodes.append(parsing.node(raw))
+        else:
+            found.misnamed.append(raw.name)
+    found.unreachable.extend(page.unreachable)
 
 
 def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict_permissions: bool = False) -> Listing:
@@ -128,7 +155,7 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
             is an error.
     """
     failures: dict[Place, ApiError] = {}
-    nodes: dict[str, Json] = {}
+    nodes: dict[str, Node] = {}
     warnings: list[str] = []
     for place, answer in answers.items():
         if isinstance(answer, ApiError):
@@ -136,38 +163,35 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
             if answer.status not in _PARTIAL and place in named:
                 raise answer
             continue
-        for node in answer[0]:
-            if split_name(node["name"]):
-                before = nodes.get(node["name"], node)["node_id"]
-                if before != node["node_id"]:
-                    ids = f"{before or 'none'} and {node['node_id'] or 'none'}"
-                    warnings.append(
-                        f"{node_in_words(node['name'])}: listed twice, with the ids {ids}; the last one is used"
-                    )
-                nodes[node["name"]] = node
-            else:
-                warnings.append(
-                    f"project {place[0]}: a node is left out: its name {node['name'][:200]!r} is of no known form"
-                )
-        for location in answer[1]:
+        for node in answer.nodes:
+            before = nodes.get(node.full_name, node).node_id
+            if before != node.node_id:
+                ids = f"{before or 'none'} and {node.node_id or 'none'}"
+                where = node_in_words(node.full_name)
+                warnings.append(f"{where}: listed twice, with the ids {ids}; the last one is used")
+            nodes[node.full_name] = node
+        warnings += [
+            f"project {place[0]}: a node is left out: its name {name[:200]!r} is of no known form"
+            for name in answer.misnamed
+        ]
+        for location in answer.unreachable:
             lost = printable(location.rsplit("/", 1)[-1])
             failures[place[0], lost] = _out_of_reach(place[0], lost)
     if failures and (strict_permissions or failures.keys() >= answers.keys()):
         raise next(iter(failures.values()))
-    return Listing(
-        tuple(nodes.values()), tuple(failures), (*_in_words(failures), *warnings, *_shared_ids(nodes.values()))
-    )
+    listed = tuple(nodes[name] for name in sorted(nodes))
+    return Listing(listed, tuple(failures), (*_in_words(failures), *warnings, *_shared_ids(listed)))
 
 
-def _shared_ids(nodes: Iterable[Json]) -> list[str]:
+def _shared_ids(nodes: Iterable[Node]) -> list[str]:
     """Return a warning for each node that has another one's id: host keys are bound to ids."""
     owners: dict[str, str] = {}
-    pairs = [(node, owners.setdefault(node["node_id"] or node["name"], node["name"])) for node in nodes]
+    pairs = [(node, owners.setdefault(node.node_id or node.full_name, node.full_name)) for node in nodes]
     return [
-        f"{node_in_words(node['name'])}: has the same id {node['node_id']} as {node_in_words(owner)}, so its host"
+        f"{node_in_words(node.full_name)}: has the same id {node.node_id} as {node_in_words(owner)}, so its host"
         " keys pass for that node's"
         for node, owner in pairs
-        if owner != node["name"]
+        if owner != node.full_name
     ]
 
 

@@ -1,27 +1,23 @@
-"""Nodes of the Cloud TPU API as plain dictionaries; changes to them as operations.
-
-A node's dictionary has only JSON types and is read from the raw protobuf: the wrappers around it cost fifteen
-times as much. Text in it is as the API gave it: data, and not to be trusted.
-"""
+"""Nodes of the Cloud TPU API: read one, create, delete, start and stop it. Changes are operations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_ops.cloud import parsing
 from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.node import Json, Node
 from tpu_ops.cloud.zones import raw
 
-Json = dict[str, Any]
 
-
-def get_node(tpu: Tpu, name: str) -> Json:
+def get_node(tpu: Tpu, name: str) -> Node:
     """Return the node of a resource name.
 
     Raises:
         ApiError: NOT_FOUND where there is none.
     """
-    return node_data(raw(tpu.call("get_node", {"name": name}, node_in_words(name))))
+    return parsing.node(raw(tpu.call("get_node", {"name": name}, node_in_words(name))))
 
 
 def create_node(tpu: Tpu, parent: str, node_id: str, node: Json) -> str:
@@ -124,68 +120,3 @@ def node_in_words(name: str) -> str:
     """``projects/P/locations/Z/nodes/N`` in words."""
     _, project, _, zone, _, node = name.split("/")
     return f"node {node}, zone {zone}, project {project}"
-
-
-def has_workers(node: Any) -> bool:
-    """Given a raw google.cloud.tpu.v2.Node, return whether it has workers that somebody could log in to.
-
-    The API lists those of its version 1, too, which have none; gcloud leaves them out as well.
-    """
-    return not _enum(node, "api_version", node.api_version).startswith("V1")
-
-
-def node_data(node: Any) -> Json:
-    """Given a raw google.cloud.tpu.v2.Node, return its dictionary.
-
-    Values of the node's metadata are left out: they may hold secrets.
-    """
-    endpoints = node.network_endpoints
-    scheduling = node.scheduling_config
-    return {
-        "name": node.name,
-        "node_id": str(node.id) if node.id else "",
-        "accelerator_type": node.accelerator_type,
-        "topology": node.accelerator_config.topology,
-        "runtime_version": node.runtime_version,
-        "state": _enum(node, "state", node.state),
-        "health": _enum(node, "health", node.health),
-        "health_description": node.health_description,
-        "network_configs": len(node.network_configs),
-        "internal_ips": [endpoint.ip_address for endpoint in endpoints],
-        "external_ips": [endpoint.access_config.external_ip for endpoint in endpoints],
-        "labels": dict(node.labels),
-        "symptoms": [
-            {
-                "worker_id": symptom.worker_id,
-                "type": _enum(symptom, "symptom_type", symptom.symptom_type),
-                "details": symptom.details,
-                "create_time": _time(symptom, "create_time"),
-            }
-            for symptom in node.symptoms
-        ],
-        "queued_resource": node.queued_resource,
-        "multislice": node.multislice_node,
-        "preemptible": scheduling.preemptible,
-        "spot": scheduling.spot,
-        "reserved": scheduling.reserved,
-        "data_disks": [
-            {"source": disk.source_disk, "mode": _enum(disk, "mode", disk.mode)} for disk in node.data_disks
-        ],
-        "service_account": node.service_account.email,
-        "create_time": _time(node, "create_time"),
-        "metadata_keys": sorted(node.metadata),
-    }
-
-
-def _enum(message: Any, field: str, number: int) -> str:
-    """Return the name of an enum's number; the number itself where it is newer than the installed client."""
-    value = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
-    return value.name if value else str(number)
-
-
-def _time(message: Any, field: str) -> str:
-    """Return a time as RFC 3339; empty where there is none, or none of this calendar."""
-    try:
-        return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""
-    except ValueError:
-        return ""

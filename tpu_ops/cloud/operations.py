@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node
 from tpu_ops.errors import CloudError
-
-Json = dict[str, Any]
 
 #: Seconds between two looks; the first look comes sooner, for operations that take no time.
 FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
@@ -75,7 +73,7 @@ def wait_for_state(
     timeout: float,
     progress: Progress,
     began: float | None = None,
-) -> Json | None:
+) -> Node | None:
     """Wait until a node has left certain states; return it, or None where it is gone.
 
     Args:
@@ -90,7 +88,7 @@ def wait_for_state(
     Raises:
         Late: The node was still in one of these states when the time was over.
     """
-    node: Json | None = {}
+    node: Node | None = None
 
     def look() -> bool:
         nonlocal node
@@ -100,13 +98,13 @@ def wait_for_state(
             if exc.status != "NOT_FOUND":
                 raise
             node = None
-        return node is None or node["state"] not in through
+        return node is None or node.state not in through
 
     _until(
         look,
         what=what,
         timeout=timeout,
-        progress=lambda elapsed: progress(elapsed, node["state"] if node else "gone"),
+        progress=lambda elapsed: progress(elapsed, node.state if node else "gone"),
         began=began,
     )
     return node

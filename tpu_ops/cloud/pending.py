@@ -168,7 +168,7 @@ def look(tpu: Tpu, request: Request) -> Request | None:
         if exc.status != "NOT_FOUND":
             raise
         return request.now(GONE, "")
-    return request.now(node["state"], node["node_id"])
+    return request.now(node.state, node.node_id)
 
 
 def delete(tpu: Tpu, request: Request, *, timeout: float, progress: Progress) -> None:

@@ -17,8 +17,8 @@ from tpu_ops.cloud import bodies, operations
 from tpu_ops.cloud import nodes as cloud
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.lifecycle import ON_THE_WAY
-from tpu_ops.cloud.node import SERVING_STATES
-from tpu_ops.cloud.nodes import Json, node_in_words
+from tpu_ops.cloud.node import SERVING_STATES, Json
+from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.pending import CREATE, GONE, START, Requests
 from tpu_ops.errors import CloudError, UsageError
 
@@ -231,7 +231,7 @@ def _seen(tpu: Tpu, name: str) -> Seen:
         if exc.status != "NOT_FOUND":
             raise
         return Seen(GONE)
-    return Seen(node["state"], node["node_id"])
+    return Seen(node.state, node.node_id)
 
 
 def _left_alone(where: str, state: str) -> CloudError:

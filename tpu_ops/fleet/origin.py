@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tpu_ops.cloud import forms, parsing
+from tpu_ops.cloud import forms
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.cloud.node import Node
@@ -80,7 +80,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
     asked_at = time.time()
     with api(settings) as tpu:
         listing = list_nodes(tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions)
-        nodes = with_instance_names(parsing.nodes(listing.nodes), old.nodes if old else ())
+        nodes = with_instance_names(listing.nodes, old.nodes if old else ())
         learned = guest_attributes.Learned()
         if learn:
             known, first = files.host_keys()

@@ -123,7 +123,7 @@ def _aliases(node: Node) -> list[str]:
 def _replaced(tpu: Tpu, node: Node) -> bool:
     """Return whether a node is no longer the one that was listed; not where that cannot be asked."""
     try:
-        return cloud_nodes.get_node(tpu, node.full_name)["node_id"] not in ("", node.node_id)
+        return cloud_nodes.get_node(tpu, node.full_name).node_id not in ("", node.node_id)
     except ApiError as exc:
         return exc.status == "NOT_FOUND"
 
