@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.support.drawn import text
 from tests.support.nodes import key
 from tests.support.published import NOW, POD, SOLO, document
-from tpu_ops.cloud import forms
-from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.node import FORMS, Node
 from tpu_ops.errors import CloudError, OpsError
 from tpu_ops.fleet import view
 from tpu_ops.fleet.publishing import documents
@@ -28,7 +27,7 @@ def parsed(value):
 def test_a_snapshot_holds_no_secret_of_a_node():
     """The API's metadata may: only its keys' names are ever kept of it."""
     assert json.loads(document().text())["nodes"][0]["metadata_keys"] == ["ssh-keys"]
-    assert {*Node._fields} == forms.NODE.keys(), "say so in docs/members.md, too"
+    assert {*Node._fields} == FORMS.keys(), "say so in docs/members.md, too"
 
 
 def test_what_is_published_is_read_as_it_was():

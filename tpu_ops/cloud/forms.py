@@ -59,28 +59,31 @@ def places(value: Any) -> bool:
 
 def texts(form: re.Pattern[str]) -> Form:
     """Return whether a value is a list of texts of a form."""
-    return _lists(_matches(form))
+    return lists(matches(form))
 
 
-def _matches(form: re.Pattern[str]) -> Form:
+def matches(form: re.Pattern[str]) -> Form:
+    """A text of a form."""
     return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
 
 
-def _empty_or(form: re.Pattern[str]) -> Form:
+def empty_or(form: re.Pattern[str]) -> Form:
+    """A text of a form, or an empty one."""
     return lambda value: value == "" or (isinstance(value, str) and form.fullmatch(value) is not None)
 
 
-def _lists(check: Form) -> Form:
+def lists(check: Form) -> Form:
+    """A list whose entries have a form."""
     # A node's own dictionary has tuples.
     return lambda value: isinstance(value, (list, tuple)) and (not value or all(map(check, value)))
 
 
-def _line(value: Any) -> bool:
+def line(value: Any) -> bool:
     """A text in one line, without characters that a terminal takes for orders."""
     return isinstance(value, str) and len(value) <= LINE and value.isprintable()
 
 
-def _prose(value: Any) -> bool:
+def prose(value: Any) -> bool:
     """Any text, as the API may have it."""
     if not isinstance(value, str) or len(value) > PROSE:
         return False
@@ -90,28 +93,32 @@ def _prose(value: Any) -> bool:
         return False
 
 
-def _mapping(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_prose, value)) and all(map(_prose, value.values()))
+def mapping(value: Any) -> bool:
+    """A mapping of texts to texts."""
+    return isinstance(value, dict) and all(map(prose, value)) and all(map(prose, value.values()))
 
 
-def _record(*keys: str) -> Form:
-    return lambda value: _mapping(value) and value.keys() == set(keys)
+def record(*keys: str) -> Form:
+    """A mapping of texts with exactly these keys."""
+    return lambda value: mapping(value) and value.keys() == set(keys)
 
 
-def _name(value: Any) -> bool:
+def name(value: Any) -> bool:
     """A text; names have their form only together (`tpu_ops.cloud.names.split_name`)."""
     return isinstance(value, str)
 
 
-def _count(value: Any) -> bool:
+def count(value: Any) -> bool:
+    """A whole number that is not negative."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
 
 
-def _flag(value: Any) -> bool:
+def flag(value: Any) -> bool:
+    """True or False."""
     return isinstance(value, bool)
 
 
-def _addresses(value: Any) -> bool:
+def addresses(value: Any) -> bool:
     """A list of addresses, each in the one form that it has, or empty."""
     if not isinstance(value, (list, tuple)):
         return False
@@ -122,34 +129,3 @@ def _addresses(value: Any) -> bool:
     except (OSError, ValueError, TypeError):
         return all(isinstance(entry, str) and address(entry) == entry for entry in value)
     return True
-
-
-#: What each field of a node may hold.
-NODE: dict[str, Form] = {
-    "name": _name,
-    "project": _name,
-    "zone": _name,
-    "node_id": _empty_or(ID),
-    "accelerator_type": _line,
-    "runtime_version": _line,
-    "state": _matches(WORD),
-    "health": _matches(WORD),
-    "health_description": _prose,
-    "internal_ips": _addresses,
-    "external_ips": _addresses,
-    "chips": _count,
-    "chips_per_worker": _count,
-    "topology": _line,
-    "labels": _mapping,
-    "symptoms": _lists(_record("worker_id", "type", "details", "create_time")),
-    "queued_resource": _line,
-    "multislice": _flag,
-    "preemptible": _flag,
-    "spot": _flag,
-    "reserved": _flag,
-    "data_disks": _lists(_record("source", "mode")),
-    "service_account": _line,
-    "create_time": _line,
-    "metadata_keys": _lists(_line),
-    "instance_names": _lists(_empty_or(INSTANCE)),
-}

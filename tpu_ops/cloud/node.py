@@ -116,7 +116,7 @@ class Node(NamedTuple):
             raise ValueError("this is not a node")  # noqa: TRY004 - one error for all that data may be
         values: Json = {}
         for key, value in data.items():
-            form = forms.NODE.get(key)
+            form = FORMS.get(key)
             if form is None:
                 raise ValueError(f"{key!r:.80} is not a property of a node")
             if not form(value):
@@ -132,6 +132,37 @@ class Node(NamedTuple):
         if len(made.external_ips) not in (0, count) or len(made.instance_names) not in (0, count):
             raise ValueError("the numbers of its addresses and workers differ")
         return made
+
+
+#: What each field of a node may hold.
+FORMS: dict[str, forms.Form] = {
+    "name": forms.name,
+    "project": forms.name,
+    "zone": forms.name,
+    "node_id": forms.empty_or(forms.ID),
+    "accelerator_type": forms.line,
+    "runtime_version": forms.line,
+    "state": forms.matches(forms.WORD),
+    "health": forms.matches(forms.WORD),
+    "health_description": forms.prose,
+    "internal_ips": forms.addresses,
+    "external_ips": forms.addresses,
+    "chips": forms.count,
+    "chips_per_worker": forms.count,
+    "topology": forms.line,
+    "labels": forms.mapping,
+    "symptoms": forms.lists(forms.record("worker_id", "type", "details", "create_time")),
+    "queued_resource": forms.line,
+    "multislice": forms.flag,
+    "preemptible": forms.flag,
+    "spot": forms.flag,
+    "reserved": forms.flag,
+    "data_disks": forms.lists(forms.record("source", "mode")),
+    "service_account": forms.line,
+    "create_time": forms.line,
+    "metadata_keys": forms.lists(forms.line),
+    "instance_names": forms.lists(forms.empty_or(forms.INSTANCE)),
+}
 
 
 def without_workers(node: Node) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_ops.cloud import aliases, forms
-from tpu_ops.cloud.node import Node, workers_of
+from tpu_ops.cloud.node import FORMS, Node, workers_of
 from tpu_ops.errors import CloudError
 from tpu_ops.ssh.known_hosts import Keys, valid_key
 
@@ -193,7 +193,7 @@ def _node(entry: Any, number: int) -> Node:
     if not isinstance(entry, dict):
         raise _WrongError(f"node {number} is not a node")
     try:
-        return Node.from_json({key: value for key, value in entry.items() if key in forms.NODE})
+        return Node.from_json({key: value for key, value in entry.items() if key in FORMS})
     except ValueError as exc:
         raise _WrongError(f"node {number}: {exc}") from exc
 
