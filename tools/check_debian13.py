@@ -1,8 +1,8 @@
 """Runs the fast tests with Debian 13's Python 3.13, in a container of the lab's image of that release.
 
 What the tests find depends on the Python, and on the ansible-core that the lock has for it; style and types do not.
-The container copies this clone and sets itself up as any machine does (`make env`). Its downloads stay in the cache
-that the lab's workers share, so that a later run has them.
+The container copies this clone and sets itself up as any machine does (`make env`). Its environment stays in the cache
+that the lab's workers share, one for each lock, so that a later run has it.
 
 Exit codes: 0 the tests passed, or there is no image of Debian 13 here; 1 a test failed; 2 no container engine answers.
 """
@@ -31,10 +31,13 @@ PACKAGES = ("e2fsprogs", "git", "make")
 #: Where this machine reaches the package index, if not at the usual address.
 INDEX = re.compile(r"(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL)|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 #: The clone's copy has an environment of its own, so that neither of the two Pythons finds the other's files.
-SCRIPT = """
+SCRIPT = f"""
 rsync --archive --no-owner --no-group --exclude-from=/clone/.gitignore /clone/ /root/clone/
 cd /root/clone
-make --no-print-directory env
+venv={CACHE_MOUNT}/check/$(cat requirements.lock pyproject.toml | sha256sum | cut -c 1-16)
+mkdir -p $venv
+ln -s $venv .venv
+flock $venv.lock make --no-print-directory env
 .venv/bin/python -c 'from importlib.metadata import version; import sys; print(sys.version, version("ansible-core"))'
 exec make --no-print-directory TEST_PROCESSES=2 check-tests
 """

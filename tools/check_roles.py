@@ -40,12 +40,22 @@ MODULE_STEPS = {
 }
 #: What the role facts reads for all others: its variables without their prefix.
 READS = ("files", "programs", "settings", "signing_keys", "units")
-#: Where a role says what facts has to read for it, and what its tasks do not tell of its steps.
+#: What else it knows of them: private variables of facts.
+KNOWN = ("brought_groups", "mentions", "packages", "paths")
+#: Where a role says what facts has to read for it, what it brings, and what its tasks do not tell of its steps.
 ABOUT = "meta/tpu_ops.yml"
 #: Where tasks are.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
 #: Variables with a value that somebody looked up.
 LOOKED_UP = ("_commit", "_fingerprint", "_version")
+
+
+class Indented(yaml.SafeDumper):
+    """Writes YAML as yamllint wants it: a list in a mapping is indented."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Indent lists as well."""
+        super().increase_indent(flow, indentless=False)
 
 
 def load(path: Path) -> Any:
@@ -220,6 +230,20 @@ def merged(reads: list[Spec]) -> Spec:
     return found
 
 
+def known(about: dict[str, Spec]) -> Spec:
+    """Given what each role says of itself, by role, return what facts keeps of it in private variables."""
+    reads = [each.get("reads", {}) for each in about.values()]
+    brings = {role: each["brings"] for role, each in about.items() if "brings" in each}
+    mentions = {word: files for each in reads for word, files in each.get("mentions", {}).items()}
+    values = (
+        sorted({group for each in brings.values() for group in each.get("groups", [])}),
+        dict(sorted(mentions.items())),
+        {role: each["packages"] for role, each in sorted(brings.items()) if "packages" in each},
+        sorted({path for each in reads for path in each.get("paths", [])}),
+    )
+    return {f"__{FACTS}_{name}": value for name, value in zip(KNOWN, values, strict=True)}
+
+
 def with_value(text: str, key: str, indent: int, value: Any) -> str:
     """Given the text of a YAML file, return it with another value of a key.
 
@@ -229,7 +253,7 @@ def with_value(text: str, key: str, indent: int, value: Any) -> str:
         indent: Number of spaces before the key.
         value: A list or a mapping that is not empty.
     """
-    lines = yaml.safe_dump(value, width=10_000).splitlines()
+    lines = yaml.dump(value, Dumper=Indented, width=10_000).splitlines()
     block = "".join(f"{' ' * (indent + 2)}{line}\n" for line in lines)
     before = re.compile(rf"(^{key}:).*\n(?: {{{indent + 1},}}.*\n)*", re.MULTILINE)
     return before.sub(lambda match: f"{match[1]}\n{block}", text, count=1)
@@ -237,15 +261,17 @@ def with_value(text: str, key: str, indent: int, value: Any) -> str:
 
 def check_reads(folders: list[Path], *, write: bool) -> list[str]:
     """Check what the role facts reads for the other roles, and write it if asked; return every fault."""
-    reads = merged([(load(folder / ABOUT) or {}).get("reads", {}) for folder in folders])
+    about = {folder.name: load(folder / ABOUT) or {} for folder in folders}
+    reads = merged([each.get("reads", {}) for each in about.values()])
     faults = []
-    for name, key, indent in (
-        ("defaults/main.yml", "{}", 0),
-        ("meta/argument_specs.yml", r" {{6}}{}:\n(?: {{8}}.*\n)*? {{8}}default", 8),
+    for name, key, indent, values in (
+        ("defaults/main.yml", "{}", 0, reads),
+        ("meta/argument_specs.yml", r" {{6}}{}:\n(?: {{8}}.*\n)*? {{8}}default", 8, reads),
+        ("vars/main.yml", "{}", 0, known(about)),
     ):
         path = ROOT / "roles" / FACTS / name
         text = path.read_text()
-        for variable, value in reads.items():
+        for variable, value in values.items():
             text = with_value(text, key.format(variable), indent, value)
         if write:
             path.write_text(text)
@@ -283,7 +309,8 @@ role's variables; set them in `inventory/group_vars/`.
 
 `tools/molecule.sh test -s NAME` runs a scenario on the lab's workers. `make molecule` runs all of them, on Debian 12
 and 13, and on Ubuntu 22.04 and 24.04 if an image registry answers. In each scenario, check mode has to report what
-converge then changes. A second run must change nothing, and a worker that was broken by hand must be repaired.
+converge then changes, and a second run must change nothing. In that of a role, a worker that was broken by hand must be
+repaired.
 [unproved.md](unproved.md) lists what no test here executes.
 
 ## When variables are at fault

@@ -69,6 +69,8 @@ def test_a_run_without_skips_changes_nothing() -> None:
         "s: without skips, role : B on w0 (one) changes again"
     ]
     assert without_skips([run(A, check=True), run(A)], set())[0] == ["s: no run without skips"]
+    # The scenario of all roles leaves it to theirs.
+    assert without_skips([run(A) | {"scenario": "site"}], set()) == ([], set())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tools.check_roles import (
     apt_faults,
     check,
     check_apt,
+    known,
     load,
     merged,
     order,
@@ -169,6 +170,20 @@ def test_facts_reads_what_all_roles_name() -> None:
     found = merged([{"files": ["/b", "/a"], "settings": {"b": "/b"}}, {}, {"files": ["/a"], "settings": {"a": "/a"}}])
     assert found["facts_files"] == ["/a", "/b"]
     assert found["facts_settings"] == {"a": "/a", "b": "/b"}
+
+
+def test_facts_knows_what_roles_bring_and_where_they_look() -> None:
+    about: dict[str, dict[str, Any]] = {
+        "one": {"reads": {"mentions": {"word": ["/a"]}, "paths": ["/p"]}, "brings": {"packages": "{{ one_packages }}"}},
+        "two": {"reads": {"files": ["/b"]}, "brings": {"groups": ["team"]}},
+        "three": {},
+    }
+    assert known(about) == {
+        "__facts_brought_groups": ["team"],
+        "__facts_mentions": {"word": ["/a"]},
+        "__facts_packages": {"one": "{{ one_packages }}"},
+        "__facts_paths": ["/p"],
+    }
 
 
 @pytest.mark.parametrize(

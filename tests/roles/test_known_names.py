@@ -43,7 +43,7 @@ def test_people_are_known_where_they_belong(listed: list[dict[str, Any]], known:
     leaving = {person["name"] for person in people.people_here(listed, BOX)} - coming
     assert set(known) == {"root", "ada"} - leaving | coming
     groups = known_names.known_groups(worker, listed, BOX)
-    assert set(groups) - {"tpu-run", "deploy"} == set(known)
+    assert set(groups) - {"deploy"} == set(known)
     assert ("deploy" in groups) == ("grace" in known)
 
 
@@ -80,8 +80,8 @@ def test_people_to_be_are_known_and_people_who_leave_are_not() -> None:
     worker = {"accounts": {"root": {}, "bob": {}}, "groups": {"video": []}, "unlisted": []}
     listed = [{"name": "ada", "groups": ["deploy"]}, {"name": "bob", "state": "absent", "groups": ["old"]}]
     assert known_names.known_accounts(worker, listed, BOX) == ["ada", "root"]
-    assert known_names.known_groups(worker, listed, BOX) == ["ada", "deploy", "root", "tpu-run", "video"]
-    numbered = known_names.known_groups(worker, listed, BOX, [{"name": "shared", "gid": 5000}])
+    assert known_names.known_groups(worker, listed, BOX) == ["ada", "deploy", "root", "video"]
+    numbered = known_names.known_groups(worker, listed, BOX, [{"name": "shared", "gid": 5000}], ["tpu-run"])
     assert numbered == ["ada", "deploy", "root", "shared", "tpu-run", "video"]
 
 
@@ -134,8 +134,33 @@ def test_a_worker_is_asked_for_the_paths_that_variables_name_and_a_faulty_one_na
 
     filter_loader.add_directory(str(FACTS / "filter_plugins"))
     (task,) = DataLoader().load_from_file(str(FACTS / "tasks/main.yml"), trusted_as_template=True)
-    templar = Templar(DataLoader(), {"users_people": trusted(people), "tcmalloc_library": "/lib/x.so"})
-    assert templar.template(task["worker_facts"]["paths"]) == paths
+    variables = DataLoader().load_from_file(str(FACTS / "vars/main.yml"), trusted_as_template=True)
+    variables |= {"users_people": trusted(people), "tcmalloc_library": "/lib/x.so"}
+    assert Templar(DataLoader(), variables).template(task["worker_facts"]["paths"]) == paths
+
+
+@pytest.mark.parametrize("library", [None, "{{ nowhere }}", "{{ 1 // 0 }}", 7])
+def test_a_library_that_is_missing_or_faulty_names_no_path(library: Any) -> None:
+    filter_loader.add_directory(str(FACTS / "filter_plugins"))
+    (task,) = DataLoader().load_from_file(str(FACTS / "tasks/main.yml"), trusted_as_template=True)
+    variables = DataLoader().load_from_file(str(FACTS / "vars/main.yml"), trusted_as_template=True)
+    variables |= {"users_people": [{"name": "ada", "shell": "/bin/zsh"}]}
+    if library is not None:
+        variables["tcmalloc_library"] = trust_as_template(library) if isinstance(library, str) else library
+    assert Templar(DataLoader(), variables).template(task["worker_facts"]["paths"]) == ["/bin/zsh"]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [(None, set()), ([], set()), (["/etc/environment"], {"libtcmalloc"})],
+    ids=["no role", "none", "one"],
+)
+def test_words_are_sought_only_in_files_that_a_role_of_the_play_names(files: list[str] | None, words: set[str]) -> None:
+    (task,) = DataLoader().load_from_file(str(FACTS / "tasks/main.yml"), trusted_as_template=True)
+    variables = DataLoader().load_from_file(str(FACTS / "vars/main.yml"), trusted_as_template=True)
+    variables |= {} if files is None else {"tcmalloc_files": files}
+    found = Templar(DataLoader(), variables).template(task["worker_facts"]["mentions"])
+    assert set(found) == words | {"/etc/chrony/sources.d"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import fnmatch
 import os
 import socket
 import stat
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
@@ -369,47 +367,7 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
         "proc-sys-fs-binfmt_misc.automount": {"enabled": "static", "active": "active"},
         "mnt-share.automount": {"enabled": "disabled", "active": "inactive"},
     }
-    assert nfs_plan.nfs_traces({"units": units, "files": {}}) == ["mnt-share.automount", "nfs-server.service"]
-
-
-@pytest.mark.parametrize(("kind", "service"), nfs_plan.SERVICES.items())
-def test_a_server_that_is_not_enabled_is_known_by_the_file_that_is_removed_last(kind: str, service: str) -> None:
-    """As a run leaves it that dies between disabling the server and removing its files."""
-    (path,) = (entry["path"] for entry in plan("pod-w0", kind=kind)["files"] if entry["takes"] == "units")
-    units = {service: {"enabled": "disabled", "active": "active"}}
-    assert nfs_plan.nfs_traces({"units": units, "files": {path: {"state": "file"}}}) == [service]
-    looked_at = yaml.safe_load((Path(__file__).parents[2] / "roles/facts/defaults/main.yml").read_text())["facts_files"]
-    assert any(fnmatch.fnmatch(path, pattern) for pattern in looked_at)
-
-
-@pytest.mark.parametrize(
-    ("rows", "others"),
-    [
-        ([], []),
-        (["100000 4 tcp 111 portmapper", "100003 4 tcp 2049 nfs", "100024 1 udp 4711 status"], []),
-        (["100000 4 tcp 111 portmapper", "100007 2 udp 700 ypbind", "100007 2 tcp 700 ypbind"], ["ypbind"]),
-        (["391002 2 tcp 800"], ["800"]),
-    ],
-)
-def test_rpcbind_is_known_to_serve_others(rows: list[str], others: list[str]) -> None:
-    text = "\n".join(["   program vers proto   port  service", *rows])
-    assert nfs_state.parse_rpcinfo(text) == others
-
-
-@pytest.mark.parametrize(
-    ("fstab", "unit", "fstype", "left"),
-    [
-        ("", "", "ext4", []),
-        ("# a:/b /c nfs\nUUID=1 / ext4 defaults 0 1\n", "[Mount]\nType=none\n", "ext4", []),
-        ("a:/b /home nfs4 ro 0 0\n", "", "ext4", ["/home"]),
-        ("a:/#b /home nfs4 ro 0 0\n", "", "ext4", ["/home"]),
-        ("", "[Mount]\nType=nfs\n", "ext4", ["/etc/x.mount"]),
-        ("", "", "nfs4", ["/x"]),
-    ],
-)
-def test_what_is_left_of_nfs_keeps_what_it_needs(fstab: str, unit: str, fstype: str, left: list[str]) -> None:
-    mounts = [Mounted("0:1", "/x", "rw", fstype, "a:/b", "rw")]
-    assert nfs_state.nfs_left(fstab, {"/etc/x.mount": unit}, mounts) == left
+    assert nfs_plan.nfs_traces({"units": units}) == ["mnt-share.automount", "nfs-server.service"]
 
 
 def test_servers_are_asked_what_they_serve() -> None:

@@ -7,8 +7,7 @@ from zoneinfo import ZoneInfoNotFoundError
 import pytest
 
 from roles.facts.filter_plugins import values
-from roles.launcher.filter_plugins.launcher import TAKEN, ports_faults
-from tpu_ops.host.environment import TAKEN_PORTS
+from roles.launcher.filter_plugins.launcher import ports_faults
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,3 @@ def test_ports_of_runs(ports: list[int], said: str | None) -> None:
     faults = ports_faults(ports)
     assert len(faults) == bool(said)
     assert all(fault.startswith(f"launcher_ports: {said}") for fault in faults)
-
-
-def test_role_and_host_program_refuse_the_same_ports() -> None:
-    assert TAKEN == TAKEN_PORTS

@@ -7,7 +7,7 @@ import os
 
 # MEGASCALE and Refused are exported: playbooks/library/slice_worker.py finds them here in launchers of every version.
 from tpu_ops.protocol.spec import MEGASCALE as MEGASCALE  # noqa: PLC0414
-from tpu_ops.protocol.spec import RANK_VARIABLES, RUN_DIR
+from tpu_ops.protocol.spec import RANK_VARIABLES, RUN_DIR, RUN_PORTS, TAKEN_PORTS, UNPRIVILEGED
 from tpu_ops.protocol.wire import Refused as Refused  # noqa: PLC0414
 from tpu_ops.protocol.wire import encode
 
@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 CONFIG = "/etc/tpu_ops/launcher.json"
 #: What helps where a file is missing that the configuration names.
 FILES_FIX = "run site.yml again on this host; you provide the files of launcher_environment_files yourself"
-#: Where the supervisors of a run meet, first and last port: below the ports that the kernel gives away.
+#: Where the supervisors of a run meet unless the configuration says otherwise, first and last port.
 PORTS = (8500, 8519)
-EPHEMERAL = 32768
-#: The first port that takes no root to listen on.
-UNPRIVILEGED = 1024
-#: libtpu's own ports, and the one of Megascale.
-TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
 
@@ -56,9 +51,10 @@ def _ports(first: int, last: int) -> range:
         ValueError: It is none, or TPU software uses one of them itself.
     """
     ports = range(first, last + 1)
-    if not UNPRIVILEGED <= first <= last < EPHEMERAL or any(port in ports for port in TAKEN_PORTS):
-        text = "ports: [{}, {}] is not a range within 1024 to {} without {}"
-        raise ValueError(text.format(first, last, EPHEMERAL - 1, ", ".join(map(str, TAKEN_PORTS))))
+    if not RUN_PORTS[0] <= first <= last <= RUN_PORTS[-1] or any(port in ports for port in TAKEN_PORTS):
+        text = "ports: [{}, {}] is not a range within {} to {} without {}"
+        taken = ", ".join(map(str, TAKEN_PORTS))
+        raise ValueError(text.format(first, last, RUN_PORTS[0], RUN_PORTS[-1], taken))
     return ports
 
 

@@ -41,6 +41,12 @@ RANK_VARIABLES = {
     "TPU_OPS_SLICE": "slice",
     "TPU_OPS_SLICES": "slices",
 }
+#: The first port that takes no root to listen on.
+UNPRIVILEGED = 1024
+#: Ports on which the supervisors of a run may meet: below those that the kernel gives away.
+RUN_PORTS = range(UNPRIVILEGED, 32768)
+#: Ports among these that TPU software uses itself: libtpu's, and the one of Megascale.
+TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
 #: The variable, set for every rank as well, that names a directory of the run which its person may write to.
 RUN_DIR = "TPU_OPS_RUN_DIR"
 _KEYS = {

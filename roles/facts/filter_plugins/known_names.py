@@ -7,6 +7,7 @@ No effects, so that their tests are tables.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
@@ -60,13 +61,25 @@ def accounts_elsewhere(people: list[dict[str, Any]], place: dict[str, Any]) -> l
 
 
 def known_groups(
-    worker: dict[str, Any], people: list[dict[str, Any]], place: dict[str, Any], listed: Iterable[dict[str, Any]] = ()
+    worker: dict[str, Any],
+    people: list[dict[str, Any]],
+    place: dict[str, Any],
+    listed: Iterable[dict[str, Any]] = (),
+    brought: Iterable[str] = (),
 ) -> list[str]:
-    """Return the groups that a worker has once site.yml has run, from what `known_accounts` takes and users_groups."""
+    """Return the groups that a worker has once site.yml has run.
+
+    Args:
+        worker: As `known_accounts` takes it, like the next two.
+        people: Those who may be in groups.
+        place: Where the worker is.
+        listed: users_groups.
+        brought: Groups that roles create, whoever is in them.
+    """
     here = _here(people, place)
     named = {group for person in _present(here) for group in person.get("groups", [])}
     named |= {str(group.get("name")) for group in listed}
-    return sorted({*worker["groups"], *named, *_accounts(worker, here), "tpu-run"} | _any(worker, "groups"))
+    return sorted({*worker["groups"], *named, *_accounts(worker, here), *brought} | _any(worker, "groups"))
 
 
 def packages_to_come(names: list[str], installed: Mapping[str, str]) -> list[str]:
@@ -89,7 +102,7 @@ def _installed(listed: str, installed: Mapping[str, str]) -> bool:
 
 
 @accept_args_markers  # type: ignore[untyped-decorator] # Ansible ships no types
-def named_paths(people: Any, more_people: Any, *paths: Any) -> list[str]:
+def named_paths(people: Any, more_people: Any, paths: Any) -> list[str]:
     """Return the absolute paths in variables that the worker is asked about.
 
     The worker's state is read before the variables are checked and errors in them are reported: here a missing or
@@ -98,9 +111,9 @@ def named_paths(people: Any, more_people: Any, *paths: Any) -> list[str]:
     Args:
         people: users_people.
         more_people: users_more_people.
-        paths: Variables that are paths.
+        paths: Values of variables that are paths.
     """
-    named = {path for path in (*_shells(people), *_shells(more_people), *paths) if isinstance(path, str)}
+    named = {path for path in (*_shells(people), *_shells(more_people), *_readable(paths)) if isinstance(path, str)}
     return sorted(path for path in named if path.startswith("/"))
 
 
@@ -110,6 +123,15 @@ def _shells(people: Any) -> list[Any]:
         return [person["shell"] for person in people if "shell" in person]
     except Exception:  # Whatever a template raises, its author has to fix it.
         return []
+
+
+def _readable(values: Any) -> list[Any]:
+    """Return the values of a list whose templates have no error."""
+    found = []
+    for position in range(len(values)):
+        with contextlib.suppress(Exception):  # Whatever a template raises, its author has to fix it.
+            found.append(values[position])
+    return found
 
 
 class FilterModule:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-#: Unprivileged ports, below the range from which the kernel assigns ports.
-PORTS = range(1024, 32768)
-#: libtpu's own ports, and the one of Megascale.
-TAKEN = (8080, 8431, *range(8470, 8491))
+from tpu_ops.protocol.spec import RUN_PORTS, TAKEN_PORTS
 
 
 def ports_faults(ports: list[int]) -> list[str]:
@@ -15,9 +12,10 @@ def ports_faults(ports: list[int]) -> list[str]:
     first, last = map(int, ports)
     if first > last:
         return [f"launcher_ports: the first port, {first}, is above the last, {last}; swap them"]
-    if first not in PORTS or last not in PORTS:
-        return [f"launcher_ports: {first} to {last} is not within {PORTS[0]} to {PORTS[-1]}; choose a range that is"]
-    if taken := [str(port) for port in TAKEN if first <= port <= last]:
+    if first not in RUN_PORTS or last not in RUN_PORTS:
+        within = f"{RUN_PORTS[0]} to {RUN_PORTS[-1]}"
+        return [f"launcher_ports: {first} to {last} is not within {within}; choose a range that is"]
+    if taken := [str(port) for port in TAKEN_PORTS if first <= port <= last]:
         return [
             f"launcher_ports: {first} to {last} includes {', '.join(taken)}, which TPU software uses; choose others"
         ]

@@ -176,13 +176,8 @@ def nfs_plan(here: Entry, nfs: Entry) -> Entry:
 
 def nfs_traces(worker: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
     """Given the worker's state, return the units that the role, or somebody else, has left of NFS."""
-    units, files = worker["units"], worker["files"]
-    # The role's drop-in of a server's unit is what it removes last of a server, even of one that nobody enabled.
-    servers = [
-        name
-        for name in SERVICES.values()
-        if units.get(name, {}).get("enabled") == "enabled" or files.get(drop_in(name))
-    ]
+    units = worker["units"]
+    servers = [name for name in SERVICES.values() if units.get(name, {}).get("enabled") == "enabled"]
     # What systemd ships itself is static.
     mounts = [
         name

@@ -11,17 +11,14 @@ import time
 from ansible.module_utils.guarded_paths import Refused, give, make_parents, open_directory
 from ansible.module_utils.mount_points import UNITS, read
 from ansible.module_utils.nfs_state import (
-    HELPERS,
     LOG,
     SERVER_FILES,
     SERVICES,
     Entry,
-    nfs_left,
     ours,
     parse_exportfs,
     parse_ganesha,
     parse_log,
-    parse_rpcinfo,
 )
 from ansible.module_utils.worker import Worker, number
 
@@ -131,7 +128,6 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         paths = [*SERVER_FILES[kind], "%s/%s.d/tpu_ops.conf" % (UNITS, SERVICES[kind])]
         if not any(ours(path) for path in paths):
             return
-        # Stopped before the files are removed: if this run dies in between, the next one does it again.
         name, others = SERVICES[kind], ""
         if kind == "kernel":
             tables = ["/etc/exports", *glob.glob("/etc/exports.d/*.exports")]
@@ -143,29 +139,8 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.systemctl("stop", name)
         if not others and state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
             self.run("systemctl", "disable", "--quiet", name)
-        if not others and not self.module.params["files"]:
-            self.withdraw_helpers()
         removed = [path for path in paths if ours(path) and self.remove(path)]
         if removed and not self.module.check_mode:
             self.run("systemctl", "daemon-reload")
             if others:
                 self.systemctl("reload", name)
-
-    def withdraw_helpers(self) -> None:
-        """Stop and disable what an NFS server started in addition to itself, if nothing else needs it."""
-        units = {path: read(path) for path in glob.glob(UNITS + "/*.mount")}
-        rpcinfo = self.module.get_bin_path("rpcinfo", opt_dirs=["/usr/sbin"])
-        programs = parse_rpcinfo(self.run(rpcinfo, "-p", check=False)[1]) if rpcinfo else []
-        left = [*programs, *nfs_left(read("/etc/fstab"), units, self.mounts())]
-        left += [name for name in SERVICES.values() if self.unit(name)["ActiveState"] == "active"]
-        if self.module.check_mode:
-            # The services that it would stop are the role's own.
-            left = [name for name in left if "stop %s" % name not in self.actions]
-        if left:
-            return
-        for name in HELPERS:
-            state = self.unit(name)
-            if state["ActiveState"] in ("active", "activating") and self.act("stop %s" % name):
-                self.systemctl("stop", name)
-            if state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
-                self.run("systemctl", "disable", "--quiet", name)

@@ -12,7 +12,6 @@ from ansible.module_utils.mount_points import (
     Refusal,
     check_free,
     check_fstab,
-    parse_fstab,
     read,
     unit_name,
 )
@@ -24,10 +23,6 @@ SERVER_FILES = {
     "kernel": ("/etc/exports.d/tpu_ops.exports", "/etc/nfs.conf.d/tpu_ops.conf"),
     "ganesha": ("/etc/ganesha/tpu_ops.conf", "/etc/ganesha/ganesha.conf"),
 }
-#: What servers start in addition to themselves. Sockets come first, since they would start the services again.
-HELPERS = ("nfs-ganesha-lock.service", "rpc-statd.service", "rpcbind.socket", "rpcbind.service")
-#: Numbers of rpcbind itself and of NFS: nfs, mountd, nlockmgr, status and nfs_acl (rpc(5)); ganesha adds rquotad.
-NFS_PROGRAMS = {"100000", "100003", "100005", "100011", "100021", "100024", "100227"}
 LOG = "/var/log/ganesha/ganesha.log"
 PORT = 2049
 Entry = Dict[str, Any]
@@ -56,25 +51,6 @@ def parse_log(text: str) -> list[str]:
 def parse_exportfs(text: str) -> list[str]:
     """Given what `exportfs -s` prints, return the paths that the kernel serves."""
     return sorted({line.split()[0] for line in text.splitlines() if line.startswith("/")})
-
-
-def parse_rpcinfo(text: str) -> list[str]:
-    """Given what `rpcinfo -p` prints, return the programs that have nothing to do with NFS."""
-    rows = [line.split() for line in text.splitlines()]
-    return sorted({row[-1] for row in rows if row and row[0].isdigit() and row[0] not in NFS_PROGRAMS})
-
-
-def nfs_left(fstab: str, units: dict[str, str], mounts: list[Mounted]) -> list[str]:
-    """Return the traces of NFS on a worker that serves nothing, each as one word.
-
-    Args:
-        fstab: Text of /etc/fstab.
-        units: Path -> text of mount units.
-        mounts: What is mounted.
-    """
-    found = {row[1] for row in parse_fstab(fstab) if len(row) > 2 and row[2].startswith("nfs")}
-    found |= {path for path, text in units.items() if "\nType=nfs" in "\n" + text}
-    return sorted(found | {mount.target for mount in mounts if mount.fstype.startswith("nfs")})
 
 
 def same(path: str, what: str) -> bool:

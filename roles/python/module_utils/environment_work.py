@@ -44,11 +44,7 @@ START = 60.0
 
 
 def runs_version(python: str) -> str:
-    """Return the version of a Python as major.minor; empty where it does not run.
-
-    Raises:
-        Fault: It runs but does not answer.
-    """
+    """Return the version of a Python as major.minor; empty where it does not run."""
     try:
         return subprocess.run(
             [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -59,8 +55,6 @@ def runs_version(python: str) -> str:
             timeout=START,
             check=True,
         ).stdout.strip()
-    except subprocess.TimeoutExpired as exc:
-        raise Fault("%s did not report its version within %g s; it was left as it is" % (python, exc.timeout)) from exc
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -372,11 +366,7 @@ class Environment:
             self.settle(directory, plan)
         self.prove()
         for path in self.kept():
-            try:
-                shutil.rmtree(path)
-            except OSError as exc:
-                way = "it may hold somebody else's files; remove it by hand, then run again"
-                raise Fault("%s: the previous environment cannot be removed: %s; %s" % (path, exc, way)) from exc
+            shutil.rmtree(path)
         return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
