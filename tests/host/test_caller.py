@@ -257,7 +257,7 @@ def test_a_stop_is_waited_for_as_long_as_its_grace(
     with pytest.raises(wire.Refused, match="did not end within") as raised:
         actions.stop(request, on(tmp_path, state="ending", intent=intent), line.caller(attended=False))
     assert killed == [given + 1]
-    assert "needs a reboot" in raised.value.fix
+    assert "only a reboot" in raised.value.fix
 
 
 def test_a_supervisor_that_ends_just_before_it_is_told_is_no_fault(

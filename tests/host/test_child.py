@@ -70,11 +70,11 @@ def test_a_working_directory_that_does_not_answer_is_given_up(monkeypatch: pytes
     with (
         Path(os.devnull).open("wb") as sink,
         pytest.raises(
-            NotReady, match="no answer within 0 s from its working directory /mnt/gone or where true is"
+            NotReady, match="no answer within 0 s from its working directory /mnt/gone or from PATH, where true is"
         ) as raised,
     ):
         child.Child.fork(["true"], {b"PATH": b"/usr/bin:/bin"}, "/mnt/gone", myself(), sink.fileno())
-    assert "is the server of a mount there gone? " in str(raised.value)
+    assert "is the server of a mount there down? " in str(raised.value)
     assert "`sudo umount -f -l MOUNT`" in str(raised.value)
     with pytest.raises(ChildProcessError):
         os.waitpid(forked[0], os.WNOHANG)

@@ -157,7 +157,7 @@ def test_a_lockfile_that_cannot_be_removed_says_why(lockfile: Path, monkeypatch:
 
     monkeypatch.setattr("tpu_ops.host.ending.os.unlink", refused)
     faults = ending.chips_after()["lockfile_faults"]
-    fix = f"`lsattr -d {lockfile}` and `findmnt -T {lockfile}` on this worker show what is in the way"
+    fix = f"`lsattr -d {lockfile}` and `findmnt -T {lockfile}` on this worker show the reason"
     assert faults == {str(lockfile): f"it cannot be removed: Read-only file system; {fix}"}
 
 
@@ -165,8 +165,8 @@ def test_a_directory_in_the_lockfiles_place_is_removed_unless_something_is_in_it
     lockfile.unlink()
     (lockfile / "mine").mkdir(parents=True)
     faults = ending.chips_after()["lockfile_faults"]
-    fix = f"`ls -la {lockfile}` on this worker shows whose it is, `sudo mv {lockfile} /var/tmp/` takes it away"
-    assert faults == {str(lockfile): f"it is a directory with something in it and no lockfile; {fix}"}
+    fix = f"`ls -la {lockfile}` on this worker shows its owner, `sudo mv {lockfile} /var/tmp/` removes it"
+    assert faults == {str(lockfile): f"it is a directory with something in it, not a lockfile; {fix}"}
     assert [one["fix"] for one in ending.in_the_way()] == [fix]
     (lockfile / "mine").rmdir()
     assert ending.chips_after()["lockfiles_removed"] == [str(lockfile)]
@@ -191,10 +191,10 @@ def test_what_is_no_lockfile_is_neither_opened_nor_removed(
     path = ending.LOCKFILES[0]
     monkeypatch.setattr(ending, "_locked", lambda _: pytest.fail("it is opened"))
     found = ending.chips_after()
-    fix = f"`ls -la {path}` on this worker shows whose it is, `sudo rm {path}` takes it away"
+    fix = f"`ls -la {path}` on this worker shows its owner, `sudo rm {path}` removes it"
     assert (found["lockfiles_removed"], found["lockfiles_kept"]) == ([], [path])
-    assert found["lockfile_faults"] == {path: f"it is a {kind} and no lockfile; {fix}"}
-    assert ending.in_the_way() == [{"path": path, "problem": f"it is a {kind} and no lockfile", "fix": fix}]
+    assert found["lockfile_faults"] == {path: f"it is a {kind}, not a lockfile; {fix}"}
+    assert ending.in_the_way() == [{"path": path, "problem": f"it is a {kind}, not a lockfile", "fix": fix}]
     assert os.path.lexists(path)
 
 

@@ -35,7 +35,7 @@ def text(path: Path, content: str = "", mode: int = 0o644) -> Path:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["no-such-program"], "no-such-program is not on PATH (/usr/bin:/bin); install it on this worker, name it by"),
+        (["no-such-program"], "no-such-program is not on PATH (/usr/bin:/bin); install it on this worker, give its"),
         (["train.py"], "train.py is not on PATH (/usr/bin:/bin); to run it with Python: -- python train.py"),
         (["A=1"], "A=1 is not on PATH (/usr/bin:/bin); set a variable with --env NAME=VALUE"),
         (["./x"], "there is no ./x in /; --sync DIR copies a directory"),
@@ -43,8 +43,8 @@ def text(path: Path, content: str = "", mode: int = 0o644) -> Path:
         (["/nowhere/x"], "there is no /nowhere/x on this worker; --sync DIR copies a directory"),
         (["/etc/passwd/x"], "there is no /etc/passwd/x on this worker; --sync DIR copies a directory"),
         (["./x; ./y"], "there is no ./x; ./y in /; for a shell line: --shell -- 'LINE'"),
-        (["/etc/passwd"], "/etc/passwd is not an executable file; `chmod +x` makes it one (--sync copies that too)"),
-        (["/etc"], "/etc is not an executable file but a directory; name a program in it"),
+        (["/etc/passwd"], "/etc/passwd is not an executable file; `chmod +x` makes it executable (--sync copies"),
+        (["/etc"], "/etc is a directory, not an executable file; name a program in it"),
         (["/dev/null"], "/dev/null is not an executable file; name a program"),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_a_name_may_have_meant_is_told(tmp_path: Path) -> None:
     )
     text(tmp_path / "tool")
     assert refused(["tool"], path=only).endswith(
-        f"; {tmp_path}/tool is not an executable file; `chmod +x` makes it one (--sync copies that too)"
+        f"; {tmp_path}/tool is not an executable file; `chmod +x` makes it executable (--sync copies the mode too)"
     )
 
 
@@ -71,7 +71,7 @@ def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
     assert refused(["./tool"], str(tmp_path)).startswith("./tool is a link to gone, which is not there; --sync DIR")
     # One on PATH is not what --sync copies.
     assert refused(["tool"], path=os.fsencode(tmp_path)).endswith(
-        f"; {tmp_path}/tool is a link to gone, which is not there; install what it leads to, or name another program"
+        f"; {tmp_path}/tool is a link to gone, which is not there; install its target, or name another program"
     )
     (tmp_path / "tool").unlink()
     (tmp_path / "tool").symlink_to("tool")
@@ -82,7 +82,7 @@ def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
     ("first", "said"),
     [
         ("#!/no/such/python -u\n", "its first line names /no/such/python, which is not on this worker; install it, or"),
-        ("#!/bin/sh\r\n", "its lines end as those of Windows do"),
+        ("#!/bin/sh\r\n", "its lines have Windows line ends"),
     ],
 )
 def test_a_script_that_nothing_can_run_is_not_ready(tmp_path: Path, first: str, said: str) -> None:
@@ -106,7 +106,7 @@ def test_what_the_kernel_does_not_execute_is_told_with_what_to_do(tmp_path: Path
         held = child.Child.fork(["./tool"], {b"PATH": PATH}, str(tmp_path), myself(), sink.fileno())
     said = held.go()
     os.waitpid(held.pid, 0)
-    assert said.startswith("./tool: Exec format error; it is no program of this machine, nor does its first line name")
+    assert said.startswith("./tool: Exec format error; it is not a program for this machine, and its first line names")
     assert command.not_executed("x", OSError(errno.EIO, "Input/output error")) == "x: Input/output error"
 
 
@@ -126,11 +126,11 @@ def test_a_working_directory_that_is_missing_is_told_by_what_it_is(
     home = tmp_path / "ada"
     begins = "working directory {}: No such file or directory; "
     said = refused(["true"], str(home), person=ada(str(home)))
-    assert said.startswith(begins.format(home) + f"this home of {myself().name} is missing on this worker: mount what")
+    assert said.startswith(begins.format(home) + f"the home of {myself().name} is missing on this worker: mount its")
     copy, clone = home / "tpu_ops/digits", "/no/such/clone"
     for place, how in ((str(copy), "--sync DIR"), (clone, "--git")):
         said = refused(["true"], place, person=ada(str(home)))
-        assert said == begins.format(place) + f"it has gone meanwhile: start again, with {how}"
+        assert said == begins.format(place) + f"it was removed meanwhile: start again, with {how}"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")
@@ -138,13 +138,16 @@ def test_what_a_person_may_not_enter_or_execute_is_told_by_the_way_to_it(tmp_pat
     nobody = Person(pwd.getpwnam("nobody"))
     (tmp_path / "hers").mkdir(mode=0o700)
     said = refused(["true"], str(tmp_path / "hers"), person=nobody)
-    assert f"hers: Permission denied; `namei -l {tmp_path}/hers` on this worker shows what nobody may not enter" in said
+    way = f"`namei -l {tmp_path}/hers` on this worker shows the directory that nobody may not enter"
+    assert f"hers: Permission denied; {way}" in said
     assert said.endswith("or run as its owner with --user")
     said = refused([str(tmp_path / "hers/tool")], person=nobody)
     assert "hers/tool cannot be looked at: Permission denied; `namei -l " in said
     own = Path("/tmp/tpu_ops-of-root-alone")
     try:
         text(own, "", 0o700)
-        assert refused([str(own)], person=nobody).endswith("; it is for others alone: change its owner, group or mode")
+        assert refused([str(own)], person=nobody).endswith(
+            "; only other users may execute it: change its owner, group or mode"
+        )
     finally:
         own.unlink()

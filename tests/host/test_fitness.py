@@ -78,8 +78,8 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
     monkeypatch.setattr(fitness, "space", lambda: full)
     with pytest.raises(NotReady) as raised:
         prepared()
-    fix = "remove what is not needed there: `sudo du -xh -d 2 /tmp` shows what takes it"
-    assert str(raised.value) == f"/tmp has 0 of 0 MiB free, and a start asks for 256 ({fix})"
+    fix = "remove what is not needed there: `sudo du -xh -d 2 /tmp` shows what uses it"
+    assert str(raised.value) == f"/tmp has 0 of 0 MiB free, and a start needs 256 ({fix})"
     with pytest.raises(pytest.fail.Exception, match="it is fit"):
         prepared(force=True)
 
@@ -94,7 +94,7 @@ def test_a_disk_that_takes_no_more_files_is_no_place_to_start(
     prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11, "files": 0}})
-    with pytest.raises(NotReady, match=r"^/ takes no more files: it has no inode left \(.* `sudo du -xh --inodes -d 2"):
+    with pytest.raises(NotReady, match=r"^/ cannot hold more files: .* inodes left \(.* `sudo du -xh --inodes -d 2"):
         prepared()
     # Some count none, as btrfs does.
     monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11, "files": -1}})
@@ -180,7 +180,7 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
             prepared(chips=4)
         with pytest.raises(pytest.fail.Exception, match="it is fit"):
             prepared()
-    fault = "it is locked, and open in pid 7 of bob (sleep); end what has it open, or remove it as root"
+    fault = "it is locked, and open in pid 7 of bob (sleep); end the process that has it open, or remove it as root"
     assert str(raised.value) == f"{kept} would make libtpu fail: {fault}"
     assert kept.exists()
 
@@ -191,8 +191,8 @@ def test_what_is_no_lockfile_keeps_a_start_from_chips_and_a_probe_tells_it_befor
     fifo = tmp_path / "libtpu_lockfile"
     os.mkfifo(fifo)
     monkeypatch.setattr(ending, "LOCKFILES", (str(fifo),))
-    problem = f"{fifo} would make libtpu fail: it is a FIFO and no lockfile"
-    fix = f"`ls -la {fifo}` on this worker shows whose it is, `sudo rm {fifo}` takes it away"
+    problem = f"{fifo} would make libtpu fail: it is a FIFO, not a lockfile"
+    fix = f"`ls -la {fifo}` on this worker shows its owner, `sudo rm {fifo}` removes it"
     with pytest.raises(NotReady) as raised:
         prepared(chips=4)
     assert str(raised.value) == f"{problem} ({fix})"

@@ -12,7 +12,7 @@ from tpu_ops.host import hub
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.hub import Hub
 
-TAKEN = "`sudo ss -ltnp` on this worker shows by what they are taken; end that, or give others in launcher_ports"
+TAKEN = "`sudo ss -ltnp` on this worker shows the processes that use them; end these, or set others in launcher_ports"
 
 
 def test_nothing_listens_once_all_go_and_the_coordinators_port_is_free(star: Callable[..., Star]) -> None:
@@ -47,7 +47,7 @@ def test_a_coordinators_port_that_is_taken_is_said() -> None:
         pytest.raises(NotReady, match=f"port {ports[2]}, where the coordinator is to listen, cannot be used") as raised,
     ):
         Hub(team(0, 2), lambda: None, ports=ports[:2], coordinator=ports[2], ending_limit=1)
-    assert "shows what to end; --env JAX_COORDINATOR_PORT=PORT chooses another" in str(raised.value)
+    assert "shows the process; --env JAX_COORDINATOR_PORT=PORT sets another" in str(raised.value)
     socket.create_server((HERE, ports[0])).close()  # nobody has it
 
 
@@ -57,7 +57,7 @@ def test_an_address_that_this_worker_does_not_have_is_no_matter_of_ports() -> No
         lambda: hub.listen_within("192.0.2.1", range(8500, 8520)),
         lambda: Hub(elsewhere, lambda: None, ports=range(8500, 8520), coordinator=8482, ending_limit=1),
     ):
-        with pytest.raises(NotReady, match=r"lists 192\.0\.2\.1 .* and it does not have it: `tpu_ops refresh`$"):
+        with pytest.raises(NotReady, match=r"lists 192\.0\.2\.1 .* but the worker .* have it: `tpu_ops refresh`$"):
             call()
 
 

@@ -295,7 +295,7 @@ DAMAGES = pytest.mark.parametrize(
         (_empty, "it is empty"),
         (_garbage, NOT_JSON),
         (_cut, NOT_JSON),
-        (_of_another, "it does not hold what it is for"),
+        (_of_another, "it does not contain the expected data"),
         (_fifo, NOT_REGULAR),
         (_directory, NOT_REGULAR),
     ],

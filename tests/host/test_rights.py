@@ -138,7 +138,7 @@ def test_a_file_system_that_takes_nothing_is_named_with_what_shows_it(
     monkeypatch.setattr(space, "facts", lambda _: {"free": 2**19, "total": 2**27, "files": 0})
     found = answer(Store(str(tmp_path)), "status")["error"]
     place = where.format(tmp_path)
-    room = " has 0.5 of 128.0 MiB free and takes no more files)" if error.errno == errno.ENOSPC else ""
+    room = " has 0.5 of 128.0 MiB free and no inodes left)" if error.errno == errno.ENOSPC else ""
     begins = f"the launcher cannot write to {place}: {error.strerror}"
     assert (found["kind"], found["message"].startswith(begins)) == ("failed", True)
     assert found["message"].removeprefix(begins).endswith(room)
@@ -203,7 +203,7 @@ def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_
     assert space.left(missing).startswith(f"{tmp_path} has ")
     quota, broken = OSError(errno.EDQUOT, "Disk quota exceeded"), OSError(errno.EIO, "Input/output error")
     assert space.why(quota, [missing]).startswith(f"Disk quota exceeded ({tmp_path} has ")
-    assert space.fix(quota, [missing]) == "`sudo repquota -a` on this worker shows whose quota ends there"
+    assert space.fix(quota, [missing]) == "`sudo repquota -a` on this worker shows the quota that is used up"
     assert space.why(broken, [missing]) == "Input/output error"
     assert "sudo dmesg" in space.fix(broken, [missing])
 
@@ -211,4 +211,4 @@ def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_
 def test_who_has_no_account_any_more_is_told_what_shows_it() -> None:
     with pytest.raises(Refused, match="user id 4000000000 has no entry in the password database") as refused:
         person.by_uid(4_000_000_000)
-    assert refused.value.fix.startswith("`getent passwd 4000000000` on this worker finds nobody")
+    assert refused.value.fix.startswith("`getent passwd 4000000000` on this worker finds nothing")

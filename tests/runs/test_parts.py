@@ -258,7 +258,7 @@ def probe(**changes: Any) -> dict[str, Any]:
             ["run r1 of ada has held it since 1970-01-01 00:00 UTC"],
         ),
         ({"holders": [{"pid": 7, "user": "bob", "command": "python x"}]}, ["held by pid 7 of bob: python x"]),
-        ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 of 1024 MiB free, and a start asks for 256"]),
+        ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 of 1024 MiB free, and a start needs 256"]),
     ],
 )
 def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: list[str]) -> None:
@@ -771,7 +771,7 @@ def test_the_doctor_looks_at_more_than_a_start_does() -> None:
     )
     assert doctor.further(probes) == []
     # What the worker itself has told of, as a start is refused for it, is none that `unlock` removes.
-    strange = {"path": "/tmp/l", "problem": "it is a FIFO and no lockfile", "fix": "look"}
+    strange = {"path": "/tmp/l", "problem": "it is a FIFO, not a lockfile", "fix": "look"}
     probes["pod-w1"] = probe(**usual | {"lockfiles": ["/tmp/l", "/tmp/m"]}, in_the_way=[strange])
     (fault,) = doctor.further(probes)
     assert (fault.problem, fault.fix) == ("/tmp/m exists, and nobody holds a chip", "tpu_ops unlock pod-w1")

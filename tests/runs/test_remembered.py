@@ -724,6 +724,6 @@ def test_a_damaged_record_of_this_machine_is_warned_of_and_never_waited_for(
     assert records.read(tmp_path, "r1") is None
     assert records.recent(tmp_path, 5) == []
     (said,) = caplog.messages
-    assert said.startswith(f"what this machine remembers of run r1 is damaged and not used: {path}: ")
+    assert said.startswith(f"the record of run r1 on this machine is damaged and not used: {path}: ")
     with pytest.raises(OpsError, match="this cannot be read"):
         recovery.read(tmp_path, "r1")

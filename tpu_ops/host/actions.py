@@ -22,40 +22,40 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 _POLL = 0.05
-#: How long a start waits for the unit of a run that has already ended to leave its name, and a stop for what is left
-#: behind a supervisor that was killed, in seconds: longer than its processes are given to go.
+#: Seconds that a start waits for the unit's name while an ended run still has it, and that a stop waits for the
+#: processes of a killed supervisor: longer than these are given to end.
 _NAME_LIMIT = 15.0
-#: How long systemd may take to answer, and to end what SIGKILL was sent to, in seconds.
+#: Seconds for systemd to answer, and to end processes after SIGKILL.
 _SYSTEMD_LIMIT = 15
 _KILL_LIMIT = 20.0
-#: What helps where the unit ends before anything is recorded.
+#: Fix for a unit that ends before anything is recorded.
 _JOURNAL = "`sudo journalctl -u {}` on this worker shows more".format(unit.UNIT)
 
 
 def _occupant(store: Store) -> Dict[str, Any] | None:
-    """Return what `rank_record.occupant` does."""
-    from .rank_record import occupant  # few requests want it
+    """Return the result of `rank_record.occupant`."""
+    from .rank_record import occupant  # few requests need it
 
     return occupant(store)
 
 
 def held(holder: Dict[str, Any], asker: Person) -> Refused:
-    """Return the refusal that names who has this worker, and what somebody can do about it."""
-    from .fitness import in_use, past_run  # few requests want it
+    """Return the refusal of a worker that a run holds: it names the run, and how the user can get the worker."""
+    from .fitness import in_use, past_run  # few requests need it
 
     message = in_use(holder, "this worker", "%Y-%m-%d %H:%M:%S UTC")
     return Refused("held", message, past_run(asker, holder), holder=holder)
 
 
 def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
-    """Start a run and return its record once all ranks go; with ``reserve`` as soon as it is ready for the others.
+    """Start a run; return its record once all ranks have begun, or with ``reserve`` once it waits for the others.
 
-    A request that comes again, since the connection broke over which it came first, is answered as the first one.
+    A request that is repeated after a broken connection gets the answer of the first one.
 
     Raises:
-        Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault, and
-            ``failed_checks`` what is in this one's way, as of `fitness.faults`.
-        Gone: Nobody waits for the answer any more; the run goes on as it would.
+        Refused: The spec is invalid, another run is active, or the run does not begin. Then ``blamed`` has the ranks at
+            fault, and ``failed_checks`` the faults of this worker (see `fitness.faults`).
+        Gone: The caller has gone. The run continues.
     """
     require_root()
     require_protocol(request)
@@ -73,7 +73,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
             spec_files.sweep(store.run_dir)
             spec_files.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
         except Refused:
-            # The same request may have come but a moment before this one, which then meets any of what it leaves.
+            # The same request may have arrived just before this one, and anything it leaves may cause this refusal.
             if not _has_come(request, run_id, store, asker, caller, deadline=deadline):
                 raise
         else:
@@ -84,7 +84,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     record = _of_start(store.observe(run_id), data, request["marker"])
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting":
-        # The others are told where rank 0 listens; a request that comes again may come before that is known.
+        # Return only once the record has rank 0's port, which the others need. A repeated request may come before that.
         listens = record["port"] or record["rank"] > 0 or data["net"] is None
         if reserve and listens and not record["reason"]:
             break
@@ -98,12 +98,12 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
 def _has_come(
     request: Dict[str, Any], run_id: str, store: Store, asker: Person, caller: Caller, *, deadline: float
 ) -> bool:
-    """Return whether a run was started by this very request: the marker is random, and new for each.
+    """Return whether this request has already started the run: each request has its own random marker.
 
-    Where it is just being started so, its record is waited for until the deadline, in seconds of the monotonic clock.
+    If that start is still in progress, wait for its record until ``deadline``, in seconds of the monotonic clock.
 
     Raises:
-        Gone: Nobody waits for the answer any more.
+        Gone: The caller has gone.
     """
     while spec_files.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
         caller.pause(_POLL)
@@ -114,22 +114,22 @@ def _has_come(
 
 
 def _leaves_name_free(earlier: Dict[str, Any] | None, person: Person) -> bool:
-    """Return whether a person may use the name of what was on this worker before: nothing, or a refused first start.
+    """Return whether a user may start a run with the name of an earlier record: none, or that of a refused first start.
 
-    Of that nothing was executed. The person's directory of it stays, so that another person cannot have it.
+    A refused start executed nothing. The user's directory for the run stays, so that no other user can take it.
     """
     if earlier is None:
         return True
     refused = earlier.get("state") == "refused" and earlier["attempt"] == 1
-    # Whoever wanted it stopped wanted no other start either.
+    # A user who requested a stop did not want another start.
     return refused and not earlier.get("stop_requested_by") and bool(earlier["person"]["uid"] == person.uid)
 
 
 def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person: Person) -> None:
-    """Return where a run is new on this worker, or goes on with a later attempt of the same person's.
+    """Check that the run is new on this worker, or is a later attempt of the same user's run.
 
     Raises:
-        Refused: It was here before, in this attempt or a later one, or as somebody else's.
+        Refused: The worker knows this attempt or a later one, or the run is another user's.
     """
     if earlier is None or _leaves_name_free(earlier, person):
         return
@@ -137,7 +137,7 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
     if earlier["person"]["uid"] != person.uid or data["attempt"] == 1:
         raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
     if earlier.get("stop_requested_by"):
-        # After whoever starts it again has looked.
+        # The stop came after the recovering controller had checked for one.
         message = "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"])
         raise Refused("held", message, "start it under another --name if it is wanted again")
     if data["attempt"] <= earlier["attempt"]:
@@ -146,7 +146,7 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
 
 
 def _of_start(record: Dict[str, Any] | None, data: Dict[str, Any], marker: str) -> Dict[str, Any] | None:
-    """Return a record where it is of the start that is being made, and not of an earlier attempt or a refused start."""
+    """Return the record if it is that of this start, and not of an earlier attempt or a refused start; else None."""
     if record is None or (record["attempt"], record.get("marker")) != (data["attempt"], marker):
         return None
     return record
@@ -158,7 +158,7 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     store.settle(record)
     facts = {}
     if record["state"] == "refused":
-        # Only a supervisor that lived to hear it knows whose fault it was.
+        # A supervisor that did not live to receive the decision does not know the rank at fault.
         facts["blamed"] = record["blamed"]
         if record["rank"] in record["blamed"]:
             facts["failed_checks"] = record.get("failed_checks", [])
@@ -166,13 +166,13 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
 
 
 def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller) -> None:
-    """Start the unit; a name that an ended run is just leaving is waited for.
+    """Start the unit; wait for its name if an ended run still has it.
 
     Raises:
         Refused: It cannot be started.
-        Gone: Nobody waits for the answer any more, and nothing was started.
+        Gone: The caller has gone, and nothing was started.
     """
-    # Whoever has gone may have said already that the run is not on, and have asked nobody but this.
+    # A caller that has gone may already have reported that the run did not start: start nothing then.
     caller.pause(0)
     program = os.path.realpath(sys.argv[0])
     command = unit.start_command(program, data["run_id"], data["grace_stop"], marker)
@@ -185,7 +185,7 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
             if record is None or record["attempt"] != data["attempt"] or record["state"] in FINAL:
                 unit.take_back(data["run_id"], _SYSTEMD_LIMIT)
             elif record["marker"] == marker:
-                # It takes longer than others and goes on: whoever asked for it waits for it as for any other.
+                # This start takes longer than usual, but continues: the caller waits for it as for any other.
                 return
             raise
         if code == 0:
@@ -199,19 +199,16 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
         if "already" not in text:
             raise Refused("failed", text, _JOURNAL)
         if time.monotonic() > deadline:
-            fix = "`systemctl status {0}` on this worker shows by what; `sudo systemctl stop {0}` ends it"
+            fix = "`systemctl status {0}` on this worker shows its processes; `sudo systemctl stop {0}` ends it"
             raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text), fix.format(unit.UNIT))
         caller.pause(_POLL)
 
 
 def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return one run's record, or those of the newest runs of this worker, and who has it now.
+    """Return one run's record, or the newest records of this worker, and the run that holds it now.
 
-    Of the newest, ``workers`` stands only in the record of the run that is on; ``damaged`` has the ``message`` and the
-    ``fix`` of each record that cannot be read.
-
-    Raises:
-        Damaged: The record of the one run cannot be read.
+    In the newest records, only that of the active run has ``workers``. ``damaged`` has the ``message`` and the ``fix``
+    for each unreadable record.
     """
     require_root()
     require_protocol(request)
@@ -232,16 +229,16 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
 
 def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
-    """End a run and return its final record. Without a run id: whatever run is on.
+    """End a run and return its final record. Without a run id, the active run is ended.
 
-    Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
-    With ``attempt``, which a starter sends that gives its own up, a record of an earlier attempt is no such run.
+    The supervisor informs those of the other ranks. A run that has not begun yet is refused with the request's
+    ``reason``. A controller that gives up its own start sends ``attempt``: earlier attempts are then not ended.
 
     Raises:
-        Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
-        Gone: Nobody waits for the answer any more; the supervisor ends the run by itself.
+        Refused: The run does not exist, belongs to another user, or did not end in time, or the grace is invalid.
+        Gone: The caller has gone. The supervisor still ends the run.
     """
-    from .rank_record import taken_back  # no other request wants it
+    from .rank_record import taken_back  # only this request needs it
 
     require_root()
     require_protocol(request)
@@ -250,7 +247,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     if not run_id:
         return {"ok": True, "record": None}
     deadline = time.monotonic() + unit.START_LIMIT
-    # One that is being started has no record of it yet.
+    # A run that is being started has no record yet.
     while os.path.exists(spec_files.path_of(store.run_dir, spec.check_run_id(run_id))) and time.monotonic() < deadline:
         caller.pause(_POLL)
     record = store.observe(run_id)
@@ -260,15 +257,15 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     supervisor = record["supervisor"]
     alive = record["state"] != "lost" and proc.start_time(supervisor["pid"]) == supervisor["start"]
     if record["state"] in FINAL:
-        # Whoever recovers it may be about to start it again.
+        # A recovery may be about to start the run again.
         if not alive:
-            # What comes behind a supervisor that was killed ends what it has left, and closes its record.
+            # `after` ends the processes of a killed supervisor, and closes its record.
             store.settle(record, limit=_NAME_LIMIT)
             record = store.observe(run_id) or record
         try:
             _require_control(person, record, request)
         except Refused:
-            pass  # how it ended is anybody's to know
+            pass  # every user may see the end of a run
         else:
             _note(store, record, intent, alive=alive)
         if alive:
@@ -278,34 +275,27 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     _require_control(person, record, request)
     store.put_intent(run_id, intent)
     if alive:
-        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(supervisor["pid"], signal.SIGTERM)
     ended = _await_end(store, record, intent.get("grace", 0), caller)
     return {"ok": True, "record": taken_back(store, ended, intent)}
 
 
 def _require_control(person: Person, record: Dict[str, Any], request: Dict[str, Any]) -> None:
-    """Return where a person may end a run: whose it is, who started it, and an administrator who insists.
-
-    Raises:
-        Refused: It is another person's.
-    """
+    """Check that the user may end a run: the owner, the user who started it, or an administrator with `force`."""
     owner = record["person"]
     if person.uid != record.get("asked_by"):
         require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
 
 
 def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive: bool) -> None:
-    """Keep that somebody wants no other attempt of a run that has ended.
+    """Record that a user wants no other attempt of a run that has ended.
 
     Args:
-        store: Where its record is.
-        record: Its final record.
-        intent: As `_intent` has it.
-        alive: Whether its supervisor, which may still be writing that, is there; what comes behind it heeds intents.
-
-    Raises:
-        Refused: Somebody keeps the records locked.
+        store: The store of the record.
+        record: The run's final record.
+        intent: The stop, from `_intent`.
+        alive: Whether the supervisor is still running and may write the record; it or `after` then reads the intent.
     """
     from .rank_record import note_stop_request  # few requests want it
 
@@ -318,14 +308,14 @@ def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
-    """Return why a run is ended as a request has it.
+    """Return the intent of a stop request: by whom, why, and with which grace.
 
     Raises:
-        Refused: Its grace is none, or none that is given.
+        Refused: The grace is invalid.
     """
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
     intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
-    # A recovery ends what is left of an attempt as well, and says why.
+    # A recovery also ends the rest of an attempt, with a reason. That does not count as requested by a user.
     intent["requested"] = request.get("requested") is True or not request.get("reason")
     grace = request.get("grace")
     if grace is not None:
@@ -336,23 +326,23 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
 
 
 def _limit(record: Dict[str, Any], grace: float) -> float:
-    """Return how long a run may take to end, in seconds: an earlier stop may have left it more time than this one."""
+    """Return the seconds that a run may take to end: an earlier stop may have had a longer grace than this one."""
     earlier = (record["intent"] or {}).get("grace") or 0
     return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 5)
 
 
 def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller) -> Dict[str, Any]:
-    """Wait until a run has ended; what does not listen is ended by systemd.
+    """Wait until a run has ended; if it takes too long, let systemd kill it.
 
     Args:
-        store: Where its record is.
-        asked: Its record when it was asked to end.
-        grace: Seconds between SIGTERM and SIGKILL as just asked for; 0 where nothing was.
-        caller: Who waits.
+        store: The store of its record.
+        asked: Its record at the time of the stop.
+        grace: Seconds between SIGTERM and SIGKILL of this stop; 0 if not given.
+        caller: The caller that waits.
 
     Raises:
-        Refused: It did not end.
-        Gone: Nobody waits for it any more.
+        Refused: The run did not end.
+        Gone: The caller has gone.
     """
     begun = time.monotonic()
     asked_systemd = 0.0
@@ -362,11 +352,11 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
         if record is None:
             return {}
         if record["supervisor"] != supervisor:
-            # A later attempt has the id now: the one that was asked to end is over.
+            # A later attempt has the run id now, so the attempt that was stopped is over.
             return asked
         holder = store.holder()
         if holder is not None and holder["supervisor"] != supervisor:
-            # The unit's name, and its control group, are another run's now.
+            # Another run has the unit's name and its control group now.
             return record
         closed = record["state"] in FINAL and record["state"] != "lost"
         if closed and (store.settled(record) or asked_systemd):
@@ -374,7 +364,11 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
         now = time.monotonic()
         if asked_systemd and now - asked_systemd > _KILL_LIMIT:
             text = "run {} did not end within {:.0f} s, nor by SIGKILL".format(run_id, now - begun)
-            raise Refused("failed", text, "what waits inside the kernel (`ps -o stat,pid,cmd`, state D) needs a reboot")
+            raise Refused(
+                "failed",
+                text,
+                "only a reboot ends processes that wait inside the kernel (`ps -o stat,pid,cmd`, state D)",
+            )
         if not asked_systemd and now - begun > _limit(record, grace):
             unit.call(["systemctl", "kill", "--signal=KILL", unit.UNIT], _SYSTEMD_LIMIT)
             asked_systemd = time.monotonic()
@@ -382,8 +376,8 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
 
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Describe this host; with ``run_id``, ``known`` in the answer is whether a run of that name cannot be new here."""
-    from .probe import describe  # no other request wants it
+    """Describe this host. With ``run_id``, ``known`` is whether a new run of that name would be refused here."""
+    from .probe import describe  # only this request needs it
 
     asker = asking()
     person = runs_as(asker, request.get("user") or "")

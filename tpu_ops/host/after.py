@@ -1,4 +1,4 @@
-"""What is done once a run's unit is gone, by a program of its own: the supervisor may have been killed."""
+"""The last checks of a run after its unit has ended, in a separate program: the supervisor may have been killed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .store import Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: How long it may take until the record is closed, in seconds: systemd gives it no more than that where the grace is
-#: none, and what is left of it is for the interpreter's start and for the disk.
+#: Seconds until the record is closed: with a grace of 0, systemd allows STOP_MARGIN in all, of which 2 s are for the
+#: interpreter's start and the disk.
 _LIMIT = unit.STOP_MARGIN - 2.0
 
 
 def after(store: Store, run_id: str, marker: str = "") -> int:
-    """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
+    """Repeat the last checks after the unit's processes have ended, and close the record of a dead supervisor.
 
-    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended. Nobody closes it later, so
-    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin. The
-    spec of one may wait already.
+    systemd runs this (ExecStopPost), with the supervisor's exit status in the environment. Nothing closes the record
+    later, so a lock on it is only waited for, and then ignored: no other attempt can begin meanwhile. The spec of one
+    may be waiting already.
 
     Args:
-        store: Where its record is.
+        store: The store of the record.
         run_id: The run.
-        marker: Of the request that started the unit; by default no spec waits.
+        marker: The marker of the request that started the unit; empty means that no spec is waiting.
 
     Returns:
         The exit code.
@@ -44,12 +44,12 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
     try:
         record = store.read(run_id)
     except Damaged as damage:
-        # It stays for `status` to name; all else of the end is done.
+        # The damaged record stays, for `status` to report. The remaining steps are done.
         sys.stderr.write("tpu-host: {}\n".format(damage.message))
         record = None
-    # A supervisor that was killed before its own record was written leaves that of an earlier attempt.
+    # A supervisor that was killed before it wrote its record leaves that of an earlier attempt.
     closed = record is None or record["state"] in FINAL or not store.of_this_boot(record)
-    # What is just going holds a chip until it has gone.
+    # Processes hold their chips until they have ended.
     stuck = end_left(record["cgroup"]) if record is not None and not closed else []
     chips = chips_after()
     if record is None or closed:
@@ -73,11 +73,11 @@ def _close(
     """Close the record of a run whose supervisor is dead.
 
     Args:
-        store: Where it is.
+        store: The store of the record.
         record: The record.
-        intent: Why the run was to be ended; None where it was not.
-        chips: How the chips are left.
-        stuck: What is left of its processes.
+        intent: The stop of the run; None if there was none.
+        chips: The state of the chips.
+        stuck: The remaining processes.
     """
     result = os.environ.get("SERVICE_RESULT", "unknown")
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()

@@ -1,4 +1,4 @@
-"""Builds the host program: one file, the same bytes from the same sources on every machine.
+"""Build the launcher: one file, with the same bytes from the same sources on every machine.
 
 `python -m tpu_ops.host.build` prints ``{"path", "digest"}`` as one line of JSON.
 """
@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 _SHEBANG = b"#!/usr/bin/python3 -IS\n"
-#: Takes the modules from the compiled copy (compiled.py) where there is one for this Python.
+#: Imports the modules from the compiled copy (compiled.py) if there is one for this Python version.
 _ENTRY = b"""\
 import os
 import sys
@@ -52,10 +52,10 @@ def archive() -> bytes:
 
 
 def build(cache: Path | None = None) -> tuple[Path, str]:
-    """Build the program where it is not built yet.
+    """Build the program if it is not in the cache.
 
     Args:
-        cache: Directory of built programs; default ``${XDG_CACHE_HOME:-~/.cache}/tpu_ops/host``.
+        cache: Directory of built programs; default: ``${XDG_CACHE_HOME:-~/.cache}/tpu_ops/host``.
 
     Returns:
         The program's path and its digest (12 hexadecimal digits of SHA-256).
@@ -76,7 +76,7 @@ def build(cache: Path | None = None) -> tuple[Path, str]:
 
 
 def main() -> None:
-    """Build and say where."""
+    """Build the program and print its path and digest."""
     path, digest = build()
     print(json.dumps({"path": str(path), "digest": digest}))
 

@@ -1,4 +1,4 @@
-"""Who has sent a request, and whether anybody still waits for its answer."""
+"""The caller of a request, and whether it still waits for the answer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import time
 
 
 class Gone(Exception):
-    """Whoever asked has gone, and nobody waits for the answer."""
+    """The caller has gone and does not wait for the answer."""
 
 
 class Caller:
-    """Whoever has sent a request.
+    """The caller of a request.
 
     Args:
-        source: The descriptor that it came from.
-        attended: Whether its end means that they have gone. Who pipes a request in by hand has closed it before.
+        source: The descriptor that the request was read from.
+        attended: Whether the end of `source` means that the caller has gone. It does not for a request piped in by
+            hand.
     """
 
     def __init__(self, source: int, attended: bool) -> None:
@@ -26,10 +27,10 @@ class Caller:
             self._poll.register(source, select.POLLIN)
 
     def pause(self, seconds: float) -> None:
-        """Wait as long as this.
+        """Wait for some seconds.
 
         Raises:
-            Gone: They have gone.
+            Gone: The caller has gone.
         """
         deadline = time.monotonic() + seconds
         while True:

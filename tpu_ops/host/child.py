@@ -1,4 +1,4 @@
-"""The process that becomes the command: forked early, made the person's, checked, held, and only then executed."""
+"""The process that becomes the command: forked early, run as the user, checked, held, and then executed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from .code import Copy
 
-#: Exit code of a child whose command could not be executed; nobody but the supervisor sees it.
+#: Exit code of a child that could not execute its command; only the supervisor sees it.
 NOT_EXECUTED = 127
 
-#: Seconds that the child may take until it is ready: well below what systemd gives the supervisor for its start, and
-#: far more than looking for a directory and a program takes where their mounts answer.
+#: Seconds until the child has to be ready. This is well below systemd's timeout for the supervisor's start, and far
+#: more than finding a directory and a program takes on mounts that answer.
 LIMIT = 20.0
 _POLL = 0.02
 
@@ -38,7 +38,7 @@ def become(person: Person) -> None:
 
 
 def output_pipe(person: Person) -> tuple[int, int]:
-    """Return both ends of a pipe that takes a command's output: its person may open it, as /dev/stderr for example."""
+    """Return both ends of a pipe for a command's output. The user may open it, for example as /dev/stderr."""
     source, output = os.pipe()
     if os.geteuid() == 0:
         os.fchown(output, person.uid, person.gid)
@@ -51,7 +51,7 @@ class Child:
     Args:
         pid: The child's process id.
         go: Writing end of the pipe that holds it.
-        report: Reading end of the pipe on which it reports; its end means that the command is being executed.
+        report: Reading end of the pipe for the child's messages; its end means that the command is being executed.
     """
 
     def __init__(self, pid: int, go: int, report: int) -> None:
@@ -71,20 +71,20 @@ class Child:
         commit: str = "",
         copy: Copy | None = None,
     ) -> Child:
-        """Fork the child and wait until it is ready to be executed. To be called before any thread is started.
+        """Fork the child and wait until it is ready. Call this before any thread is started.
 
         Args:
             argv: The command.
             env: Its whole environment.
-            cwd: Where it starts.
-            person: Who it runs as.
-            output: Descriptor that standard output and standard error go to.
-            commit: The one that the directory is a clone at; empty where it is to be at none.
-            copy: What a sync has brought to the directory, if any.
+            cwd: The working directory.
+            person: The user that it runs as.
+            output: Descriptor for standard output and standard error.
+            commit: The commit that the clone in the directory has to be at; empty if it is not checked.
+            copy: The synced copy in the directory, if any.
 
         Raises:
-            NotReady: Directory or program are not there for this person, the clone is at another commit, the copy is
-                another one, or a mount does not answer.
+            NotReady: The user cannot enter the directory or execute the program, the clone is at another commit, the
+                copy differs, or a mount does not answer.
         """
         go_read, go_write = os.pipe()
         report_read, report_write = os.pipe()
@@ -104,7 +104,7 @@ class Child:
             message = child._read_report() if reported else {}
             if not message.get("busy"):
                 break
-            # Much code takes its time to be read; the child says so.
+            # Reading a large copy takes long; the child reports that it is still busy.
             unit.starting()
         if message.get("ready"):
             return child
@@ -113,13 +113,13 @@ class Child:
             os.waitpid(pid, 0)
             raise NotReady(message.get("error") or "the process ended before it was ready")
         _end(pid)
-        text = "no answer within {:.0f} s from its working directory {} or where {} is looked for"
+        text = "no answer within {:.0f} s from its working directory {} or from PATH, where {} is looked for"
         raise NotReady("{}; {}".format(text.format(LIMIT, cwd, argv[0]), mounts.gone(cwd)))
 
     def go(self) -> str:
-        """Let the child execute the command; return why that failed, or the empty string.
+        """Let the child execute the command; return the error, or the empty string.
 
-        How a child ended that is dead by then, its wait status tells.
+        If the child is dead already, its wait status has the reason.
         """
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"g")
@@ -129,12 +129,12 @@ class Child:
         return error
 
     def drop(self) -> None:
-        """Let the child end without executing anything; nobody else holds it then."""
+        """Let the child end without executing the command. No other process may have the pipe open."""
         os.close(self._go)
         os.close(self._report)
 
     def _read_report(self) -> Dict[str, Any]:
-        """Return the child's next message; an empty one when its end of the pipe was closed by executing."""
+        """Return the child's next message; empty if executing the command has closed the pipe."""
         line = b""
         while not line.endswith(b"\n"):
             byte = os.read(self._report, 1)
@@ -146,7 +146,7 @@ class Child:
 
 
 def _end(pid: int) -> None:
-    """Kill a child; one that waits inside the kernel for good is left to whoever ends the unit."""
+    """Kill a child. One that waits inside the kernel forever is left to the end of the unit."""
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 1
     while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def _live(
     go: int,
     report: int,
 ) -> None:
-    """Be the child; returns only when the command was not executed."""
+    """Run in the child; return only if the command was not executed."""
 
     def say(message: Dict[str, Any]) -> None:
         os.write(report, json.dumps(message).encode("ascii") + b"\n")
@@ -185,14 +185,14 @@ def _live(
         if commit:
             clone.require(cwd, commit)
         if copy:
-            # Its lock goes when the command is executed; by then the supervisor has one too.
+            # This lock is released when the command is executed; the supervisor holds one too by then.
             copy.require(lambda: say({"busy": True}))
         words = [encode(word) for word in argv]
         program = find_program(words[0], env.get(b"PATH", b""))
         say({"ready": True})
         if os.read(go, 1) != b"g":
-            return  # the supervisor is gone: this run does not happen
-        os.execve(program, words, env)  # noqa: S606 - the command is the person's own, as the person
+            return  # the supervisor has died: do not start
+        os.execve(program, words, env)  # noqa: S606 - the user's own command, run as the user
     except NotReady as exc:
         say({"error": str(exc)})
     except OSError as exc:
@@ -204,7 +204,7 @@ def _live(
 
 
 def _plain_signals() -> None:
-    """Undo what Python and the supervisor changed: a command expects the default of every signal."""
+    """Reset the signals that Python and the supervisor changed: a command expects the default of every signal."""
     for number in range(1, signal.NSIG):
         try:
             if signal.getsignal(number) not in (signal.SIG_DFL, None):

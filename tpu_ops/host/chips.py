@@ -1,4 +1,4 @@
-"""The actions on chips: who holds those of this host, and ending what holds them and may be ended."""
+"""The actions on chips: list the processes that hold the chips of this host, and end those that may be ended."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .store import Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: Seconds that SIGKILL is given.
+#: Seconds for processes to end after SIGKILL.
 _KILL_LIMIT = 5.0
 _POLL = 0.05
-#: What a user id has at most.
+#: Maximum number of digits in a user id.
 _UID_DIGITS = 10
 
 
 def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return who holds the chips (as `described`), the run that has this worker, and its command."""
+    """Return the holders of the chips (see `described`), the run that holds this worker, and its command."""
     require_root()
     require_protocol(request)
     holder = store.holder()
@@ -36,7 +36,7 @@ def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
 
 def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any]]:
-    """Return the holders of the chips, with when each started and the run whose control group it is in."""
+    """Return the holders of the chips, each with its start and the run whose control group it is in."""
     record = store.read(holder["run_id"]) if holder else None
     own = set(proc.cgroup_pids(record["cgroup"])) if record and record.get("cgroup") else set()
     found = []
@@ -47,19 +47,19 @@ def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any
 
 
 def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
-    """End processes that hold chips and belong to no run, then remove libtpu's lockfiles where nobody holds a chip.
+    """End processes that hold chips and belong to no run, then remove libtpu's lockfiles if no process holds a chip.
 
-    Request: ``user`` (whose processes; default those of the person who asks; others only for an administrator, and by
-    their user id where they have no account), ``grace`` (seconds between SIGTERM and SIGKILL), ``processes``
-    (``[pid, start]`` each: these alone; without it, as older controllers ask, all of that user). Processes of a run are
-    never touched: that is ended by `stop`.
+    Request: ``user`` (the owner of the processes, by default the user who asks; others only for an administrator, and
+        by user id if they have no account), ``grace`` (seconds between SIGTERM and SIGKILL), ``processes`` (``[pid,
+        start]`` each: only these are ended; older controllers do not send it, which means all of that user). Processes
+        of a run are never ended: use `stop`.
 
     Returns:
-        ``ended`` and ``left`` (as `described`), and ``chips`` as `chips_after`.
+        ``ended`` and ``left`` (see `described`), and ``chips`` (see `chips_after`).
 
     Raises:
-        Refused: The person may not end that user's processes, or there is no such user.
-        Gone: Nobody waits for the answer any more; what has had SIGTERM alone is left to it.
+        Refused: The user may not end these processes, or the owner does not exist.
+        Gone: The caller has gone; processes that have had SIGTERM are not sent SIGKILL.
     """
     require_root()
     require_protocol(request)
@@ -88,16 +88,12 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
 
 
 def _is_there(entry: Dict[str, Any]) -> bool:
-    """Return whether a holder still is the process that was looked at, and no corpse."""
+    """Return whether a holder is still the same process, and not a zombie."""
     return proc.start_time(entry["pid"]) == entry["start"] and proc.is_alive(entry["pid"])
 
 
 def _allowed(person: Person, user: str) -> int:
-    """Return the user id whose processes may be ended.
-
-    Raises:
-        Refused: They may not, or there is no such user.
-    """
+    """Return the user id whose processes may be ended."""
     if not user or user == person.name:
         return person.uid
     if not administers(person):
@@ -106,8 +102,8 @@ def _allowed(person: Person, user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        # As `proc.person_name` calls who has no account, a process of a container for example.
+        # `proc.person_name` gives the user id if there is no account, for example for a process of a container.
         if user.isascii() and user.isdecimal() and len(user) <= _UID_DIGITS and proc.person_name(int(user)) == user:
             return int(user)
-        fix = "`tpu_ops who` names the users that hold chips; who has no account is named by a user id"
+        fix = "`tpu_ops who` names the users that hold chips; a user without an account is named by the user id"
         raise Refused("missing", "there is no user {} on this host".format(user), fix) from None

@@ -1,4 +1,4 @@
-"""At which commit a clone is, by its files: git itself would have to be there, and be asked on behalf of its owner.
+"""Find the commit of a clone from its files: git may not be installed, and would have to run as the clone's owner.
 
 The formats are those of gitrepository-layout(5) and git-pack-refs(1).
 """
@@ -12,17 +12,17 @@ from tpu_ops.protocol.spec import COMMIT
 
 from .command import NotReady
 
-#: How often one reference may lead to another (`SYMREF_MAXDEPTH` in git's refs-internal.h).
+#: Maximum depth of symbolic references (`SYMREF_MAXDEPTH` in git's refs-internal.h).
 _DEEPEST = 5
-#: More than any list of references takes, in bytes.
+#: Maximum size of a reference file in bytes: larger than any list of references.
 _LARGEST = 256 * 1024 * 1024
 
 
 def require(clone: str, commit: str) -> None:
-    """Return where a clone is at a commit, or does not tell, as this process may read it.
+    """Check that a clone is at a commit; a clone that this process cannot read passes.
 
     Raises:
-        NotReady: It is at another one: somebody has checked that out since the start looked.
+        NotReady: The clone is at another commit, which was checked out after the start's first check.
     """
     found = head(clone)
     if found and found != commit:
@@ -35,10 +35,10 @@ def require(clone: str, commit: str) -> None:
 
 
 def head(clone: str) -> str:
-    """Return the commit that is checked out in a clone; empty where its files do not tell, as those of a reftable."""
+    """Return the commit that is checked out in a clone; empty if its files do not say, as with reftables."""
     own = os.path.join(clone, ".git")
     if not os.path.isdir(own):
-        # Of a worktree or a submodule.
+        # In a worktree or a submodule, .git is a file.
         word, _, place = _read(own).partition(" ")
         if word != "gitdir:":
             return ""
@@ -56,7 +56,7 @@ def head(clone: str) -> str:
 
 
 def _packed(common: str, name: str) -> str:
-    """Return what a reference is that has no file of its own; empty where there is none."""
+    """Return the commit of a packed reference; empty if there is none."""
     for line in _read(os.path.join(common, "packed-refs")).splitlines():
         commit, _, known = line.partition(" ")
         if known == name:
@@ -65,9 +65,9 @@ def _packed(common: str, name: str) -> str:
 
 
 def _read(path: str) -> str:
-    """Return a file's text without its last line's end; empty where there is no such file, or it cannot be read."""
+    """Return a file's text without the last line end; empty if the file is missing or unreadable."""
     try:
-        # Whoever may write there may put something else in its place, which would wait for a writer.
+        # Without O_NONBLOCK, opening a FIFO that a user has put there would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

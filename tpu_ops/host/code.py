@@ -1,4 +1,4 @@
-"""Whether the directory that a command starts in has the code that its run was started with, and keeps it."""
+"""Check that the working directory of a command has the code that its run was started with, and lock it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from .person import Person
 
-#: Seconds between two signs of life of a check that takes long.
+#: Seconds between two messages of a long check that it is still busy.
 _BEAT = 1.0
 
 
 class Copy:
-    """The synced files in the directory where a command starts.
+    """The synced files in the working directory of a command.
 
     Args:
         cwd: The directory.
-        digest: The digest that the run was started with.
-        user: The run, as `rank_record.holder_of` describes it.
+        digest: The digest at the start of the run.
+        user: The run, from `rank_record.holder_of`.
     """
 
     def __init__(self, cwd: str, digest: str, user: Dict[str, Any]) -> None:
@@ -35,13 +35,13 @@ class Copy:
         self._parent, self._name = os.path.split(encode(cwd))
 
     def require(self, beat: Callable[[], None]) -> None:
-        """Lock the copy against syncs and check its digest, with the rights of this process, which keeps the lock.
+        """Lock the copy against syncs and check its digest, as the current user. This process keeps the lock.
 
         Args:
             beat: Called about every second.
 
         Raises:
-            NotReady: A sync is replacing files, or the digest is another one.
+            NotReady: A sync is replacing files, or the digest differs.
         """
         lock = marks.opened(marks.use_lock(self._parent, self._name))
         if not marks.take(lock, shared=True):
@@ -60,18 +60,18 @@ class Copy:
         try:
             found = marks.digest_of(self._parent, self._name, each)
         except OSError as exc:
-            text = "{}: {}; what a sync has brought must be readable for this user"
+            text = "{}: {}; the synced files must be readable for this user"
             raise NotReady(text.format(os.fsdecode(exc.filename or self._cwd), exc.strerror)) from exc
         if found != self._digest:
             text = (
-                "{} has digest {} and no longer {}: another sync, or somebody at work there, has changed its files "
+                "{} has digest {} and no longer {}: another sync, or a user, has changed its files "
                 "since they were copied for this run; start again, and have --sync copy a directory of another name "
-                "where several people use this account"
+                "if several people use this account"
             )
             raise NotReady(text.format(self._cwd, found, self._digest))
 
     def hold(self, person: Person) -> int | None:
-        """Lock the copy until the descriptor is closed; the child, which has it locked, keeps syncs out by now.
+        """Lock the copy until the descriptor is closed. The child's own lock has kept syncs out until now.
 
         Returns:
             The descriptor of the lock.

@@ -1,7 +1,7 @@
-"""The compiled program: a copy of the archive that holds, beside each module, what one Python has made of it.
+"""The compiled copy of the launcher: the archive with the compiled code of one Python version beside each module.
 
-Python keeps nothing of what it compiles out of an archive, and to compile this program takes longer than most requests.
-The copy's name says for which Python it is; another one, as after an upgrade of the system, does without.
+Python does not cache the compiled code of modules in an archive, and compiling the launcher takes longer than most
+requests. The copy's name contains the Python version; another version, as after a system upgrade, does not use it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import os
 import tempfile
 import zipfile
 
-#: Header of compiled code that is not compared with its source (PEP 552): the source's hash follows.
+#: Header of compiled code that Python does not compare with its source (PEP 552); the source's hash follows.
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
 def write(program: str, path: str) -> None:
-    """Write the compiled copy where there is none; one that is there may be in use.
+    """Write the compiled copy if it does not exist; an existing one may be in use.
 
     Args:
         program: The archive.
         path: The copy.
-
-    Raises:
-        OSError: It cannot be written.
     """
     if os.path.exists(path):
         return
@@ -41,7 +38,7 @@ def write(program: str, path: str) -> None:
 
 
 def _copy(program: str) -> bytes:
-    """Return the copy. It holds the sources as well: a traceback shows their lines."""
+    """Return the bytes of the copy. It includes the sources, so that a traceback shows their lines."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(program) as archive, zipfile.ZipFile(buffer, "w") as copy:
         for info in archive.infolist():

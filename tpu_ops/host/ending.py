@@ -1,4 +1,4 @@
-"""How a run ends: SIGTERM to the whole tree, a grace, SIGKILL until nothing is left, then a look at the chips."""
+"""The end of a run: SIGTERM to all processes, a grace, SIGKILL until none is left, then a check of the chips."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
 LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - libtpu's own choice
-#: How long SIGKILL is repeated until what is left is called stuck, in seconds: the memory of a large program, and what
-#: it has mapped of a device, take a while to give back.
+#: Seconds for which SIGKILL is repeated before remaining processes count as stuck: freeing the memory of a large
+#: program, and its mappings of a device, takes a while.
 KILL_LIMIT = 10.0
 _POLL = 0.05
-#: How long processes that a command has left behind may take to end by themselves, in seconds: helpers of Python's
-#: multiprocessing end just after their parent.
+#: Seconds for processes that a command left behind to end by themselves: helpers of Python's multiprocessing end
+#: shortly after their parent.
 _BY_ITSELF = 0.5
-#: Processes that a record names of those left behind.
+#: Maximum number of left-behind processes in a record.
 _NAMED = 100
 #: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
 _FLOCK = struct.Struct("@hhqqi4x")
-#: What may stand in a lockfile's place, by its type in a mode.
+#: Descriptions of other file types found in a lockfile's place.
 _KINDS = {stat.S_IFDIR: "a directory with something in it", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-#: Processes that are named of those that have a lockfile open.
+#: Maximum number of processes in a message on a lockfile that is open.
 _SHOWN = 3
 
 
 def others(cgroup: str) -> list[int]:
-    """Return every process of a control group but this one; the dead that nobody has collected do not count."""
+    """Return every process of a control group except this one and zombies."""
     own = os.getpid()
     return [pid for pid in proc.cgroup_pids(cgroup) if pid != own and proc.is_alive(pid)]
 
@@ -48,14 +48,14 @@ def send(pids: list[int], number: int) -> None:
 
 
 def left_behind(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
-    """Return the processes that a command has left in its control group and that do not end by themselves.
+    """Return the processes that a command left in its control group and that do not end by themselves.
 
     Args:
         cgroup: Directory of the group.
-        pause: Called to wait at most so many seconds.
+        pause: Called to wait for at most this many seconds.
 
     Returns:
-        ``{"pid", "command"}`` each, the command with its arguments.
+        A dict with ``pid`` and ``command`` for each, the command with its arguments.
     """
     deadline = time.monotonic() + _BY_ITSELF
     left = others(cgroup)
@@ -66,15 +66,15 @@ def left_behind(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, A
 
 
 def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
-    """End every process of a control group but this one.
+    """End every process of a control group except this one.
 
     Args:
         cgroup: Directory of the group.
         grace: Seconds between SIGTERM and SIGKILL. A process that started meanwhile gets its SIGTERM too.
-        pause: Called to wait at most so many seconds.
+        pause: Called to wait for at most this many seconds.
 
     Returns:
-        What could not be ended: ``{"pid", "state", "command"}`` each; state D waits inside the kernel.
+        The remaining processes: ``{"pid", "state", "command"}`` each. State D waits inside the kernel.
     """
     told: set[int] = set()
     deadline = time.monotonic() + grace
@@ -89,21 +89,21 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
 
 
 def end_left(cgroup: str) -> list[Dict[str, Any]]:
-    """End the processes of a control group but this one, whose supervisor is dead; return those that do not go.
+    """End the processes of a control group except this one, after its supervisor has died; return the remaining ones.
 
-    systemd has done so already, but where its watchdog has ended the supervisor: then it does so later.
+    systemd has ended them already, unless its watchdog ended the supervisor: then it does so only later.
 
     Args:
-        cgroup: Directory of the group, which may be gone.
+        cgroup: Directory of the group; may not exist any more.
 
     Returns:
-        As `end_tree`.
+        The remaining processes; see `end_tree`.
     """
     return _kill(cgroup, time.sleep)
 
 
 def _kill(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
-    """Kill the processes of a control group but this one until they are gone; return those that do not go."""
+    """Kill the processes of a control group except this one until none is left; return the remaining ones."""
     deadline = time.monotonic() + KILL_LIMIT
     left = others(cgroup)
     while left and time.monotonic() < deadline:
@@ -125,14 +125,14 @@ def _told(pids: list[int]) -> list[Dict[str, Any]]:
 
 
 def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
-    """Look who holds the chips of this host, and remove libtpu's lockfiles only where nobody does.
+    """Find the holders of this host's chips, and remove libtpu's lockfiles if there are none.
 
     Args:
-        beat: As for `proc.holders`.
+        beat: Called now and then; see `proc.holders`.
 
     Returns:
-        ``holders`` (as `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths), ``lockfile_faults`` (why
-        a path is kept though nobody holds a chip).
+        ``holders`` (see `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths), ``lockfile_faults`` (why
+        a path is kept although no process holds a chip).
     """
     holders = proc.holders(beat=beat)
     removed, kept, faults = [], [], {}
@@ -150,40 +150,40 @@ def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
 
 
 def in_the_way() -> list[Dict[str, str]]:
-    """Return what stands in the place of libtpu's lockfiles, is none, and is not removed here: as `_strange`, each."""
+    """Return other files, not removed here, in the place of libtpu's lockfiles, each in the form of `_strange`."""
     found = []
     for path in LOCKFILES:
         try:
             strange = _strange(path)
         except OSError:
-            continue  # gone, or what a start will say
+            continue  # it was removed, or a start will report the error
         if strange:
             found.append(strange)
     return found
 
 
 def _strange(path: str) -> Dict[str, str] | None:
-    """Return what a path is of that is neither a file nor what can go with no loss: ``path``, ``problem``, ``fix``.
+    """Describe a path that is neither a file nor removable without loss: ``path``, ``problem``, ``fix``; else None.
 
-    A symbolic link, which is never followed, and an empty directory can go: either keeps libtpu from starting as well.
-    Nothing is opened: a FIFO would wait for a writer, and a device do whatever that does to it.
+    A symbolic link, which is never followed, and an empty directory are removable: either keeps libtpu from starting.
+    Nothing is opened: a FIFO would wait for a writer, and opening a device may have effects.
 
     Raises:
-        OSError: It cannot be looked at.
+        OSError: The path cannot be inspected.
     """
     mode = os.lstat(path).st_mode
     if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and not os.listdir(path)):
         return None
     what = _KINDS.get(stat.S_IFMT(mode), "a device")
     away = "sudo mv {} /var/tmp/" if stat.S_ISDIR(mode) else "sudo rm {}"
-    fix = "`ls -la {0}` on this worker shows whose it is, `{1}` takes it away".format(path, away.format(path))
-    return {"path": path, "problem": "it is {} and no lockfile".format(what), "fix": fix}
+    fix = "`ls -la {0}` on this worker shows its owner, `{1}` removes it".format(path, away.format(path))
+    return {"path": path, "problem": "it is {}, not a lockfile".format(what), "fix": fix}
 
 
 def _removed(path: str, beat: Callable[[], None] | None) -> str:
-    """Remove a file that no process has locked; return why it is still there and what to do, or the empty string.
+    """Remove a file that no process has locked; return why it remains and the fix, or the empty string.
 
-    Of what else may stand in its place, see `_strange`.
+    Other kinds of files in its place are handled by `_strange`.
     """
     try:
         strange = _strange(path)
@@ -197,24 +197,24 @@ def _removed(path: str, beat: Callable[[], None] | None) -> str:
             found = proc.holders(paths=[path], beat=beat)
             openers = ", ".join(named.format(**entry) for entry in found[:_SHOWN])
             what = "it is locked" + (", and open in {}".format(openers) if openers else "")
-            return what + "; end what has it open, or remove it as root"
+            return what + "; end the process that has it open, or remove it as root"
         os.unlink(path)
     except FileNotFoundError:
         return ""
     except OSError as exc:
-        fix = "`lsattr -d {0}` and `findmnt -T {0}` on this worker show what is in the way".format(path)
+        fix = "`lsattr -d {0}` and `findmnt -T {0}` on this worker show the reason".format(path)
         return "it cannot be removed: {}; {}".format(exc.strerror or exc, fix)
     return ""
 
 
 def _locked(path: str) -> bool:
-    """Return whether a process has locked a file, by either kind of lock.
+    """Return whether a process has locked a file, with either kind of lock.
 
-    libtpu takes that of `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), which `flock` does not see.
-    It is only asked for: one taken here, however briefly, would have a libtpu that starts at this moment give up.
+    libtpu uses that of `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), which `flock` does not see. This
+    function only tests that lock: taking it, however briefly, would make a starting libtpu give up.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

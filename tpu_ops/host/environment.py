@@ -1,11 +1,11 @@
-"""The environment of the command: built from nothing, so that no variable arrives that nobody asked for."""
+"""The environment of the command, built from scratch: it contains no variable that was not asked for."""
 
 from __future__ import annotations
 
 import json
 import os
 
-# MEGASCALE and Refused are exported: playbooks/library/slice_worker.py finds them here in launchers of every version.
+# MEGASCALE and Refused are exported for playbooks/library/slice_worker.py: launchers of every version have them here.
 from tpu_ops.protocol.spec import MEGASCALE as MEGASCALE  # noqa: PLC0414
 from tpu_ops.protocol.spec import RANK_VARIABLES, RUN_DIR, RUN_PORTS, TAKEN_PORTS, UNPRIVILEGED
 from tpu_ops.protocol.wire import Refused as Refused  # noqa: PLC0414
@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     from typing import Any, Mapping
 
 CONFIG = "/etc/tpu_ops/launcher.json"
-#: What helps where a file is missing that the configuration names.
+#: Fix for a missing file that the configuration names.
 FILES_FIX = "run site.yml again on this host; you provide the files of launcher_environment_files yourself"
-#: Where the supervisors of a run meet unless the configuration says otherwise, first and last port.
+#: First and last port for the supervisors of a run, unless the configuration says otherwise: below the ephemeral
+#: ports of the kernel.
 PORTS = (8500, 8519)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
 
 def load_config(path: str = CONFIG) -> dict[str, Any]:
-    """Return this host's configuration: ``environment_files``, ``venv`` (a path or empty) and ``ports`` (a range).
-
-    Raises:
-        Refused: The file is there and cannot be understood.
-    """
+    """Return this host's configuration: ``environment_files``, ``venv`` (a path or empty) and ``ports`` (a range)."""
     config: dict[str, Any] = {"environment_files": [], "venv": "", "ports": range(PORTS[0], PORTS[1] + 1)}
     try:
         found = private.content(path)
@@ -45,10 +42,10 @@ def load_config(path: str = CONFIG) -> dict[str, Any]:
 
 
 def _ports(first: int, last: int) -> range:
-    """Return a range of ports that the supervisors of a run may use.
+    """Return the range of ports for the supervisors of a run.
 
     Raises:
-        ValueError: It is none, or TPU software uses one of them itself.
+        ValueError: The range is invalid, or TPU software uses one of its ports.
     """
     ports = range(first, last + 1)
     if not RUN_PORTS[0] <= first <= last <= RUN_PORTS[-1] or any(port in ports for port in TAKEN_PORTS):
@@ -59,16 +56,16 @@ def _ports(first: int, last: int) -> range:
 
 
 def coordinator_port(env: Mapping[bytes, bytes]) -> int:
-    """Given a rank's environment, return the port on which JAX's coordinator listens on rank 0.
+    """Return the port on which JAX's coordinator listens on rank 0, from a rank's environment.
 
     Raises:
-        Refused: The environment names one that is none, or one on which root alone may listen.
+        Refused: The environment has an invalid port, or one that only root may listen on.
     """
     text = env.get(b"JAX_COORDINATOR_PORT", b"8482").decode("ascii", "replace")
     if not text.isdigit() or not 0 < int(text) < 65536:
         fix = "name one from {} to 65535, or leave it out".format(UNPRIVILEGED)
         raise Refused("invalid", "JAX_COORDINATOR_PORT={} is not a port".format(text), fix)
-    # The supervisor, which is root, keeps it for whoever asks.
+    # The supervisor runs as root and reserves the port for the user.
     if int(text) < UNPRIVILEGED:
         fix = "name one from {} to 65535".format(UNPRIVILEGED)
         raise Refused("invalid", "JAX_COORDINATOR_PORT={} is a privileged port".format(text), fix)
@@ -76,13 +73,13 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
 
 
 def parse_file(text: str) -> dict[str, str]:
-    """Given the text of an environment file (KEY=VALUE lines, # comments, optional quotes), return its variables."""
+    """Return the variables in an environment file: KEY=VALUE lines, # comments, optional quotes."""
     found = {}
-    # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
+    # `splitlines` would also split at a form feed and other characters that a value may contain.
     for line in text.split("\n"):
         name, sign, value = line.strip().partition("=")
         name, value = name.strip(), value.strip()
-        # As pam_env has it, which reads such files, too.
+        # pam_env, which reads such files too, accepts `export` as well.
         if name.startswith(("export ", "export\t")):
             name = name[len("export ") :].strip()
         if not sign or name.startswith("#") or not name or "\0" in line:
@@ -94,11 +91,7 @@ def parse_file(text: str) -> dict[str, str]:
 
 
 def from_files(paths: list[str]) -> dict[str, str]:
-    """Return the variables of all these files, later files over earlier ones.
-
-    Raises:
-        Refused: A file that this host's configuration names cannot be read.
-    """
+    """Return the variables of all these files; later files override earlier ones."""
     found: dict[str, str] = {}
     for path in paths:
         try:
@@ -118,17 +111,17 @@ def build(
 ) -> dict[bytes, bytes]:
     """Return the environment of one rank's command.
 
-    What the host's files say is overridden by what the person asked for; TPU_OPS_* always tell the truth. No TPU_*
-    variable is set or inherited here: on a TPU VM JAX finds its slice by itself. How slices of one run find each other
-    (`MEGASCALE`) is told from this attempt alone, since what an earlier one left would lead to hosts that are gone; a
-    host's files may only say that there are none.
+    The user's variables override those of the host's files; TPU_OPS_* always have their true values. No TPU_* variable
+    is set or inherited here: on a TPU VM, JAX finds its slice by itself. The variables by which slices of one run find
+    each other (`MEGASCALE`) come from this attempt only: values of an earlier one would lead to hosts that are gone. A
+    host's files may only set them to be empty.
 
     Args:
         spec: The run, as `protocol.spec.check` returned it.
-        person: Who the command runs as.
-        venv: The virtual environment that comes first on PATH, or empty.
-        from_host: Variables of the files that this host's configuration names, and those of the run's secrets.
-        run_files: A directory of this run that the person may write to.
+        person: The user that the command runs as.
+        venv: The virtual environment that comes first on PATH; may be empty.
+        from_host: Variables of the files in this host's configuration, and of the run's secrets.
+        run_files: A directory of this run that the user can write to.
     """
     env = {
         "HOME": person.home,
@@ -137,7 +130,7 @@ def build(
         "SHELL": person.shell,
         "LANG": "C.UTF-8",
         "PATH": SYSTEM_PATH,
-        # Output goes to a pipe; without this its lines would wait in Python's buffer.
+        # Output goes to a pipe, so without this variable Python would buffer its lines.
         "PYTHONUNBUFFERED": "1",
     }
     if venv:
@@ -154,5 +147,5 @@ def build(
 
 
 def working_directory(spec: dict[str, Any], person: Person) -> str:
-    """Return where the command starts: absolute as asked, else below the person's home."""
+    """Return the working directory of the command: an absolute path, or a path below the user's home."""
     return os.path.join(person.home, spec["cwd"]) if spec["cwd"] else person.home

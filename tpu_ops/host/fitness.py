@@ -1,4 +1,4 @@
-"""Whether this host is fit for a run: asked before a start, and again by the supervisor once it has the host."""
+"""Checks whether this host is fit for a run: before a start, and again by the supervisor once it holds the host."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .person import Person, acting_as, way_past
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
-#: A file system with less than this much free space is not trained on, in bytes.
+#: Minimum free space of a file system, in bytes.
 SMALLEST_SPACE = 256 * 1024 * 1024
-#: The same of those that hold a few small files of each run and may be small themselves.
+#: Minimum free space of file systems that hold only a few small files of each run and may be small, in bytes.
 SMALL = {"/run": 8 * 1024 * 1024}
-#: Checks that a person may override: a run may do well all the same, and is in nobody's way.
+#: Checks that a user may override: the run may succeed all the same, and disturbs no other user.
 FORCIBLE = ("space",)
-#: To how many seconds the end of a run is told.
+#: The end of a run is rounded to this many seconds in messages.
 _ROUND = 10
 
 
 def space() -> Dict[str, Dict[str, int]]:
-    """Return how much room each file system has that a run writes to, as `space.facts`, by its first path."""
+    """Return the free space (`space.facts`) of each file system that a run writes to, by its first path."""
     found: Dict[str, Dict[str, int]] = {}
     seen = set()
-    for path in ("/", "/home", "/tmp", "/var/lib", "/var/lib/tpu_ops", "/dev/shm", "/run"):  # noqa: S108 - asks for their size alone
+    for path in ("/", "/home", "/tmp", "/var/lib", "/var/lib/tpu_ops", "/dev/shm", "/run"):  # noqa: S108 - only their size is read
         try:
             device = os.stat(path).st_dev
             facts = disks.facts(path)
@@ -44,14 +44,14 @@ def space() -> Dict[str, Dict[str, int]]:
 def look(
     config: Dict[str, Any], person: Person, venv: str, turns_dir: str, beat: Callable[[], None] | None = None
 ) -> Dict[str, Any]:
-    """Return what `faults` judges, of a run of this person.
+    """Return the facts that `faults` checks for a run of this user.
 
     Args:
         config: This host's configuration.
-        person: Who the command runs as; an environment that is not theirs to see is none.
-        venv: The environment that was asked for; empty is the configured one.
-        turns_dir: As for `changes`.
-        beat: As for `proc.holders`.
+        person: The user that the command runs as; an environment that this user cannot see does not exist.
+        venv: The environment in the request; empty means the configured one.
+        turns_dir: The directory of locks; see `changes`.
+        beat: Called now and then; see `proc.holders`.
     """
     path = venv or config["venv"]
     with acting_as(person):
@@ -70,11 +70,11 @@ def look(
 def changes(turns_dir: str) -> list[Dict[str, Any]]:
     """Return what Ansible is changing here that runs may use: ``who``, ``pid``, ``since``, ``changing`` (paths) each.
 
-    Ansible's modules hold a lock while they are at work, and say so in its file (roles/facts/module_utils/turns.py); of
-    one that has died nothing is left but the file.
+    Ansible's modules hold a lock while they work, and describe themselves in its file
+    (roles/facts/module_utils/turns.py). A module that has died leaves only the file.
 
     Args:
-        turns_dir: Where the locks are.
+        turns_dir: The directory of the locks.
     """
     found = []
     with contextlib.suppress(OSError):
@@ -83,27 +83,27 @@ def changes(turns_dir: str) -> list[Dict[str, Any]]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    # Somebody who has only just taken it, or a file that is no turn's, says nothing of the kind.
+                    # A module that has just taken the lock, or a file of another kind, has no description.
                     with contextlib.suppress(ValueError, KeyError, TypeError):
                         known = json.load(file)
                         change = {key: known[key] for key in ("who", "pid", "since", "changing")}
-                        # What the one before said stays there until the next one writes.
+                        # The description of the last holder stays until the next one writes its own.
                         if proc.start_time(change["pid"]):
                             found.append(change)
     return found
 
 
 def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M UTC") -> str:
-    """Return which run has this host, as of `rank_record.occupant`.
+    """Return a message that names the run holding this host, from `rank_record.occupant`.
 
     Args:
         holder: The run.
-        what: What it has, in words.
-        form: Of the time since when. To the minute, workers whose ranks began in different seconds say the same.
+        what: What it holds, in words.
+        form: Format of the start time. To the minute, workers whose ranks began in different seconds print the same.
     """
     ends = holder.get("ends")
     if ends:
-        # Rounded up for the same reason.
+        # Rounded up, so that all workers print the same.
         at = time.strftime("%H:%M:%S UTC", time.gmtime(-(-ends["kill_at"] // _ROUND) * _ROUND))
         return "run {run_id} of {person} is ending: {why}; SIGKILL follows at {at} at the latest".format(
             why=ends["why"], at=at, **holder
@@ -113,11 +113,11 @@ def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M
 
 
 def past_run(asker: Person, holder: Dict[str, Any]) -> str:
-    """Return what somebody can do about a run that has this host, as of `rank_record.occupant`."""
+    """Return what a user can do about a run that holds this host, from `rank_record.occupant`."""
     if holder.get("ends"):
         return "start again once it has ended: `tpu_ops status {}` shows that".format(holder["run_id"])
     stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
-    # How a run is, and what it prints, is anybody's to know.
+    # Every user may see the state and the output of a run.
     wait = "wait for it (`tpu_ops attach {}` follows it), or ".format(holder["run_id"])
     return wait + way_past(asker, holder, stop.format(""), stop.format(" --force"))
 
@@ -131,16 +131,16 @@ def _past_process(asker: Person, process: Dict[str, Any]) -> str:
 def faults(
     facts: Dict[str, Any], chips: int, *, force: bool = False, asker: Person | None = None
 ) -> list[Dict[str, str]]:
-    """Given what this host looks like, return why no run can start: ``check``, ``problem`` and ``fix`` each.
+    """Return the reasons, from this host's facts, why no run can start: ``check``, ``problem`` and ``fix`` each.
 
-    An empty fix is to configure this host; ``WORKER`` in one stands for what the fleet calls it.
+    An empty fix means to configure this host. ``WORKER`` in a fix stands for the fleet's name of this host.
 
     Args:
-        facts: As of `look`; with ``holder``, as of `rank_record.occupant`, where that is not the run that is being
-            started, and ``mounts``, as of `mounts.unfit`, where these were asked.
-        chips: How many there are to be.
-        force: Whether the person has overridden what can be (`FORCIBLE`).
-        asker: Who is told what to do; None where that is nobody.
+        facts: The result of `look`. It may also have ``holder`` (`rank_record.occupant`), if that is another run than
+            the one being started, and ``mounts`` (`mounts.unfit`), if they were checked.
+        chips: The expected number of chips.
+        force: Whether the user overrides the checks of `FORCIBLE`.
+        asker: The user that the fixes are for; None if there is none.
     """
     found: list[Dict[str, str]] = []
 
@@ -176,17 +176,19 @@ def faults(
         add("mounts", mount["problem"], mount["fix"])
     for path, size in facts["space"].items():
         least = SMALL.get(path, SMALLEST_SPACE)
-        look = "remove what is not needed there: `sudo du -xh{} -d 2 {}` shows what takes it"
+        look = "remove what is not needed there: `sudo du -xh{} -d 2 {}` shows what uses it"
         if size["free"] < least:
-            text = "{} has {:.0f} of {:.0f} MiB free, and a start asks for {:.0f}"
+            text = "{} has {:.0f} of {:.0f} MiB free, and a start needs {:.0f}"
             sizes = (size["free"] // 2**20, size["total"] / 2**20, least / 2**20)
             add("space", text.format(path, *sizes), look.format("", path))
         elif size.get("files") == 0:
-            add("space", "{} takes no more files: it has no inode left".format(path), look.format(" --inodes", path))
+            add(
+                "space", "{} cannot hold more files: it has no inodes left".format(path), look.format(" --inodes", path)
+            )
     return found
 
 
 def told(fault: Dict[str, str], worker: str) -> str:
-    """Return one of the `faults` as a text: what is wrong with a worker, and what to do about it."""
+    """Return one of the `faults` as text: the problem of a worker, and the fix."""
     fix = fault["fix"] or "tpu_ops configure WORKER"
     return "{} ({})".format(fault["problem"], fix.replace("WORKER", worker))

@@ -1,4 +1,4 @@
-"""`follow`: the log of a rank as frames, from any offset, until the rank has ended or the peer has gone."""
+"""The action `follow`: send the log of a rank as frames, from any offset, until the rank has ended."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterator
 
 _POLL = 0.1
-#: Bytes of the log between two looks at everything else: a rank may write faster than the peer takes it.
+#: Bytes of the log that are sent before other work is done: a rank may write faster than the caller reads.
 _TURN = 1024 * 1024
-#: How long a run may look lost before it is called so: systemd is closing its record meanwhile, in seconds.
+#: Seconds after which a run in state "lost" is reported as such: until then, systemd may be closing its record.
 _CLOSING_LIMIT = 30.0
-#: How long the log of a rank that is on may be missing, in seconds: it is begun just behind its record.
+#: Seconds to wait for the log of an active rank: it is created shortly after the record.
 _LOG_LIMIT = 1.0
-#: How much of the log's end goes with the final frame, in bytes.
+#: Bytes at the end of the log that are part of the final frame.
 _TAIL = 4096
 
 
 def follow(request: Dict[str, Any], store: Store, caller: Caller, sink: int) -> None:
-    """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
+    """Answer, then send frames until the rank has ended. The END frame has the record and the log's last lines.
 
-    Where another attempt begins meanwhile, this one is read to its end from where it was set aside; without its record
-    the frames end without an END.
+    If another attempt begins meanwhile, the old one's log is read to its end from where it was set aside. If its record
+    is no longer there, the frames end without an END.
 
-    Request: ``run_id``; ``offset`` (default 0), or in its place ``since`` (seconds since 1970); ``notes`` (default 0:
-    so many notes of the supervisor are known);
-    ``lines`` (default true: send the log); ``live`` (default true: wait for the end, else send what there is).
+    Request: ``run_id``; ``offset`` (default 0), or ``since`` (seconds since 1970); ``notes`` (default 0: the number of
+        the supervisor's notes that the caller has already); ``lines`` (default true: send the log); ``live`` (default
+        true: wait for the end, else send the existing log).
 
     Raises:
-        Refused: There is no such run here, or its record is damaged.
-        Gone: The peer has gone.
+        Refused: The run does not exist here, or its record is damaged.
+        Gone: The caller has gone.
     """
     require_root()
     wire.require_protocol(request)
@@ -57,7 +57,7 @@ def follow(request: Dict[str, Any], store: Store, caller: Caller, sink: int) -> 
         with _log_of(store, record, caller) as directory:
             _send(request, _Attempt(store, record), directory, caller, sink)
     except Damaged as damage:
-        # No END: the controller asks again, and is answered with this.
+        # Without an END, the controller asks again, and gets this error as the answer.
         sys.stderr.write("tpu-host: {}\n".format(damage.message))
 
 
@@ -67,18 +67,18 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
         if offset:
-            # Whoever asks counts from here what is missing before the first bytes that come.
+            # The empty frame tells the caller where the log begins: bytes missing after it are counted from here.
             wire.write_all(sink, wire.frame(wire.DATA, offset, b""))
     lines, live = request.get("lines", True), request.get("live", True)
-    # What is written from now on belongs to whoever waits for the end.
+    # Later output is sent only to a caller that waits for the end.
     until = float("inf") if live else logs.end(directory)
     lost_since = 0.0
     noted = max(0, request.get("notes") or 0)
     while True:
-        # The record first: what a rank wrote before its end is then read after its end was seen.
+        # Read the record first, so that output before the rank's end is sent once the end was seen.
         record = rank.observe()
         if record is None:
-            # Without an END: what is left of its log is nobody's to vouch for.
+            # Without an END: the rest of the log may belong to another attempt.
             return
         before = offset
         if lines and offset < until:
@@ -89,7 +89,7 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
         state = record["state"]
         if state == "lost":
             lost_since = lost_since or time.monotonic()
-        # Of an earlier boot nothing is left that would close it.
+        # A record of an earlier boot has no unit that would close it.
         closing = state == "lost" and not rank.aside and rank.store.of_this_boot(record)
         closing = closing and time.monotonic() - lost_since < _CLOSING_LIMIT
         more = offset > before and offset < until
@@ -101,7 +101,7 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
     log = record.get("log") or {}
     behind = log.get("bytes", 0) + log.get("dropped", 0)
     if lines and behind > offset:
-        # A disk that was full to the end: no byte comes behind those that are missing.
+        # The disk was full to the end, so that no byte follows the missing ones.
         wire.write_all(sink, wire.frame(wire.GAP, behind))
         offset = behind
     value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
@@ -109,21 +109,21 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
 
 
 class _Attempt:
-    """One attempt of a run, and no other, wherever its record is.
+    """One attempt of a run, even after it was set aside.
 
     Args:
-        store: Where runs are kept.
-        record: The record of the attempt as it is now.
+        store: The store of the record.
+        record: The current record of the attempt.
     """
 
     def __init__(self, store: Store, record: Dict[str, Any]) -> None:
         self.store = store
         self._last = record
-        #: Whether it was set aside, so that another one has begun.
+        #: Whether the attempt was set aside because another one has begun.
         self.aside = False
 
     def observe(self) -> Dict[str, Any] | None:
-        """Return its record with the state that holds now, None where it is no longer kept."""
+        """Return the attempt's current record; None if it no longer exists."""
         record = None if self.aside else self.store.observe(self._last["run_id"])
         if not same_start(record, self._last):
             self.aside = True
@@ -132,7 +132,7 @@ class _Attempt:
         return record
 
     def _set_aside(self) -> Dict[str, Any] | None:
-        """Return the record that was set aside; it is over, though a disk that was full may not have kept how."""
+        """Return the record that was set aside; it is final, even if the disk was too full to record the end."""
         record = self.store.read_aside(self._last["run_id"], self._last["attempt"])
         if record is None or not same_start(record, self._last):
             return None
@@ -145,10 +145,10 @@ class _Attempt:
 
 @contextlib.contextmanager
 def _log_of(store: Store, record: Dict[str, Any], caller: Caller) -> Iterator[str]:
-    """Give a path of an attempt's log that stays the same directory when the next attempt sets it aside."""
+    """Yield a path to an attempt's log that stays valid when the next attempt sets the log aside."""
     deadline = time.monotonic() + _LOG_LIMIT
     descriptor = _opened(store, record)
-    # The log of an attempt is begun just behind its record; one that could not start has none.
+    # The log is created shortly after the record. An attempt that could not start has no log.
     while descriptor is None and record["state"] not in FINAL and time.monotonic() < deadline:
         caller.pause(_POLL)
         descriptor = _opened(store, record)
@@ -162,20 +162,20 @@ def _log_of(store: Store, record: Dict[str, Any], caller: Caller) -> Iterator[st
 
 
 def _opened(store: Store, record: Dict[str, Any]) -> int | None:
-    """Open the directory of an attempt's log; None where it has none at this moment."""
+    """Open the directory of an attempt's log; return None if it does not exist now."""
     run_id = record["run_id"]
     found = _directory(store.logs(run_id))
     if found is not None:
         latest = store.read(run_id)
         if latest is None or same_start(latest, record):
             return found
-        # Another start of the run has begun meanwhile: it may be that one's.
+        # Another attempt has begun meanwhile, and the directory may be its log.
         os.close(found)
     return _directory(store.log_aside(run_id, record["attempt"])) if store.is_aside(record) else None
 
 
 def _directory(path: str) -> int | None:
-    """Open a directory; None where there is none."""
+    """Open a directory; return None if it does not exist."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def _directory(path: str) -> int | None:
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:
-    """Send what the log holds from an offset on, as far as one turn goes; return the offset behind it."""
+    """Send up to _TURN bytes of the log from an offset on; return the offset after them."""
     limit = offset + _TURN
     while offset < limit:
         start, data = logs.read(directory, offset)

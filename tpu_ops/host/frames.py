@@ -1,4 +1,4 @@
-"""Frames between the supervisors of a run: length-capped JSON, numbered and sealed once both sides know each other."""
+"""Frames between the supervisors of a run: JSON of limited length, numbered and signed once both sides are trusted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Dict
 _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 _SEAL = hashlib.sha256().digest_size
-#: Longest body of a frame from a socket that has not proved itself, and from one that has, in bytes.
+#: Maximum length of a frame's body before and after the handshake, in bytes.
 UNPROVED_LIMIT = 1024
 LIMIT = 64 * 1024
 
 
 class BadFrame(Exception):
-    """What came is no frame of this run; the connection cannot go on."""
+    """The received data is not a frame of this run; the connection cannot continue."""
 
 
 def _seal(key: bytes, number: int, body: bytes) -> bytes:
@@ -25,14 +25,14 @@ def _seal(key: bytes, number: int, body: bytes) -> bytes:
 
 
 class Writer:
-    """Makes frames; sealed ones from `seal` on."""
+    """Create frames; signed ones after `seal`."""
 
     def __init__(self) -> None:
         self._key = b""
         self._number = 0
 
     def seal(self, key: bytes) -> None:
-        """Number and seal all further frames."""
+        """Number and sign all further frames."""
         self._key, self._number = key, 0
 
     def frame(self, value: Dict[str, Any]) -> bytes:
@@ -45,7 +45,7 @@ class Writer:
 
 
 class Reader:
-    """Takes frames out of the bytes of a connection, in whatever pieces they come."""
+    """Extract frames from the bytes of a connection, received in pieces."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -54,18 +54,18 @@ class Reader:
         self._limit = UNPROVED_LIMIT
 
     def seal(self, key: bytes) -> None:
-        """Accept sealed frames only from now on, and longer ones."""
+        """From now on, accept only signed frames, and longer ones."""
         self._key, self._number, self._limit = key, 0, LIMIT
 
     def feed(self, data: bytes) -> None:
-        """Take more bytes."""
+        """Add received bytes."""
         self._buffer += data
 
     def take(self) -> Dict[str, Any] | None:
-        """Return the next value, None where its frame is not complete yet.
+        """Return the next value; None if its frame is not complete yet.
 
         Raises:
-            BadFrame: The frame is too long, not sealed by this run, out of its order, or no JSON object.
+            BadFrame: The frame is too long, has a wrong signature or number, or is not a JSON object.
         """
         if len(self._buffer) < _LENGTH.size:
             return None

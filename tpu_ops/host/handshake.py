@@ -1,7 +1,8 @@
-"""How two supervisors of a run prove to each other that they hold its key, which itself never travels.
+"""The handshake by which two supervisors of a run prove to each other that they have its key, without sending it.
 
-The peer names itself with a nonce, the hub answers with its own nonce and a proof, the peer with its proof. Both
-proofs cover both nonces, run, attempt and rank, and differ by a label, so that neither can be sent back or used again.
+The peer sends its rank and a nonce; the hub answers with its own nonce and a proof; the peer sends its proof. Both
+proofs cover both nonces, the run, the attempt and the rank. Their labels differ, so that neither can be reflected or
+replayed.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import hmac
 import os
 from typing import Any, Dict, NamedTuple
 
-#: Version of what supervisors say to each other.
+#: Version of the protocol between supervisors.
 VERSION = 1
 _NONCE = 32
 
 
 class NotTrusted(Exception):
-    """The other side is not of this run; the text says why, for this side's own record only."""
+    """The other side does not belong to this run. The text has the reason, for this side's own record only."""
 
 
 class Keys(NamedTuple):
-    """What the frames of one connection are sealed with, one key for each direction."""
+    """The keys that sign the frames of one connection, one for each direction."""
 
     to_peer: bytes
     to_hub: bytes
@@ -56,10 +57,10 @@ class Handshake:
         }
 
     def challenge(self, hello: Dict[str, Any], world_size: int) -> Dict[str, Any]:
-        """Given a peer's first message, return the hub's answer.
+        """Return the hub's answer to a peer's first message.
 
         Raises:
-            NotTrusted: It is of another version, run or attempt, or no rank of this one.
+            NotTrusted: The message has another version, run or attempt, or an invalid rank.
         """
         if (hello.get("version"), hello.get("run_id"), hello.get("attempt")) != (VERSION, self._run_id, self._attempt):
             raise NotTrusted("another version, run or attempt")
@@ -71,25 +72,25 @@ class Handshake:
         return {"nonce": self._own.hex(), "proof": self._mac(b"hub").hex()}
 
     def answer(self, challenge: Dict[str, Any]) -> Dict[str, Any]:
-        """Given the hub's answer, return the peer's proof.
+        """Return the peer's proof, from the hub's answer.
 
         Raises:
-            NotTrusted: The hub does not hold the key.
+            NotTrusted: The hub does not have the key.
         """
         self._write_down(self._own, _nonce(challenge))
         self._check(b"hub", challenge)
         return {"proof": self._mac(b"peer").hex()}
 
     def confirm(self, proof: Dict[str, Any]) -> None:
-        """Given the peer's proof, return where it holds the key.
+        """Check the peer's proof.
 
         Raises:
-            NotTrusted: It does not.
+            NotTrusted: The peer does not have the key.
         """
         self._check(b"peer", proof)
 
     def keys(self) -> Keys:
-        """Return the keys of the connection; both sides have the same once the handshake is through."""
+        """Return the keys of the connection; after the handshake, both sides have the same."""
         return Keys(self._mac(b"frames to the peer"), self._mac(b"frames to the hub"))
 
     def _write_down(self, of_peer: bytes, of_hub: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The link of rank 0: the hub that every other rank of the run is connected to, and that decides for all of them.
+"""The link of rank 0: the hub, to which every other rank is connected, and which decides for all of them.
 
-It listens only until all ranks go: nobody joins a run that is on, and nobody comes back to it.
+It listens only until all ranks have begun: no rank joins or rejoins an active run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from .line import Gone, Line, reset
 from .link import BEAT, Networked, Team, judge
 from .referee import BARRIER, DECIDED, Referee
 
-#: Seconds for a socket to prove itself, and how many may be at it beyond two for each rank; the oldest makes room.
+#: Seconds for a socket to complete the handshake, and the number of sockets in the handshake beyond two for each rank.
+#: If there are more, the oldest is closed.
 UNPROVED_SECONDS = 5.0
 UNPROVED_COUNT = 64
 _BACKLOG = 512
-#: By how much the round trip that a clock was read with counts as longer after each heartbeat.
+#: Factor by which the round trip of a clock measurement counts as longer after each heartbeat.
 _AGED = 1.01
-#: How long the hub waits for the other ranks beyond the time that their ends may take, in seconds.
+#: Seconds that the hub waits for the other ranks beyond the time that their ends may take.
 _CLOSING_MARGIN = 5.0
 
 
 class _Unproved:
-    """A socket in the middle of the handshake."""
+    """A socket during the handshake."""
 
     def __init__(self, line: Line, handshake: Handshake) -> None:
         self.line = line
@@ -39,11 +40,11 @@ class _Unproved:
 
 
 class _Member:
-    """A rank's connection.
+    """The connection of a rank.
 
     Attributes:
-        offset: How far the peer's clock is ahead of the hub's, in seconds.
-        trip: Round trip of the heartbeat that told so, longer by a little with each since; the shortest is the best.
+        offset: Seconds by which the peer's clock is ahead of the hub's.
+        trip: Round trip of the measurement of `offset`, increased with each heartbeat since; a shorter one replaces it.
     """
 
     def __init__(self, line: Line) -> None:
@@ -57,7 +58,7 @@ def listen(address: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        OSError: The port is taken.
+        OSError: The port cannot be used.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -75,7 +76,7 @@ def listen_within(address: str, ports: range) -> socket.socket:
     """Return a listening socket on the first free port of a range.
 
     Raises:
-        NotReady: None is free.
+        NotReady: No port is free.
     """
     fault = OSError()
     for port in ports:
@@ -84,30 +85,30 @@ def listen_within(address: str, ports: range) -> socket.socket:
         except OSError as exc:
             fault = exc
     what = "no port of {}-{} can be used on {}: {}".format(ports[0], ports[-1], address, fault.strerror)
-    fix = "`sudo ss -ltnp` on this worker shows by what they are taken; end that, or give others in launcher_ports"
+    fix = "`sudo ss -ltnp` on this worker shows the processes that use them; end these, or set others in launcher_ports"
     raise NotReady("{}; {}".format(what, _remedy(fault, address, fix)))
 
 
 def _remedy(exc: OSError, address: str, fix: str) -> str:
-    """Return what to do where a port cannot be listened on: the fix, unless it is for the address."""
+    """Return the fix for a port that cannot be used: the given one, unless the address is the problem."""
     if exc.errno != errno.EADDRNOTAVAIL:
         return fix
-    text = "the API lists {} as this worker's internal address, and it does not have it: `tpu_ops refresh`"
+    text = "the API lists {} as this worker's internal address, but the worker does not have it: `tpu_ops refresh`"
     return text.format(address)
 
 
 class Hub(Networked):
-    """The hub.
+    """The link of rank 0.
 
     Args:
         team: The run.
-        wake: As of `Link`.
+        wake: Called from any thread when there is an order; see `Link`.
         ports: Ports to choose from.
-        coordinator: Port on which the command's own coordinator will listen; held until all ranks go.
-        ending_limit: Seconds that the longest end of a rank takes.
+        coordinator: Port of the command's own coordinator; kept in use until all ranks have begun.
+        ending_limit: Seconds that the end of a rank may take.
 
     Raises:
-        NotReady: A port is not to be had.
+        NotReady: A port cannot be used.
     """
 
     def __init__(
@@ -116,12 +117,12 @@ class Hub(Networked):
         super().__init__(team, wake)
         self._coordinator = coordinator
         self._ending_limit = ending_limit + KILL_LIMIT + _CLOSING_MARGIN
-        # First: it may be one of the ports that the hub chooses from.
+        # Take the coordinator's port first: the range for the hub may contain it.
         try:
             self._held = listen(team.address, coordinator)
         except OSError as exc:
             what = "port {}, where the coordinator is to listen, cannot be used: {}"
-            fix = "`sudo ss -ltnp` on this worker shows what to end; --env JAX_COORDINATOR_PORT=PORT chooses another"
+            fix = "`sudo ss -ltnp` on this worker shows the process; --env JAX_COORDINATOR_PORT=PORT sets another"
             fix = _remedy(exc, team.address, fix)
             raise NotReady("{}; {}".format(what.format(coordinator, exc.strerror or exc), fix)) from exc
         try:
@@ -164,7 +165,7 @@ class Hub(Networked):
             self._forget(rank).line.close()
 
     def _over(self) -> bool:
-        """Whether the decision has been made and carried out everywhere, or was waited for long enough."""
+        """Return whether the decision was carried out on all ranks, or was waited for long enough."""
         if self._referee.phase != DECIDED or not self._done:
             return False
         waited = time.monotonic() - self._decided_at
@@ -174,13 +175,13 @@ class Hub(Networked):
         now = time.monotonic()
         return max(0.0, min(self._next_beat - now, self._referee.deadline - now, BEAT / 4))
 
-    # --- sockets that have proved nothing -------------------------------------------------------------------
+    # --- sockets before and during the handshake -------------------------------------------------------------------
 
     def _accept(self) -> None:
         try:
             line = Line(self._listener.accept()[0], self.team.lease)
         except OSError:
-            return  # gone again
+            return  # the client has closed it already
         if len(self._unproved) >= UNPROVED_COUNT + 2 * len(self.team.workers):
             self._refuse(self._unproved[0])
         unproved = _Unproved(line, Handshake(self.team.key, self.team.run_id, self.team.attempt))
@@ -188,7 +189,7 @@ class Hub(Networked):
         self._selector.register(line, selectors.EVENT_READ, lambda: self._shake_hands(unproved))
 
     def _greet(self) -> None:
-        """Let go of whoever looks whether the coordinator's port can be reached, leaving nothing on the port."""
+        """Accept and reset a connection that tests the coordinator's port, so that nothing stays on the port."""
         try:
             reset(self._held.accept()[0])
         except OSError:
@@ -201,7 +202,7 @@ class Hub(Networked):
 
     def _shake_hands(self, unproved: _Unproved) -> None:
         if unproved not in self._unproved:
-            return  # made room for another one since this event was seen
+            return  # closed to make room for another socket
         try:
             unproved.line.receive()
             value = unproved.line.take()
@@ -248,7 +249,7 @@ class Hub(Networked):
         now = time.monotonic()
         if value.get("say") == "beat":
             trip = now - float(value["echo"])
-            # Clocks of two hosts drift apart: what was measured long ago counts less than what is a little longer now.
+            # Clocks drift: an old measurement counts less than a new one with a slightly longer round trip.
             member.trip *= _AGED
             if trip < member.trip:
                 member.trip, member.offset = trip, float(value["at"]) - (float(value["echo"]) + trip / 2)
@@ -281,7 +282,7 @@ class Hub(Networked):
                 self._lose(rank, str(exc), time.monotonic())
 
     def _look_after(self, now: float) -> None:
-        """Send what waits, and end what has taken too long."""
+        """Send pending data, and close connections that have taken too long."""
         for unproved in [one for one in self._unproved if now - one.since > UNPROVED_SECONDS]:
             self._refuse(unproved)
         for rank, member in list(self._members.items()):
@@ -294,14 +295,14 @@ class Hub(Networked):
                 self._lose(rank, "nothing heard for {:g} s".format(self.team.lease), member.line.heard)
 
     def _silent(self, now: float) -> Dict[int, float]:
-        """Return the ranks of which two heartbeats have not come, and the seconds since they were heard."""
+        """Return the ranks that have missed two heartbeats, with the seconds since they were last heard."""
         heard = {rank: now - member.line.heard for rank, member in self._members.items()}
         return {rank: seconds for rank, seconds in heard.items() if seconds > 2.5 * BEAT}
 
     # --- orders ---------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        """Tell everybody what the referee has decided; losing somebody meanwhile may decide more."""
+        """Carry out the referee's orders. The loss of a connection meanwhile may add more orders."""
         orders = self._referee.take()
         while orders:
             for order in orders:

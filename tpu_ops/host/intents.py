@@ -1,4 +1,4 @@
-"""Why a run is being ended, kept for its supervisor before anything is signalled."""
+"""Intents: why a run is being ended. They are stored for its supervisor before it receives a signal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from . import TYPE_CHECKING, private, space
 if TYPE_CHECKING:
     from typing import Any
 
-#: What an intent is called in the directory of its run.
+#: File name of an intent in the directory of its run.
 BESIDE = "intent.json"
 
 
 class Intents:
-    """The intents of this host's runs: below /run, or, where that takes no more, in the directory of their run.
+    """The intents of this host's runs: below /run, or in the directory of the run if /run is full.
 
     Args:
-        run_dir: What is kept until the next boot.
+        run_dir: Directory of the files that are kept until the next boot.
         runs_dir: The directories of all runs.
     """
 
@@ -32,10 +32,10 @@ class Intents:
         self._run_dir = run_dir
 
     def put(self, run_id: str, intent: dict[str, Any]) -> None:
-        """Record why a run is about to be ended; the first intent stays, but for one that a person asks for.
+        """Record why a run is about to be ended. The first intent stays, unless the new one is a user's request.
 
         Raises:
-            Refused: There is no room for it anywhere.
+            Refused: The disks are full.
         """
         faults = []
         for path in self._places(run_id):
@@ -53,28 +53,24 @@ class Intents:
         raise Refused("failed", message, fix.format(self._run_dir, self._runs_dir))
 
     def take(self, run_id: str, only: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return the recorded intent and remove it; None where nobody recorded one.
+        """Return the recorded intent and remove it; None if there is none.
 
         Args:
             run_id: The run.
-            only: Leave any other than this one.
+            only: Take only this intent, and leave any other.
         """
         places = [path for path in self._places(run_id) if only is None or _read(path) == only]
         found = [intent for intent in map(_take, places) if intent is not None]
-        # What a person asks for stands before all else, wherever there was room for it.
+        # A user's request takes precedence, wherever it was stored.
         return next((intent for intent in found if intent.get("requested")), found[0] if found else None)
 
     def _places(self, run_id: str) -> tuple[str, str]:
-        """Return where the intent of a run may stand, what is tried first at first."""
+        """Return the places of a run's intent, in the order in which they are tried."""
         return os.path.join(self._in_memory, run_id + ".json"), os.path.join(self._runs_dir, run_id, BESIDE)
 
 
 def _put(path: str, intent: dict[str, Any]) -> None:
-    """Write an intent where none stands, or in the place of one that no person asks for.
-
-    Raises:
-        OSError: The disk does not take it.
-    """
+    """Write an intent if there is none, or replace one that is not a user's request."""
     temporary = "{}.{}".format(path, os.getpid())
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -86,16 +82,16 @@ def _put(path: str, intent: dict[str, Any]) -> None:
             if intent.get("requested"):
                 os.replace(temporary, path)
     finally:
-        # What a full disk has taken of it would stay for ever.
+        # On a full disk, the partial file would stay.
         with contextlib.suppress(OSError):
             os.unlink(temporary)
 
 
 def _take(path: str) -> dict[str, Any] | None:
-    """Return the intent in a file and remove that; None where there is none."""
+    """Return the intent in a file and remove the file; None if there is none."""
     taken = "{}.{}.taken".format(path, os.getpid())
     try:
-        # Away from its place at once: another that comes meanwhile is not removed with it.
+        # Rename first, so that a new intent that arrives meanwhile is not removed.
         os.rename(path, taken)
     except OSError:
         return None
@@ -107,9 +103,9 @@ def _take(path: str) -> dict[str, Any] | None:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Return the intent in a file, None where there is no file. A damaged one still says that somebody wants an end."""
+    """Return the intent in a file; None if there is no file. A damaged file counts as a request to stop."""
     try:
         return private.read(path)
     except private.Damaged as damage:
-        reason = "stopped; who asked for it is not known: {}".format(damage.message)
+        reason = "stopped by an unknown user: {}".format(damage.message)
         return {"kind": "stop", "by": "somebody", "at": time.time(), "reason": reason, "requested": True}

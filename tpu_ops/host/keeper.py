@@ -1,4 +1,4 @@
-"""Writes a rank's record in a thread of its own: a disk that stalls holds up no order, no signal and no watchdog."""
+"""Write a rank's record in its own thread, so that a stalled disk delays no order, signal or watchdog."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
     from .store import Store
 
-#: How long a record is waited for, in seconds: an fsync waits for all that others have written before it, which a
-#: checkpoint of tens of GB makes longer than systemd's watchdog.
+#: Seconds to wait for the disk: an fsync also waits for earlier writes of other processes. A checkpoint of tens of GB
+#: makes this longer than systemd's watchdog timeout.
 PATIENCE = 1.0
-#: How long the last record of a run is waited for, in seconds, and between two calls meanwhile: less than a stop waits
-#: beyond its grace before it has systemd kill the supervisor (`unit.STOP_MARGIN`).
+#: Seconds to wait for the disk at the last record of a run, and between two calls of `beat` meanwhile. A stop waits
+#: longer than that beyond its grace before systemd kills the supervisor (`unit.STOP_MARGIN`).
 LAST_PATIENCE, _BEAT = 10.0, 1.0
 
 
 class Keeper:
-    """Writes records to the disk, of those that wait only the newest; to memory where that takes long or fails.
+    """Write records to the disk, skipping all but the newest waiting one; to memory if the disk is slow or fails.
 
     Args:
-        store: Where records are.
+        store: The store of the records.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,22 +36,22 @@ class Keeper:
 
     @property
     def fault(self) -> str:
-        """What is wrong with the disk, as far as is known; empty where nothing is."""
+        """The current fault of the disk; empty if there is none."""
         return self._fault
 
     def save(self, record: Dict[str, Any], beat: Callable[[], None] | None = None) -> str:
-        """Write a record, which nobody may change any more; return what is wrong with the disk.
+        """Write a record, which must not be changed any more; return the fault of the disk.
 
-        Where the disk takes longer than a moment the record stands in memory, and goes to the disk in its turn.
+        If the disk is slow, the record is kept in memory as well, and is written to the disk later.
 
         Args:
             record: The record.
-            beat: Of the last record, after which others may take this worker: called every second while the disk is
-                waited for, and that not for ever.
+            beat: Given for the last record, after which other runs may take this worker: called every second while the
+                disk is waited for, which takes at most LAST_PATIENCE.
         """
         deadline = time.monotonic() + (LAST_PATIENCE if beat else PATIENCE)
         with self._changed:
-            # What waits for a disk that stalls is not waited for again.
+            # If an earlier record is still waiting for a stalled disk, do not wait again.
             waits = beat is not None or not self._busy
             self._next = record
             if not self._busy:

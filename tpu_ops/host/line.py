@@ -1,4 +1,4 @@
-"""One connection between two supervisors: frames in and out without ever blocking, and when it was last heard."""
+"""One connection between two supervisors: non-blocking frames in both directions, and the time of the last one."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, Dict
 
 from .frames import BadFrame, Reader, Writer
 
-#: What may wait to be sent to a side that does not read, in bytes.
+#: Maximum number of bytes that wait to be sent to a side that does not read.
 _OUT_LIMIT = 1024 * 1024
 _CHUNK = 65536
 
 
 class Gone(Exception):
-    """The connection is over; the text says why."""
+    """The connection has ended; the text has the reason."""
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a socket at once and for good: nothing of it stays behind on its port."""
+    """Close a socket with a reset, so that it does not stay on its port in TIME_WAIT."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
 class Line:
-    """A connected socket.
+    """A connected socket that sends and receives frames.
 
     Args:
         sock: The socket.
@@ -50,14 +50,14 @@ class Line:
 
     @property
     def pending(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether data waits to be sent."""
         return bool(self._out)
 
     def send(self, value: Dict[str, Any]) -> None:
-        """Send a value now or when the socket takes it.
+        """Send a value now, or when the socket is writable.
 
         Raises:
-            Gone: The connection is over.
+            Gone: The connection has ended.
         """
         self._out += self.writer.frame(value)
         if len(self._out) > _OUT_LIMIT:
@@ -65,10 +65,10 @@ class Line:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it.
+        """Send waiting data as far as the socket is writable.
 
         Raises:
-            Gone: The connection is over.
+            Gone: The connection has ended.
         """
         try:
             while self._out:
@@ -79,10 +79,10 @@ class Line:
             raise Gone(exc.strerror or str(exc)) from exc
 
     def receive(self) -> None:
-        """Read what there is; `take` returns it.
+        """Read the received data, which `take` returns.
 
         Raises:
-            Gone: The connection is over.
+            Gone: The connection has ended.
         """
         try:
             data = self._sock.recv(_CHUNK)
@@ -95,10 +95,10 @@ class Line:
         self.reader.feed(data)
 
     def take(self) -> Dict[str, Any] | None:
-        """Return the next value that has arrived, None where there is none.
+        """Return the next received value; None if there is none.
 
         Raises:
-            Gone: What arrived is not of this run.
+            Gone: The received data is not of this run.
         """
         try:
             value = self.reader.take()
@@ -109,9 +109,9 @@ class Line:
         return value
 
     def close(self) -> None:
-        """Close the connection; what was sent still arrives."""
+        """Close the connection; data that was sent still arrives."""
         self._sock.close()
 
     def reset(self) -> None:
-        """Close the connection at once."""
+        """Close the connection with a reset."""
         reset(self._sock)

@@ -1,7 +1,7 @@
-"""What ties a supervisor to the others of its run: it says what happens here, and takes orders for the whole run.
+"""The link between a supervisor and the others of its run: it reports local events, and receives the run's orders.
 
-A supervisor's main thread writes records and waits for processes; the network has a thread of its own (`hub`, `peer`)
-that never touches a disk, so that a full or slow one costs no heartbeat. A run of one worker has neither.
+The supervisor's main thread writes records and waits for processes. The network has its own thread (`hub`, `peer`),
+which never accesses a disk, so that a full or slow disk delays no heartbeat. A run of one worker has neither.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ BEAT = 2.0
 
 
 class Team(NamedTuple):
-    """What a supervisor knows of its run and of the others in it.
+    """The facts that a supervisor knows about its run and the other ranks.
 
     Attributes:
         run_id: The run.
         attempt: Its attempt.
         rank: This supervisor's rank.
         workers: Names of all workers, by rank.
-        digest: Digest of what all ranks have in common.
+        digest: Digest of the part of the spec that all ranks share.
         key: The secret of the run's attempt; empty for a run of one worker.
         address: This worker's internal address.
         hub: Internal address of rank 0.
-        port: Port of rank 0's supervisor; 0 where it is still to be chosen.
-        lease: Seconds after which a side that was not heard is lost.
-        barrier: Seconds that all ranks have to become ready.
-        skew: Seconds that ranks may go on when another has ended with 0.
+        port: Port of rank 0's supervisor; 0 if it is not chosen yet.
+        lease: Seconds without data after which a connection is lost.
+        barrier: Seconds for all ranks to become ready.
+        skew: Seconds that ranks may continue after another one has ended with 0.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class Team(NamedTuple):
 
 
 def team(spec: Dict[str, Any], digest: str) -> Team:
-    """Given the spec of one rank, return its team."""
+    """Return the team from the spec of one rank."""
     net = spec["net"] or {"key": "", "address": "", "hub": "", "port": 0}
     return Team(
         run_id=spec["run_id"],
@@ -74,11 +74,11 @@ def team(spec: Dict[str, Any], digest: str) -> Team:
 
 
 class Link(abc.ABC):
-    """The main thread's side of it.
+    """The main thread's interface to the other ranks.
 
-    Orders: ``go``; ``abort`` (``reason``, ``ranks``: whose fault it is); ``note`` (``text``); ``end`` (``kind``:
-    ``over``, ``failed``, ``stop``, ``skew`` or ``lost``; ``reason``, ``first``, ``grace``, ``by``); ``closed``: this
-    link has nothing more to do.
+    Orders: ``go``; ``abort`` (``reason``, ``ranks``: the ranks at fault); ``note`` (``text``); ``end`` (``kind``:
+        ``over``, ``failed``, ``stop``, ``skew`` or ``lost``; ``reason``, ``first``, ``grace``, ``by``); ``closed``:
+        this link has ended.
 
     Args:
         wake: Called from any thread when there is an order.
@@ -89,7 +89,7 @@ class Link(abc.ABC):
         self._orders: Deque[Dict[str, Any]] = collections.deque()
 
     def take(self) -> Dict[str, Any] | None:
-        """Return the next order, None where there is none."""
+        """Return the next order; None if there is none."""
         return self._orders.popleft() if self._orders else None
 
     def _order(self, **order: Any) -> None:
@@ -98,19 +98,20 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Begin; the command is held and ready."""
+        """Start the link. The command is held and ready."""
 
     @abc.abstractmethod
     def say(self, **event: Any) -> None:
-        """Tell what happens here.
+        """Report a local event.
 
-        Events: ``refused`` (``reason``) before all go, ``ended`` (``ending``, ``oom``, ``cause``, ``at``), ``stop``
-        (``intent``, ``at``), ``done``: nothing of the run is left here. Times are monotonic seconds of this host.
+        Events: ``refused`` (``reason``), before the run begins; ``ended`` (``ending``, ``oom``, ``cause``, ``at``);
+            ``stop`` (``intent``, ``at``); ``done``: no process of the run is left here. Times are in monotonic seconds
+            of this host.
         """
 
 
 def judge(referee: Referee, rank: int, event: Dict[str, Any], at: float, now: float) -> None:
-    """Bring one rank's event before the referee, its time corrected already."""
+    """Pass one rank's event to the referee, with its time corrected to the hub's clock."""
     what = event.get("say")
     if what == "ready":
         referee.ready(rank)
@@ -131,11 +132,11 @@ class Alone(Link):
         self._referee = Referee(team.workers, team.barrier, team.skew, time.monotonic())
 
     def start(self) -> None:
-        """Begin: nobody is to be waited for."""
+        """Start the link: there is no other rank to wait for."""
         self._judge({"say": "ready"})
 
     def say(self, **event: Any) -> None:
-        """Tell what happens here."""
+        """Report a local event."""
         if event["say"] == "done":
             self._order(do="closed")
         else:
@@ -149,7 +150,7 @@ class Alone(Link):
 
 
 class Networked(Link):
-    """A link with a thread of its own; `say` only leaves a message for it."""
+    """A link with its own thread; `say` only leaves a message for the thread."""
 
     def __init__(self, team: Team, wake: Callable[[], None]) -> None:
         super().__init__(wake)
@@ -161,13 +162,13 @@ class Networked(Link):
         self._thread = threading.Thread(target=self._guarded, name="link", daemon=True)
 
     def start(self) -> None:
-        """Begin in a thread; no process may be forked from now on."""
+        """Start the thread; no process may be forked from now on."""
         self._thread.start()
 
     def say(self, **event: Any) -> None:
         """Leave a message for the thread and wake it."""
         self._said.append(event)
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes it as well
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
             os.write(self._rope, b"!")
 
     def _heard_bell(self) -> None:
@@ -182,7 +183,7 @@ class Networked(Link):
         try:
             self._run()
         except Exception:
-            # Whatever happens here, the rank must not go on unwatched.
+            # Whatever the error, the rank must not continue unwatched.
             reason = "the supervisor's network thread failed: " + traceback.format_exc()
             self._order(do="abort", reason=reason, ranks=[self.team.rank])
             first = {
@@ -195,4 +196,4 @@ class Networked(Link):
 
     @abc.abstractmethod
     def _run(self) -> None:
-        """Be the thread."""
+        """Run in the thread until the link has ended."""

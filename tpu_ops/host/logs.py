@@ -1,7 +1,7 @@
-"""The log of one rank: raw bytes in segments, each file named by the absolute offset of its first byte.
+"""The log of one rank: raw bytes in segments, each a file named after the absolute offset of its first byte.
 
-A follower names an absolute offset and nothing else, so it can go on after any break, and old segments can be
-taken away without moving what the others mean. Beside each segment stands an index: when which offset was written.
+A follower only needs an absolute offset, so it can continue after any break, and old segments can be removed without
+changing the offsets of others. Each segment has an index file: the times at which offsets were written.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from . import TYPE_CHECKING, tracebacks
 if TYPE_CHECKING:
     from typing import Any
 
-#: A segment is closed once it holds this many bytes.
+#: Size in bytes at which a segment is closed.
 SEGMENT = 8 * 1024 * 1024
-#: The segments of one rank together hold at most about this many bytes; the oldest go first.
+#: Approximate total size of a rank's segments in bytes; the oldest are removed first.
 TOTAL = 1024 * 1024 * 1024
 #: Seconds between two entries of the index.
 _INDEX_EVERY = 1.0
 _CHUNK = 256 * 1024
-#: What waits for the disk at most, and how much of it is written at once, in bytes.
+#: Size of the buffer for the disk, and of one write, in bytes.
 BUFFER = 4 * 1024 * 1024
 _PIECE = 64 * 1024
-#: How long a rank is slowed, with the buffer full, until a quarter of it is free, in seconds: a burst that a sound disk
-#: takes a moment later is not lost. A disk that takes less than that, 10 MB/s, slows nobody.
+#: Seconds for which a rank is slowed down if the buffer is full, until a quarter of it is free: so a burst is not lost
+#: if the disk stores it a moment later. A disk that does at least 10 MB/s slows no rank down.
 _PATIENCE = 0.1
-#: Of what a disk says no to: what room helps against.
+#: Errors of a disk that removing files can help against.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,7 +49,7 @@ def segments(directory: str) -> list[tuple[int, str]]:
 
 
 def end(directory: str) -> int:
-    """Return the absolute offset behind the last byte of the log."""
+    """Return the absolute offset after the last byte of the log."""
     found = segments(directory)
     if not found:
         return 0
@@ -57,14 +57,14 @@ def end(directory: str) -> int:
     try:
         return offset + os.stat(path).st_size
     except FileNotFoundError:
-        return offset  # removed since it was listed
+        return offset  # removed after it was listed
 
 
 def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
-    """Return bytes of the log and the offset at which they really start.
+    """Return bytes of the log, and the offset at which they start.
 
-    That is the asked offset, or the next byte that is there: older ones may have been rotated away, and others were
-    never written where the disk was full. No bytes means that the log ends there for now.
+    This is the given offset, or that of the next existing byte: older bytes may have been rotated away, and a full disk
+    leaves gaps. No bytes means the current end of the log.
     """
     found = segments(directory)
     for index, (start, path) in enumerate(found):
@@ -76,7 +76,7 @@ def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
                 file.seek(at - start)
                 data = file.read(limit)
         except FileNotFoundError:
-            continue  # rotated away since it was listed
+            continue  # rotated away after it was listed
         if data:
             return at, data
     return offset, b""
@@ -85,16 +85,16 @@ def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
 def since(directory: str, moment: float) -> int:
     """Return the offset of the first byte that may have been written at or after a time (seconds since 1970).
 
-    Of a time before all that is kept it is 0, so that a reader hears of what is no longer there.
+    For a time before all existing bytes it is 0, so that a reader learns about the missing ones.
     """
     offset, latest = 0, float("-inf")
     for start, path in segments(directory):
         index = _index(path)
         if not index and _written_since(path, moment):
-            # The disk took no index: when its bytes came is not known, and none may be left out.
+            # The disk could not store an index. As the times of these bytes are unknown, include them all.
             return start if latest > float("-inf") else 0
         for when, at in index or [(latest, start)]:
-            # What stands between two entries was written within the time of one after the first.
+            # Bytes between two entries were written up to _INDEX_EVERY after the first one.
             if when > moment and latest == float("-inf"):
                 return 0
             if when >= moment:
@@ -104,7 +104,7 @@ def since(directory: str, moment: float) -> int:
 
 
 def _written_since(segment: str, moment: float) -> bool:
-    """Return whether anything was written to a segment at or after a time."""
+    """Return whether bytes were written to a segment at or after a time."""
     with contextlib.suppress(OSError):
         found = os.stat(segment)
         return bool(found.st_size) and found.st_mtime >= moment
@@ -112,7 +112,7 @@ def _written_since(segment: str, moment: float) -> bool:
 
 
 def _index(segment: str) -> list[tuple[float, int]]:
-    """Return (time, offset) of a segment's index, oldest first; a line that a full disk cut off is left out."""
+    """Return the (time, offset) pairs of a segment's index, oldest first, without a line cut off by a full disk."""
     try:
         with open(segment[:-4] + ".index", encoding="ascii") as file:
             rows = [line.split() for line in file if line.endswith("\n")]
@@ -122,7 +122,7 @@ def _index(segment: str) -> list[tuple[float, int]]:
 
 
 def tail(directory: str, limit: int) -> bytes:
-    """Return at most the last bytes of the log."""
+    """Return the last bytes of the log, at most ``limit``."""
     offset = max(0, end(directory) - limit)
     found = b""
     while True:
@@ -134,25 +134,25 @@ def tail(directory: str, limit: int) -> bytes:
 
 
 def _remove(path: str) -> None:
-    """Remove a segment and its index, as far as the disk lets go of them."""
+    """Remove a segment and its index; ignore errors."""
     for ending in (".log", ".index"):
         with contextlib.suppress(OSError):
             os.unlink(path + ending)
 
 
 class Logger(threading.Thread):
-    """Moves what a pipe delivers into segments, in threads of its own, and never lets a rank wait for the disk.
+    """Copy a pipe's bytes to segments, in its own threads, so that a rank never waits for the disk.
 
-    One thread empties the pipe into a buffer, and this one the buffer into segments. Where the disk is full, the oldest
-    segment of this log goes. With none left, or where the disk has another fault, the bytes are dropped and counted,
-    and their offsets stay empty, so that a reader sees how many are missing. So are those that come while a disk that
-    stalls leaves the buffer full, until it has taken all that came before them.
+    One thread copies the pipe to a buffer, this one the buffer to segments. If the disk is full, the oldest segment of
+    this log is removed. If there is none, or the disk has another fault, bytes are dropped and counted. Their offsets
+    stay empty, so that a reader sees the size of the gap. Bytes are also dropped while a stalled disk leaves the buffer
+    full, until the disk has stored the whole buffer.
 
     Args:
         source: Descriptor of the pipe's reading end; closed when the pipe ends.
-        directory: Where the segments are.
+        directory: The directory of the segments.
         segment: Size at which a segment is closed, in bytes.
-        total: Size that all of them together may have, in bytes.
+        total: Total size of all segments, in bytes.
     """
 
     def __init__(self, source: int, directory: str, segment: int = SEGMENT, total: int = TOTAL) -> None:
@@ -166,15 +166,15 @@ class Logger(threading.Thread):
         self._start = 0
         self._indexed = float("-inf")
         self._kept: list[tuple[str, int]] = []
-        # With this lock held nothing is done that may stall.
+        # While this lock is held, nothing is called that may stall.
         self._changed = threading.Condition()
         self._buffer = memoryview(bytearray(BUFFER))
-        #: Where in the buffer the oldest byte is, and how many wait there; behind its end they go on at its beginning.
+        #: Position of the oldest byte in the ring buffer, and the number of bytes in it.
         self._first = self._waiting = 0
-        #: How many bytes had no room behind those that wait.
+        #: Number of dropped bytes that follow those in the buffer.
         self._missed = 0
         self._came = 0
-        #: Offset behind the last byte that was dealt with, dropped ones included.
+        #: Offset after the last byte that was written or dropped.
         self.offset = 0
         self.dropped = 0
         self.rotated = 0
@@ -207,13 +207,13 @@ class Logger(threading.Thread):
         self._close()
 
     def _receive(self) -> None:
-        """Empty the pipe until its last writer has closed it, whatever the disk does."""
-        import select  # a follower does without it
+        """Empty the pipe until its last writer has closed it, even while the disk stalls."""
+        import select  # `follow` does not need it
 
         poll, beside = select.poll(), memoryview(bytearray(_PIECE))
         poll.register(self._source, select.POLLIN)
         while True:
-            # Whether there is room is asked once there is something to put there.
+            # Wait for data before waiting for room.
             poll.poll()
             room = self._room()
             count = os.readv(self._source, [room or beside])
@@ -231,10 +231,11 @@ class Logger(threading.Thread):
                 return
 
     def _room(self) -> memoryview:
-        """Return where in the buffer the next bytes go; nothing where they are dropped."""
+        """Return the free part of the buffer for the next bytes; empty if they are to be dropped."""
         size = len(self._buffer)
         with self._changed:
-            # Behind a hole all is dropped until the disk has got as far: one hole at a time, and no shreds between two.
+            # After a gap, drop everything until the disk has caught up. This makes one large gap instead of many small
+            # ones.
             if not self._missed and (
                 self._waiting < size
                 or self._changed.wait_for(lambda: size - self._waiting >= size // 4, timeout=_PATIENCE)
@@ -246,8 +247,8 @@ class Logger(threading.Thread):
             return self._buffer[:0]
 
     def unread(self) -> int:
-        """Return how many bytes wait to be written: for a moment, or for as long as the disk stalls."""
-        import fcntl  # a follower does without these
+        """Return the number of bytes that wait to be written."""
+        import fcntl  # `follow` does not need these
         import termios
 
         if not self.is_alive():
@@ -259,10 +260,10 @@ class Logger(threading.Thread):
             return self._came - self.offset + int.from_bytes(count, sys.byteorder)
 
     def facts(self, *, last: bool = False) -> dict[str, Any]:
-        """Return how many bytes were written, how many of them rotation took, how many were dropped, and why.
+        """Return the numbers of bytes that were written, removed by rotation, and dropped, and the fault.
 
         Args:
-            last: Whether this process ends now, so that what still waits to be written is dropped.
+            last: Whether this process ends now, so that waiting bytes are dropped.
         """
         with self._changed:
             lost = self.unread() if last else 0
@@ -285,7 +286,7 @@ class Logger(threading.Thread):
                 self.fault = exc.strerror or str(exc)
                 if exc.errno in _FULL and self._give_way():
                     continue
-                # What comes next starts a segment of its own, behind the bytes that are missing.
+                # The next bytes start a new segment after the gap.
                 self._close()
                 self._drop(len(view))
                 return
@@ -310,9 +311,9 @@ class Logger(threading.Thread):
             self._index = os.open(path + ".index", flags, 0o600)
 
     def _close(self) -> None:
-        """Close the segment that is written to, if there is one; one without a byte goes."""
+        """Close the current segment, if there is one; remove it if it is empty."""
         for descriptor in (self._index, self._file):
-            # Some file systems say only now that they have lost what was written.
+            # Some file systems report lost writes only here.
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         if self._file >= 0:
@@ -323,11 +324,11 @@ class Logger(threading.Thread):
         self._file = self._index = -1
 
     def _note_time(self) -> None:
-        """Say in the index when the next byte was written, now and then."""
+        """Add the time of the next byte to the index, at most every _INDEX_EVERY seconds."""
         now = time.monotonic()
         if now - self._indexed >= _INDEX_EVERY:
             self._indexed = now
-            # Without an entry a time means a little more of the log than it could.
+            # If the entry is missing, `since` only returns a little more of the log.
             with contextlib.suppress(OSError):
                 os.write(self._index, "{:.3f} {}\n".format(time.time(), self.offset).encode("ascii"))
 

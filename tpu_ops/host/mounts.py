@@ -1,8 +1,8 @@
-"""What is mounted on this host: whether servers of it answer, and its units of systemd.
+"""The file systems mounted on this host: whether their servers answer, and their systemd units.
 
-A run is ordered behind these, so that it ends before they go. Without that a shutdown takes them away while the command
-saves its last checkpoint there: those of ``nofail`` in /etc/fstab, and of network file systems, are ordered before no
-target that a service waits for.
+A run is ordered after these units, so that it ends before they are unmounted. Otherwise, a shutdown would unmount them
+while the command saves its last checkpoint there: systemd orders ``nofail`` mounts of /etc/fstab, and network file
+systems, before no target that a service waits for.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from typing import Dict, Iterator, Sequence
 
 MOUNTINFO = "/proc/self/mountinfo"
-#: What systemd takes away last or never, with all that is below it.
+#: Paths that systemd unmounts last or never, with everything below them.
 _SYSTEM = (b"/proc", b"/sys", b"/dev", b"/run")
-#: Most units that are named: a host of containers has hundreds of mounts, and those lie deep.
+#: Maximum number of units: a container host has hundreds of mounts, mostly deep ones.
 MOST = 100
-#: Longest name of a unit (systemd.unit(5)); of a path that makes a longer one systemd has none.
+#: Maximum length of a unit's name (systemd.unit(5)); systemd has no unit for a path whose name would be longer.
 _LONGEST = 255
-#: Types of file systems that a server or a program answers for; so do those of ``fuse.`` and a name, as gcsfuse.
+#: Types of file systems that depend on a server or a program, besides ``fuse.`` types such as gcsfuse.
 _ANSWERED_FOR = (b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"glusterfs", b"lustre", b"beegfs", b"9p")
-#: Seconds within which they answer.
+#: Seconds for a file system to answer.
 ANSWER = 5.0
-#: How many are asked at most, each by a process of its own.
+#: Maximum number of file systems that are checked, each by its own process.
 _ASKED = 32
 _POLL = 0.005
-#: What says nothing about who answers: a mount is somebody else's alone, or another one hides it.
+#: Errors that do not mean a fault of the server: the mount belongs to another user, or another mount hides it.
 _NO_FAULT = (0, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 _ESCAPED = re.compile(rb"[^A-Za-z0-9:_.]")
 
 
 def found() -> list[str]:
-    """Return the units of this host, as `units`."""
+    """Return the units of this host's mounts; see `units`."""
     try:
         with open(MOUNTINFO, "rb") as file:
             return units(file.read())
@@ -50,9 +50,9 @@ def found() -> list[str]:
 
 
 def units(mountinfo: bytes) -> list[str]:
-    """Given /proc/self/mountinfo (proc_pid_mountinfo(5)), return the units of what is mounted, the shallowest first.
+    """Return the units of all mounts in /proc/self/mountinfo (proc_pid_mountinfo(5)), shallow paths first.
 
-    What is to be mounted by an automount when it is used has its unit there as well.
+    For an automount point, the unit of the mount is included as well.
     """
     paths: dict[bytes, set[str]] = {}
     for path, kind, _, _ in _parsed(mountinfo):
@@ -69,8 +69,8 @@ def units(mountinfo: bytes) -> list[str]:
 
 
 def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
-    """Yield where each file system is mounted, of what type it is, what is mounted there, and its own options."""
-    # Not `splitlines`: a carriage return may stand in a path, of which anybody may make one by FUSE.
+    """Yield the mount point, type, source and options of each file system."""
+    # `splitlines` would also split at a carriage return, which a path may contain; users can make such mounts by FUSE.
     for line in mountinfo.split(b"\n"):
         left, _, right = line.partition(b" - ")
         fields, more = left.split(b" "), right.split(b" ")
@@ -82,14 +82,14 @@ def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
 
 
 def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[Dict[str, str]]:
-    """Return what is mounted and of no use, since nobody answers for it: ``path``, ``problem`` and ``fix`` each.
+    """Return the mounts whose servers do not answer: ``path``, ``problem`` and ``fix`` each.
 
-    What another person than the one of a run has mounted, as anybody can by FUSE, is in the way of their own runs.
+    Mounts of other users, which anybody can make by FUSE, are not checked: they only affect those users' runs.
 
     Args:
-        uid: Of the person whose run it is to be.
-        needed: Paths that the run is to use, whoever has mounted what they are on.
-        limit: Seconds within which an answer has to come.
+        uid: The user id of the run's user.
+        needed: Paths that the run uses; the mounts they are on are checked, whoever made them.
+        limit: Seconds for an answer.
     """
     try:
         with open(MOUNTINFO, "rb") as file:
@@ -110,7 +110,7 @@ def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[D
         kind, source = (os.fsdecode(text) for text in asked[path])
         name = os.fsdecode(path)
         what = "does not answer within {:.0f} s".format(limit) if code is None else "fails: " + os.strerror(code)
-        fix = "see to its server, or unmount it on this worker: `sudo umount -f -l {}`"
+        fix = "check its server, or unmount it on this worker: `sudo umount -f -l {}`"
         found.append({
             "path": name,
             "problem": "{}, where {} ({}) is mounted, {}".format(name, source, kind, what),
@@ -124,19 +124,19 @@ def _is_answered_for(kind: bytes) -> bool:
 
 
 def _mounted_by(options: bytes) -> int:
-    """Given the options of a file system, return the user id of who has mounted it: root unless FUSE names another."""
+    """Return the user id that mounted a file system, from its options: root unless FUSE names another."""
     named = [option[len(b"user_id=") :] for option in options.split(b",") if option.startswith(b"user_id=")]
     return int(named[0]) if named and named[0].isdigit() else 0
 
 
 def is_on(path: str, point: str) -> bool:
-    """Return whether a path is at or below a mount point by its name; what a symbolic link leads to is not known."""
+    """Return whether a path, taken literally, is at or below a mount point; symbolic links are not followed."""
     named = os.path.normpath(path)
     return named == point or named.startswith(point.rstrip("/") + "/")
 
 
 def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
-    """Ask file systems how large they are; return the error number, 0 for none, None where no answer came."""
+    """Call statvfs on file systems; return the error number, 0 for success, None for no answer."""
     found: Dict[bytes, int | None] = dict.fromkeys(paths)
     children = {_child(path): path for path in paths}
     until = time.monotonic() + limit
@@ -149,16 +149,16 @@ def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
             break
         time.sleep(_POLL)  # polls until the deadline
     for pid in children:
-        # Whom that does not end either, init collects one day.
+        # A process that does not die from SIGKILL is collected by init later.
         os.kill(pid, signal.SIGKILL)
     return found
 
 
 def _child(path: bytes) -> int:
-    """Fork a process that asks one file system and ends with its error number; return its pid.
+    """Fork a process that calls statvfs on one file system and exits with the error number; return its pid.
 
-    A thread that waits for a server would keep this process from ending, and a process that has the descriptors of this
-    one would keep the session open that it answers to.
+    A thread that waits for a server would keep this process from ending. A child with inherited descriptors would keep
+    the session of this request open.
     """
     pid = os.fork()
     if pid:
@@ -177,9 +177,9 @@ def _child(path: bytes) -> int:
 
 
 def told(path: str) -> str:
-    """Return the mount that a path is on, for people and without a look at it: a server that is gone would hang one.
+    """Return a description of a path's mount, without accessing it: a server that is down would block that.
 
-    By its name, as `is_on`; empty where it is not known, or nobody answers for it, as for a disk.
+    The path is taken literally, as in `is_on`. The result is empty if the mount is unknown or needs no server.
     """
     try:
         with open(MOUNTINFO, "rb") as file:
@@ -195,14 +195,14 @@ def told(path: str) -> str:
 
 
 def gone(path: str) -> str:
-    """Return what to do about a path that does not answer."""
-    text = "is the server of a mount there gone? {}see to it, or unmount what waits for it: `sudo umount -f -l MOUNT`"
+    """Return the fix for a path that does not answer."""
+    text = "is the server of a mount there down? {}check it, or unmount it: `sudo umount -f -l MOUNT`"
     known = told(path)
     return text.format(known + ": " if known else "")
 
 
 def _escaped(path: bytes) -> str:
-    """Return a path as it stands in the name of its unit, as `systemd-escape --path` does."""
+    """Return a path escaped for a unit's name, as `systemd-escape --path` does."""
     parts = path.strip(b"/").split(b"/")
     text = "-".join(_ESCAPED.sub(lambda match: b"\\x%02x" % match.group()[0], part).decode("ascii") for part in parts)
     return "\\x2e" + text[1:] if text.startswith(".") else text

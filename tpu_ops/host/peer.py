@@ -1,4 +1,4 @@
-"""The link of every rank but 0: one connection to the hub, which is rank 0's supervisor."""
+"""The link of every other rank: one connection to the hub, which is rank 0's supervisor."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .link import BEAT, Networked, Team
 #: Seconds between two attempts to reach the hub, and for each of them.
 _RETRY = 0.2
 _CONNECT_LIMIT = 3.0
-#: Seconds for the handshake once the connection stands, and for a look at the coordinator's port.
+#: Seconds for the handshake, and for the test of the coordinator's port.
 _HANDSHAKE_LIMIT = 5.0
-#: Seconds to tell the hub why this rank cannot start.
+#: Seconds for telling the hub that this rank cannot start.
 _REFUSAL_LIMIT = 10.0
-#: Of what the hub is told of a problem, in characters: a frame has a limit.
+#: Maximum length of a problem that is reported to the hub, in characters: frames have a limit.
 _LONGEST_REASON = 2000
-#: The hub decides at the barrier's end; a peer that hears nothing by then waits this much longer, in seconds.
+#: Seconds that a peer waits for the hub's decision beyond the barrier.
 _BARRIER_MARGIN = 2.0
-#: What helps where one port is not to be reached.
+#: The fix for a port that cannot be reached.
 _FIREWALL = "firewalls have to let the workers reach each other's internal addresses at TCP port {}"
 
 
 class _Over(Exception):
-    """The link has done what it is for."""
+    """The link has done its work."""
 
 
 class _TurnedAway(Exception):
-    """Nobody listens where the hub has listened since before this rank was started."""
+    """The hub, which listened before this rank was started, no longer listens."""
 
 
 class Peer(Networked):
-    """One peer's link.
+    """The link of one rank except rank 0.
 
     Args:
         team: The run.
-        wake: As of `Link`.
-        problem: Why this rank cannot start; empty where its command is held and ready.
+        wake: Called from any thread when there is an order; see `Link`.
+        problem: Why this rank cannot start; empty if its command is held and ready.
     """
 
     def __init__(self, team: Team, wake: Callable[[], None], problem: str = "") -> None:
@@ -67,7 +67,7 @@ class Peer(Networked):
         return "rank 0 ({}, {}:{})".format(self.team.workers[0], self.team.hub, self.team.port)
 
     def _lost(self, why: str) -> None:
-        """End here what cannot go on without the hub."""
+        """Give orders to end what cannot continue without the hub."""
         if self._decided:
             return
         reason = "lost contact with {}: {}".format(self._hub, why)
@@ -84,12 +84,12 @@ class Peer(Networked):
     # --- joining --------------------------------------------------------------------------------------------
 
     def _joined(self) -> Line:
-        """Return the connection once both sides have proved themselves.
+        """Return the connection after the handshake.
 
         Raises:
-            Gone: The hub was not to be reached by the deadline.
-            _TurnedAway: It does not listen any more.
-            _Over: Somebody ends the run meanwhile.
+            Gone: The hub could not be reached before the deadline.
+            _TurnedAway: The hub no longer listens.
+            _Over: The run was stopped meanwhile.
         """
         why = "no connection was tried"
         while time.monotonic() < self._deadline:
@@ -142,7 +142,7 @@ class Peer(Networked):
 
     @staticmethod
     def _next(line: Line, deadline: float) -> Dict[str, Any]:
-        """Wait for the next value."""
+        """Wait for the next value from the hub."""
         while True:
             value = line.take()
             if value is not None:
@@ -152,11 +152,11 @@ class Peer(Networked):
             line.receive()
 
     def _look_at_coordinator(self, port: int) -> None:
-        """See that the port on which JAX's coordinator will listen can be reached: the hub holds it until all go."""
+        """Test whether JAX's coordinator port can be reached; the hub listens on it until all ranks have begun."""
         try:
             reset(socket.create_connection((self.team.hub, port), _HANDSHAKE_LIMIT, (self.team.address, 0)))
         except ConnectionResetError:
-            return  # reached: the hub lets go of such a connection as soon as it stands
+            return  # reached: the hub resets such a connection at once
         except OSError as exc:
             text = "port {} of {}, where the coordinator will listen, cannot be reached: {}; {}"
             self._problem = text.format(port, self.team.workers[0], exc.strerror or exc, _FIREWALL.format(port))
@@ -164,7 +164,7 @@ class Peer(Networked):
     # --- serving --------------------------------------------------------------------------------------------
 
     def _serve(self, line: Line) -> None:
-        """Go on until the hub has closed the connection or is lost."""
+        """Exchange messages until the hub has closed the connection or is lost."""
         while True:
             writable = [line.fileno()] if line.pending else []
             readable, _, _ = select.select([line.fileno(), self._bell], writable, [], BEAT / 4)
@@ -185,7 +185,7 @@ class Peer(Networked):
                 raise Gone("nothing heard for {:g} s".format(self.team.lease))
             if not self._going and not self._decided and now > self._deadline:
                 line.reset()
-                raise Gone("no word to start within {:g} s".format(self.team.barrier))
+                raise Gone("no order to start within {:g} s".format(self.team.barrier))
 
     def _receive(self, line: Line) -> None:
         line.receive()

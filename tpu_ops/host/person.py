@@ -1,4 +1,4 @@
-"""Who asks, and what they may do. sudo names the person; nothing in a request can."""
+"""The user who sends a request, and their rights. sudo names the user; a request cannot."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from . import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Mapping
 
-#: Members of these groups administer the host anyway (Google's guest agent uses the first).
+#: Groups whose members administer the host (Google's guest agent uses the first).
 ADMIN_GROUPS = ("google-sudoers", "sudo", "wheel", "admin")
 
-#: Its members may use the launcher; the roles launcher and users keep it.
+#: Group whose members may use the launcher; maintained by the roles launcher and users.
 LAUNCHER_GROUP = "tpu-run"
 
 
 class Person:
-    """A user of this host as the password database describes them."""
+    """A user of this host, from the password database."""
 
     def __init__(self, entry: pwd.struct_passwd) -> None:
         self.uid = entry.pw_uid
@@ -33,12 +33,12 @@ class Person:
 
     @property
     def is_admin(self) -> bool:
-        """Whether this person has all rights on the host anyway."""
+        """Whether this user has all rights on the host."""
         return self.uid == 0 or bool(set(groups_of(self)) & set(ADMIN_GROUPS))
 
 
 def groups_of(person: Person) -> list[str]:
-    """Return the names of all groups that a person belongs to."""
+    """Return the names of all groups of a user."""
     names = []
     for gid in os.getgrouplist(person.name, person.gid):
         try:
@@ -49,7 +49,7 @@ def groups_of(person: Person) -> list[str]:
 
 
 def asking(environ: Mapping[str, str] = os.environ) -> Person:
-    """Return the person who asks: the one that sudo names, else the one who runs this program.
+    """Return the user who sends the request: the one that sudo names, else the one who runs this program.
 
     Raises:
         Refused: The user id has no entry in the password database.
@@ -60,7 +60,7 @@ def asking(environ: Mapping[str, str] = os.environ) -> Person:
 
 
 def by_uid(uid: int) -> Person:
-    """Return the person with a user id.
+    """Return the user with a user id.
 
     Raises:
         Refused: There is none.
@@ -68,13 +68,13 @@ def by_uid(uid: int) -> Person:
     try:
         return Person(pwd.getpwuid(uid))
     except KeyError:
-        fix = "`getent passwd {}` on this worker finds nobody while the account, or the directory it is in, is away"
+        fix = "`getent passwd {}` on this worker finds nothing: the account is missing, or its directory service down"
         text = "user id {} has no entry in the password database"
         raise Refused("denied", text.format(uid), fix.format(uid)) from None
 
 
 def by_name(name: str) -> Person:
-    """Return the person with a user name.
+    """Return the user with a name.
 
     Raises:
         Refused: There is none.
@@ -87,13 +87,13 @@ def by_name(name: str) -> Person:
 
 
 def way_past(asker: Person, owner: Dict[str, Any], ends: str, insists: str) -> str:
-    """Return what somebody can do about what keeps this host busy.
+    """Return what a user can do about a run or process that keeps this host busy.
 
     Args:
-        asker: Who wants to know.
-        owner: Whose it is: ``uid``, ``person`` (a name), and ``asker``, the name of who started it, if that is known.
-        ends: What ends it, for its owner.
-        insists: The same for an administrator.
+        asker: The user who wants to know.
+        owner: The owner: ``uid``, ``person`` (a name), and ``asker``, the user who started it, if known.
+        ends: The command that ends it, for its owner.
+        insists: The command that ends it, for an administrator.
     """
     if asker.uid == owner.get("uid") or asker.name == owner.get("asker"):
         return ends
@@ -103,7 +103,7 @@ def way_past(asker: Person, owner: Dict[str, Any], ends: str, insists: str) -> s
 
 @contextlib.contextmanager
 def acting_as(person: Person) -> Iterator[None]:
-    """Open files with a person's rights for as long as the block lasts: what root may read is not theirs to ask."""
+    """Access files with a user's rights in this block: root could read files that the user may not."""
     if os.geteuid() != 0:
         yield
         return

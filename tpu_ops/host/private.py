@@ -1,4 +1,4 @@
-"""What is root's alone: records, directories below /run, and files that are locked there, as whoever reads one can."""
+"""Files of root only: records, directories below /run, and lock files. A user who can open a file can also lock it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from . import TYPE_CHECKING, proc
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, TextIO
 
-#: How long another process may keep a lock that is waited for, in seconds: less than systemd gives a start of a run,
-#: and what comes behind one (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
+#: Seconds to wait for a lock of another process: less than systemd's timeouts for the start of a run, and for the
+#: program after its end (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
 LOCK_LIMIT = 10.0
 _POLL = 0.02
 
 
 class Damaged(Refused):
-    """A state file is there and cannot be read as a JSON object.
+    """A state file exists but cannot be read as a JSON object.
 
     Args:
         path: The file.
-        what: What is wrong with it.
+        what: The problem.
     """
 
     def __init__(self, path: str, what: str) -> None:
@@ -36,25 +36,17 @@ class Damaged(Refused):
 
 
 def directory(top: str, name: str = "") -> str:
-    """Make a directory, or one of this name in it, and return it. No other user gets into either from then on.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Create a directory, or a subdirectory with its parent, and return the path. Only root can access both."""
     path = top
     for path in [top, os.path.join(top, name)] if name else [top]:
-        # What makedirs makes on the way to the last one it gives other rights, and what is there it leaves.
+        # makedirs uses other rights for parent directories, and does not change existing ones.
         os.makedirs(path, mode=0o700, exist_ok=True)
         os.chmod(path, 0o700)
     return path
 
 
 def opened(path: str) -> TextIO:
-    """Open a file to lock it, made where it is missing; what stands in it stays. No other user opens it from then on.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
+    """Open a file in order to lock it; create it if it is missing, and keep its content. Only root can access it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "a+", encoding="ascii")
@@ -62,15 +54,15 @@ def opened(path: str) -> TextIO:
 
 @contextlib.contextmanager
 def locked(path: str, *, anyway: bool = False, limit: float = LOCK_LIMIT) -> Iterator[None]:
-    """Have a file locked for as long as this lasts.
+    """Lock a file for the duration of the block.
 
     Args:
-        path: The file, made where it is missing.
-        anyway: Where somebody else does not let go of it, go on without it.
-        limit: How long that is waited for at most, in seconds; no longer than `LOCK_LIMIT`.
+        path: The file; created if it is missing.
+        anyway: Continue without the lock if another process keeps it.
+        limit: Seconds to wait for the lock; at most `LOCK_LIMIT`.
 
     Raises:
-        Refused: Somebody else does not let go of it; they are named.
+        Refused: Another process keeps the lock; the message names it.
     """
     with opened(path) as file:
         deadline = time.monotonic() + min(limit, LOCK_LIMIT)
@@ -84,7 +76,7 @@ def locked(path: str, *, anyway: bool = False, limit: float = LOCK_LIMIT) -> Ite
 
 
 def take(file: TextIO) -> bool:
-    """Lock a file where nobody else has it locked; return whether it is."""
+    """Try to lock a file; return whether it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -97,15 +89,15 @@ def _kept(path: str) -> Refused:
     others = [named.format(**entry) for entry in proc.holders(paths=[path]) if entry["pid"] != os.getpid()]
     message = "{} has been locked by another process for {:.0f} s".format(path, LOCK_LIMIT)
     message += "; it is open in {}".format(", ".join(others)) if others else ""
-    fix = "try again: a start in progress lets go of it by itself; else `sudo fuser -v {}` shows what to end"
+    fix = "try again: a start in progress releases it by itself; otherwise `sudo fuser -v {}` shows the process to end"
     return Refused("failed", message, fix.format(path))
 
 
 def content(path: str) -> bytes | None:
-    """Return the content of a state file, None where there is none. It never waits, as opening a FIFO would.
+    """Return the content of a state file; None if there is none. This never blocks, as opening a FIFO would.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
+        OSError: The file cannot be read, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -121,14 +113,14 @@ def content(path: str) -> bytes | None:
 
 
 def read(path: str, is_valid: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any] | None:
-    """Return the JSON object in a state file, None where there is no file.
+    """Return the JSON object in a state file; None if there is no file.
 
     Args:
         path: The file.
-        is_valid: Given the object, returns whether it is what the file is for.
+        is_valid: Returns whether the object is of the expected kind.
 
     Raises:
-        Damaged: The file is there and cannot be read, or holds something else.
+        Damaged: The file exists but cannot be read, or contains something else.
     """
     try:
         found = content(path)
@@ -140,20 +132,20 @@ def read(path: str, is_valid: Callable[[dict[str, Any]], bool] = bool) -> dict[s
     if found is None:
         return None
     if not isinstance(data, dict) or not is_valid(data):
-        raise Damaged(path, "it does not hold what it is for")
+        raise Damaged(path, "it does not contain the expected data")
     return data
 
 
 def write(path: str, record: dict[str, Any], before: Callable[[], None] | None = None) -> None:
-    """Write a record; the file is there as a whole or as it was.
+    """Replace a record's file atomically.
 
     Args:
         path: The file.
         record: The record.
-        before: Called once the disk has the new one, just before that takes its place.
+        before: Called once the new data is on the disk, just before it replaces the old file.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The file cannot be written.
     """
     temporary = "{}.{}".format(path, os.getpid())
     try:

@@ -1,4 +1,4 @@
-"""What a controller wants to know of a host before a run, as one JSON object; read from files, nothing is started."""
+"""The facts about a host that a controller needs before a run, as one JSON object, read from files only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .store import Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: Where LD_PRELOAD may have been set for everybody on a TPU VM.
+#: Files in which LD_PRELOAD may be set for all users of a TPU VM.
 PRELOAD_FILES = (
     "/etc/environment",
     "/etc/profile",
@@ -31,10 +31,10 @@ _SHOWN_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly", "torch", "torch-
 
 
 def venv_facts(venv: str) -> Dict[str, Any]:
-    """Return what a virtual environment holds: ``path``, ``exists``, ``python``, ``digest`` and two lists of packages.
+    """Return the facts about a virtual environment: ``path``, ``exists``, ``python``, ``digest`` and its packages.
 
-    The digest is of Python's minor version and of every installed package's name and version, so that two hosts can be
-    compared by one word. ``packages`` are those that are shown, ``installed`` are all.
+    The digest covers Python's minor version and the names and versions of all packages, so that two hosts can be
+    compared by one word. ``packages`` are those that messages show, ``installed`` are all.
     """
     from tpu_ops.protocol import installed_packages  # no other request needs it
 
@@ -52,7 +52,7 @@ def venv_facts(venv: str) -> Dict[str, Any]:
 
 
 def preloads() -> list[Dict[str, str]]:
-    """Return where LD_PRELOAD is set: ``{"file", "line"}`` each."""
+    """Return the places where LD_PRELOAD is set: ``{"file", "line"}`` each."""
     found = []
     for pattern in PRELOAD_FILES:
         for path in sorted(glob.glob(pattern)):
@@ -66,17 +66,17 @@ def preloads() -> list[Dict[str, str]]:
 
 
 def describe(store: Store, asker: Person, person: Person, venv: str = "", chips: int = 0) -> Dict[str, Any]:
-    """Return everything about this host that a run of this person depends on.
+    """Return all facts about this host that a run of this user depends on.
 
     Args:
         store: The runs of this host.
-        asker: Who wants to know.
-        person: Who the command is to run as.
-        venv: The environment that was asked for; empty is the configured one.
-        chips: How many chips there are to be.
+        asker: The user who sends the request.
+        person: The user that the command runs as.
+        venv: The environment in the request; empty means the configured one.
+        chips: The expected number of chips.
 
     Raises:
-        Refused: Nobody answers for the mount that the environment or the home is on.
+        Refused: The server of the mount that the environment or the home is on does not answer.
     """
     boot, init_start = store.boot()
     config = environment.load_config()
@@ -84,7 +84,7 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
     broken = mounts.unfit(person.uid, needed)
     for entry in broken:
         if any(mounts.is_on(path, entry["path"]) for path in needed):
-            # Whoever looks at these waits for the server as well.
+            # Reading these paths would block as well.
             raise Refused("failed", entry["problem"], entry["fix"])
     facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=occupant(store), mounts=broken)
     found = fitness.faults(facts, chips, asker=asker)

@@ -1,4 +1,4 @@
-"""What the kernel says: boot, processes, control groups, and who holds the chips. Nothing here changes anything."""
+"""Facts from the kernel: boot, processes, control groups, and the holders of chips. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from . import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Iterator
 
-#: Device files of TPU chips; /dev/vfio/vfio is the container that every user of a vfio chip opens too.
+#: Device files of TPU chips; every process that uses a vfio chip also opens /dev/vfio/vfio.
 _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")
 _CHIP_OR_CONTAINER = re.compile(r"/dev/(?:accel\d+|vfio/(?:\d+|vfio))(?: \(deleted\))?")
-#: Longest command line shown of a holder, in characters.
+#: Maximum length of a holder's command line, in characters.
 _SHOWN_COMMAND = 200
-#: How many open files are looked at from one beat to the next: some milliseconds' worth.
+#: Number of open files between two calls of `beat`: a few milliseconds of work.
 _FILES_PER_BEAT = 1000
-#: States of what has ended and was only not collected yet.
+#: States of processes and threads that have ended but were not collected yet.
 _ENDED = ("Z", "X")
 
 
 def read_text(path: str, default: str = "") -> str:
-    """Return a file's text, stripped, or the default where it cannot be read."""
+    """Return a file's text, stripped, or the default if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -38,47 +38,47 @@ def boot_id(root: str = "/") -> str:
 
 
 def parse_stat(text: str) -> dict[str, Any]:
-    """Given the text of /proc/PID/stat, return state, parent and start time (in clock ticks since the kernel's boot).
+    """Return state, parent and start time (in clock ticks since the kernel's boot) from the text of /proc/PID/stat.
 
-    The command's name stands in brackets and may itself hold brackets and spaces.
+    The command's name is in parentheses, and may contain parentheses and spaces itself.
     """
     fields = text[text.rindex(")") + 2 :].split()
     return {"state": fields[0], "parent": int(fields[1]), "start": int(fields[19])}
 
 
 def start_time(pid: int, root: str = "/") -> int:
-    """Return when a process started, in clock ticks since the kernel's boot; 0 where it does not exist.
+    """Return when a process started, in clock ticks since the kernel's boot; 0 if it does not exist.
 
-    Together with the pid this names one process for good: a pid alone is used again.
+    Pid and start time together identify a process: pids are used again.
     """
     text = read_text(os.path.join(root, "proc", str(pid), "stat"))
     return parse_stat(text)["start"] if ")" in text else 0
 
 
 def process_state(pid: int, root: str = "/") -> str:
-    """Return the one-letter state of a process, or the empty string where it does not exist.
+    """Return the one-letter state of a process; empty if it does not exist.
 
-    That is its first thread's. Where that one has ended and others have not it is theirs, D before any other.
+    This is the state of its first thread, or if that has ended, of the others; D takes precedence.
     """
     folder = os.path.join(root, "proc", str(pid))
     state = _state(folder)
-    # D is the first letter that a living thread may have.
+    # D sorts before the other states of a living thread.
     return min((found for _, found in _living(folder)), default=state) if state in _ENDED else state
 
 
 def is_alive(pid: int, root: str = "/") -> bool:
-    """Return whether a process exists and a thread of it has not ended."""
+    """Return whether a process exists and has a thread that has not ended."""
     return process_state(pid, root) not in ("", *_ENDED)
 
 
 def _state(folder: str) -> str:
-    """Return the state of the process or the thread of this directory, or the empty string where there is none."""
+    """Return the state of the process or thread with this directory; empty if it does not exist."""
     text = read_text(os.path.join(folder, "stat"))
     return parse_stat(text)["state"] if ")" in text else ""
 
 
 def _living(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield directory and state of each thread of a process, given by its directory, that has not ended."""
+    """Yield directory and state of each living thread of the process with this directory."""
     try:
         names = os.listdir(os.path.join(folder, "task"))
     except OSError:
@@ -91,7 +91,7 @@ def _living(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def started_at(pid: int, root: str = "/") -> float:
-    """Return when a process started, in seconds since 1970; 0 where it does not exist."""
+    """Return when a process started, in seconds since 1970; 0 if it does not exist."""
     ticks = start_time(pid, root)
     booted = next(
         (line.split()[1] for line in read_text(os.path.join(root, "proc/stat")).splitlines() if line[:6] == "btime "),
@@ -108,7 +108,7 @@ def pids(root: str = "/") -> Iterator[int]:
 
 
 def person_name(uid: int) -> str:
-    """Return the login name of a user id, or the id itself where there is none."""
+    """Return the login name of a user id, or the id itself if there is no account."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -128,13 +128,13 @@ def chips(root: str = "/") -> list[str]:
 
 
 def command_line(folder: str, place: str = "") -> str:
-    """Return the command line of a process, or its name where it has none, in one line of a limited length.
+    """Return the command line of a process, or its name if there is none, as one line of limited length.
 
     Args:
         folder: The directory of the process.
-        place: The directory of a thread of it that shows more than the first.
+        place: The directory of another thread to read from, if the first one has ended.
     """
-    # A program that was given with -c has several lines.
+    # The command line of `python -c` may have several lines.
     command = " ".join(read_text(os.path.join(place or folder, "cmdline")).replace("\0", " ").split())
     return (command or read_text(os.path.join(folder, "comm")))[:_SHOWN_COMMAND]
 
@@ -145,13 +145,13 @@ def holders(
     paths: Iterable[str] | None = None,
     beat: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return who holds a chip: one ``{"pid", "uid", "user", "command", "devices"}`` per process, by pid.
+    """Return the processes that hold a chip: one ``{"pid", "uid", "user", "command", "devices"}`` each, by pid.
 
     Args:
-        root: Where /proc is looked for.
-        only: Look at these processes alone.
-        paths: Look for who has these files open, in the place of chips.
-        beat: Called again and again meanwhile. Anybody may have millions of files open, and so make this take long.
+        root: The directory that contains /proc.
+        only: Check only these processes.
+        paths: Find the processes that have these files open, instead of chips.
+        beat: Called repeatedly, since this may take long: any user may have millions of files open.
     """
     looked = _counted(beat)
     wanted = _CHIP_OR_CONTAINER if paths is None else re.compile("|".join(map(re.escape, paths)))
@@ -163,7 +163,7 @@ def holders(
             devices = _open_of(place, numbers, wanted, looked)
             uid = os.stat(folder).st_uid
         except OSError:
-            continue  # ended while we looked
+            continue  # it has ended meanwhile
         if devices:
             found.append(
                 {
@@ -178,14 +178,10 @@ def holders(
 
 
 def _opened(folder: str) -> tuple[str, list[str]]:
-    """Return what a process, given by its directory, has open: a directory that shows it, and the files' numbers.
-
-    Raises:
-        OSError: It has ended.
-    """
+    """Return a directory that shows the open files of the process with this directory, and their numbers."""
     numbers = os.listdir(os.path.join(folder, "fd"))
     if not numbers and _state(folder) in _ENDED:
-        # A first thread that has ended shows nothing of what all threads have open.
+        # A first thread that has ended does not show the open files.
         for thread, _ in _living(folder):
             try:
                 numbers = os.listdir(os.path.join(thread, "fd"))
@@ -197,7 +193,7 @@ def _opened(folder: str) -> tuple[str, list[str]]:
 
 
 def _counted(beat: Callable[[], None] | None) -> Callable[[], None]:
-    """Return what is to be called for each open file that is looked at; it calls the beat every so often."""
+    """Return a function to call for each open file; it calls `beat` every _FILES_PER_BEAT files."""
     passed = itertools.count(1)
 
     def looked() -> None:
@@ -208,10 +204,10 @@ def _counted(beat: Callable[[], None] | None) -> Callable[[], None]:
 
 
 def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str], looked: Callable[[], None]) -> set[str]:
-    """Return those that are wanted of the open files, by number, of the process or thread of this directory.
+    """Return the wanted ones among these open files, by number, of the process or thread with this directory.
 
     Raises:
-        OSError: It has ended.
+        OSError: The process has ended.
     """
     found = set()
     descriptor = os.open(os.path.join(folder, "fd"), os.O_RDONLY | os.O_DIRECTORY)
@@ -230,9 +226,9 @@ def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str], looke
 
 
 def parse_cgroup(text: str) -> list[tuple[str, str]]:
-    """Given the text of /proc/PID/cgroup, return (controller list, path) pairs that systemd may manage, best first.
+    """Return the (controller list, path) pairs in /proc/PID/cgroup that systemd may manage, best first.
 
-    systemd keeps processes in the ``name=systemd`` hierarchy on version 1 and hybrid hosts, else in the unified one.
+    On version 1 and hybrid hosts, systemd manages the ``name=systemd`` hierarchy, else the unified one.
     """
     entries: list[tuple[str, str]] = []
     for line in text.splitlines():
@@ -245,9 +241,9 @@ def parse_cgroup(text: str) -> list[tuple[str, str]]:
 
 
 def parse_cgroup_mounts(text: str) -> list[tuple[str, str, str]]:
-    """Given the text of /proc/self/mountinfo, return (controller list, root, mount point) of systemd's hierarchies."""
+    """Return (controller list, root, mount point) of systemd's hierarchies, from the text of /proc/self/mountinfo."""
     mounts = []
-    # Only these two separate here: whatever else `split` takes for white space may be in a path.
+    # `split` without arguments would also split at other white space, which a path may contain.
     for line in text.split("\n"):
         before, _, after = line.partition(" - ")
         fields, tail = before.split(" "), after.split(" ")
@@ -261,7 +257,7 @@ def parse_cgroup_mounts(text: str) -> list[tuple[str, str, str]]:
 
 
 def cgroup_candidates(cgroup: str, mountinfo: str) -> list[str]:
-    """Given both texts, return the directories that may stand for a process's control group, best first."""
+    """Return the directories that may be a process's control group, from both texts, best first."""
     found = []
     for controllers, path in parse_cgroup(cgroup):
         for mounted, top, point in parse_cgroup_mounts(mountinfo):
@@ -274,14 +270,14 @@ def cgroup_candidates(cgroup: str, mountinfo: str) -> list[str]:
 
 
 def own_cgroup() -> str:
-    """Return the directory of this process's control group, the one that really lists this process.
+    """Return the directory of this process's control group, checked by its list of processes.
 
     Raises:
         OSError: There is none, so that a run could not be ended completely.
     """
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         cgroup = file.read()
-    # Paths are bytes, and anybody may make a mount by FUSE.
+    # Paths are bytes, and any user can make a mount by FUSE.
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         mountinfo = file.read()
     for directory in cgroup_candidates(cgroup, mountinfo):
@@ -291,7 +287,7 @@ def own_cgroup() -> str:
 
 
 def cgroup_pids(directory: str) -> list[int]:
-    """Return every process in a control group and in the groups below it."""
+    """Return all processes in a control group and in the groups below it."""
     found = set()
     for folder, _, files in os.walk(directory):
         if "cgroup.procs" in files:
@@ -302,11 +298,11 @@ def cgroup_pids(directory: str) -> list[int]:
 
 
 def oom_kills(root: str = "/", cgroup: str | None = None) -> int:
-    """Return how many processes of this process's control group the kernel has killed for want of memory, ever.
+    """Return how often the kernel has killed a process of this process's control group for lack of memory.
 
     Args:
-        root: Where /proc and the mounted hierarchies are looked for.
-        cgroup: Text of /proc/self/cgroup; default: read it.
+        root: The directory that contains /proc and the mounted hierarchies.
+        cgroup: Text of /proc/self/cgroup; by default, it is read.
     """
     text = read_text(os.path.join(root, "proc/self/cgroup")) if cgroup is None else cgroup
     count = 0

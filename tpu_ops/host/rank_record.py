@@ -1,4 +1,4 @@
-"""The record of a rank on this host: what its supervisor begins with, and how it describes the end of the command."""
+"""The record of a rank on this host: its creation by the supervisor, and its description of the command's end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str = "") -> Dict[str, Any]:
-    """Return the record of a run that this process is the supervisor of."""
+    """Return the record of a new run whose supervisor is this process."""
     boot, init_start = Store.boot()
     return new(
         data,
@@ -34,7 +34,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
 
 
 def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the lock says of the run that holds it: ``since`` is in seconds since 1970, ``asker`` started it."""
+    """Return the run lock's entry for a run: ``since`` is in seconds since 1970, ``asker`` started the run."""
     person = record["person"]
     return {
         "run_id": record["run_id"],
@@ -47,9 +47,9 @@ def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def occupant(store: Store) -> Dict[str, Any] | None:
-    """Return who has this host, as `Store.holder` does; with ``ends`` where its run is being ended.
+    """Return the run that holds this host, as `Store.holder`, with ``ends`` if the run is being ended.
 
-    ``ends`` has ``why``, and ``kill_at``: when SIGKILL is sent at the latest, in seconds since 1970.
+    ``ends`` has the reason ``why``, and ``kill_at``: the latest time of SIGKILL, in seconds since 1970.
     """
     holder = store.holder()
     record = store.read(holder["run_id"]) if holder is not None else None
@@ -62,12 +62,12 @@ def occupant(store: Store) -> Dict[str, Any] | None:
 
 
 def exit_of(status: int) -> Dict[str, int]:
-    """Given a wait status, return ``{"code": n}`` or ``{"signal": n}``."""
+    """Return ``{"code": n}`` or ``{"signal": n}`` from a wait status."""
     return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}
 
 
 def cause_of(ending: Dict[str, int], oom: bool = False) -> str:
-    """Given how a command ended, return that for people."""
+    """Return the end of a command as text for users."""
     if "signal" in ending:
         known = ending["signal"] in set(signal.Signals)
         name = signal.Signals(ending["signal"]).name if known else "signal {}".format(ending["signal"])
@@ -78,9 +78,9 @@ def cause_of(ending: Dict[str, int], oom: bool = False) -> str:
 
 
 def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False) -> Dict[str, Any]:
-    """Given the wait status of the command and why it was ended, return state, exit and reason.
+    """Return state, exit and reason from the wait status of the command and the intent that ended it.
 
-    A command that was asked to end never counts as succeeded: many programs end with 0 on SIGTERM.
+    A command that was asked to end never counts as "succeeded": many programs exit with 0 on SIGTERM.
     """
     ending = None if status is None else exit_of(status)
     if intent is not None:
@@ -93,26 +93,26 @@ def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False
 
 
 def requested_by(intent: Dict[str, Any] | None) -> str:
-    """Return who wanted a run stopped for good; empty where that was nobody, or what starts it again."""
+    """Return the user who wanted a run stopped for good; empty if nobody did, or only a recovery ended it."""
     return str(intent["by"]) if intent is not None and intent.get("requested") else ""
 
 
 def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway: bool = False) -> Dict[str, Any]:
-    """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays.
+    """Add to the record of an ended rank the user who wants no further attempt; the first one stays.
 
-    Where its supervisor was killed, what comes behind that closes the record, and finds this there.
+    If its supervisor was killed, `after` closes the record and keeps this entry.
 
     Args:
-        store: Where its record is.
-        record: Its record.
-        name: Who wants that.
-        anyway: As for `Store.changing`.
+        store: The store of the record.
+        record: The record.
+        name: The name of the user.
+        anyway: Continue if the records stay locked; see `Store.changing`.
 
     Returns:
-        Its record as it stands then; the given one where another attempt has taken its place.
+        The new record; the given one if another attempt has replaced it.
 
     Raises:
-        Refused: Somebody keeps the records locked.
+        Refused: The records stay locked by another process.
     """
     with store.changing(record["run_id"], anyway=anyway):
         found = store.read(record["run_id"])
@@ -125,31 +125,31 @@ def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway
 
 
 def taken_back(store: Store, record: Dict[str, Any], intent: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the record of a run that was asked to end, with an intent that came too late for anybody to take it.
+    """Remove an intent that came after the run's end; return the record with its stop request, if any.
 
-    Behind the last one that looks for it, it would wait for the next attempt.
+    An intent that nothing reads any more would otherwise be taken by the next attempt.
 
     Args:
-        store: Where its record is.
-        record: Its record.
-        intent: As it was put.
+        store: The store of the record.
+        record: The record.
+        intent: The intent that was stored.
 
     Raises:
-        Refused: Somebody keeps the records locked.
+        Refused: The records stay locked by another process.
     """
     if record.get("state") not in FINAL:
         return record
     supervisor = record["supervisor"]
     if proc.start_time(supervisor["pid"]) == supervisor["start"]:
-        return record  # what comes behind it looks for one
+        return record  # `after` will read the intent
     taken = store.take_intent(record["run_id"], only=intent)
     return note_stop_request(store, record, requested_by(taken)) if requested_by(taken) else record
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:
-    """Given the order by which the whole run ends, and why this rank was ended, return who failed first.
+    """Return the first failure, from the order that ends the whole run and this rank's intent.
 
-    A person's stop blames nobody, though this rank hears no more of the others while it ends: they were told as well.
+    After a user's stop there is none, even if this rank loses contact while it ends: the others were stopped as well.
     """
     if intent is not None and intent["kind"] == "stop" and ending["kind"] == "lost":
         return None
@@ -158,7 +158,7 @@ def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str,
 
 
 def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
-    """Given the order by which the whole run ends, return the intent with which this rank is ended."""
+    """Return this rank's intent from the order that ends the whole run."""
     return {
         "kind": order["kind"],
         "by": order.get("by") or "the run itself",

@@ -1,6 +1,6 @@
-"""Decides for a whole run: when it goes, when it ends, and who was first. No sockets, no clock of its own.
+"""Decide for a whole run when it begins, when it ends, and which rank failed first. No sockets, no clock.
 
-Times are the hub's monotonic seconds; what peers report has been corrected by the offset of their clocks before.
+Times are monotonic seconds of the hub; the times of peers are corrected by the offset of their clocks beforehand.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from typing import Any, Dict, NamedTuple
 
 from tpu_ops.protocol.spec import grace_of
 
-#: How long reports of failure are collected before it is said who was first, in seconds.
+#: Seconds for which failures are collected before the first one is determined.
 SETTLE = 1.0
-#: Failures within this many seconds count as of the same moment: a busy host notices its own a little later.
+#: Failures within this many seconds count as simultaneous: a busy host notices its own failure a little later.
 SAME = 0.5
 _SIGABRT = 6
-#: Seconds that others may go on before it is said that a rank has ended with 0: most end at about the same time. Where
-#: they may go on for a short time only it is said sooner, after this part of it.
+#: Seconds after a rank has ended with 0 until a note reports that others still run: most end at about the same time.
+#: With a short skew it is this part of the skew.
 QUIET, QUIET_PART = 5.0, 0.1
 
-#: Ranks that are named of those that one thing is said of.
+#: Maximum number of ranks that a message names.
 _SHOWN = 8
 
 BARRIER, RUNNING, DECIDED = "barrier", "running", "decided"
 
 
 class Failure(NamedTuple):
-    """One rank's failure.
+    """The failure of one rank.
 
     Attributes:
         rank: The rank.
-        at: When, by the hub's clock.
-        weight: 0 for a host that is gone, 1 for a kill or a fatal signal, 2 for what may well be a consequence.
-        cause: What happened, for people.
-        unheard: Whether it said nothing of this itself.
+        at: The time, by the hub's clock.
+        weight: 0 for a lost host, 1 for a kill or a fatal signal, 2 for a failure that is probably a consequence.
+        cause: The cause, as text for users.
+        unheard: Whether the rank did not report the failure itself.
     """
 
     rank: int
@@ -43,28 +43,28 @@ class Failure(NamedTuple):
 
 
 def weight_of(ending: Dict[str, Any], oom: bool) -> int:
-    """Given how a command ended, return how likely another's failure explains it.
+    """Return how probable it is that another failure caused this end of a command (see `Failure.weight`).
 
-    JAX ends a process with SIGABRT when another one of its job has failed: that counts like an exit code.
+    JAX ends a process with SIGABRT if another one of its job has failed. That counts like an exit code.
     """
     return 1 if oom or ending.get("signal", _SIGABRT) != _SIGABRT else 2
 
 
 def first_of(failures: list[Failure]) -> Failure:
-    """Return the failure that the others follow from: the earliest, and of the same moment the heaviest."""
+    """Return the failure that caused the others: the earliest, and among simultaneous ones that of least weight."""
     earliest = min(failure.at for failure in failures)
     together = [failure for failure in failures if failure.at <= earliest + SAME]
     return min(together, key=lambda failure: (failure.weight, failure.at, failure.rank))
 
 
 class Referee:
-    """The state of one run's attempt.
+    """The state of one attempt of a run.
 
     Args:
         workers: Names of the workers, by rank.
-        barrier: Seconds that all ranks have to become ready.
-        skew: Seconds that ranks may go on when another has ended with 0.
-        now: The time of its beginning.
+        barrier: Seconds for all ranks to become ready.
+        skew: Seconds that ranks may continue after another one has ended with 0.
+        now: The start time.
     """
 
     def __init__(self, workers: list[str], barrier: float, skew: float, now: float) -> None:
@@ -74,7 +74,7 @@ class Referee:
         self._deadline = now + barrier
         self._ready: set[int] = set()
         self._finished: Dict[int, float] = {}
-        #: When they are all ended since one has ended with 0.
+        #: When all ranks are ended because one has ended with 0.
         self._skewed = float("inf")
         self._failures: list[Failure] = []
         self._orders: list[Dict[str, Any]] = []
@@ -82,26 +82,26 @@ class Referee:
 
     @property
     def deadline(self) -> float:
-        """When `tick` has something to decide at the latest; infinity where nothing is pending."""
+        """The time by which `tick` has to be called; infinity if there is no timeout."""
         return float("inf") if self.phase == DECIDED else self._deadline
 
     def name(self, rank: int) -> str:
-        """Return a rank as messages call it."""
+        """Return the name of a rank for messages."""
         return "rank {} ({})".format(rank, self._workers[rank])
 
     def _names(self, ranks: list[int]) -> str:
-        """Return ranks as messages call them; of many the first ones."""
+        """Return the names of ranks for messages; of many, only the first ones."""
         return ", ".join(map(self.name, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
 
     def take(self) -> list[Dict[str, Any]]:
-        """Return what has to be told to every rank by now: go, abort, note or end; each is returned once."""
+        """Return the orders for every rank since the last call: go, abort, note or end."""
         orders, self._orders = self._orders, []
         return orders
 
-    # --- what happens ---------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------
 
     def ready(self, rank: int) -> None:
-        """A rank holds its command, all checks passed."""
+        """A rank is ready: its command is held, and all checks have passed."""
         self._ready.add(rank)
         if self.phase == BARRIER and len(self._ready) == len(self._workers):
             self.phase, self._deadline = RUNNING, float("inf")
@@ -126,7 +126,7 @@ class Referee:
         self._decide_if_all_are_known()
 
     def lost(self, rank: int, at: float, now: float, cause: str) -> None:
-        """A rank's host is gone, as far as the hub can tell."""
+        """Contact with a rank's host is lost."""
         if self.phase == BARRIER:
             self._abort("{}: {} before the run began".format(self.name(rank), cause), [rank])
         elif self.phase == RUNNING:
@@ -134,7 +134,7 @@ class Referee:
             self._decide_if_all_are_known()
 
     def stopped(self, rank: int, at: float, now: float, intent: Dict[str, Any]) -> None:
-        """Somebody ends a rank: a person the run, or a host itself."""
+        """A rank is being ended: by a user who stops the run, or by its host's shutdown."""
         reason = str(intent.get("reason", ""))
         if self.phase == BARRIER:
             self._abort(reason, [])
@@ -148,11 +148,11 @@ class Referee:
                 self._end(kind="stop", reason=reason, grace=grace_of(intent.get("grace")), by=intent.get("by"))
 
     def tick(self, now: float, silent: Dict[int, float] | None = None) -> None:
-        """Time has passed.
+        """Apply the timeouts.
 
         Args:
-            now: The time.
-            silent: Ranks that have missed heartbeats -> seconds since they were heard.
+            now: The current time.
+            silent: Ranks that have missed heartbeats, with the seconds since they were last heard.
         """
         if now < self.deadline:
             return
@@ -172,7 +172,7 @@ class Referee:
             cause = "exited with code 0 while others kept running for {:.0f} s".format(self._skew)
             self._end(kind="skew", reason="{} {}".format(self.name(early), cause), first=self._first(early, cause))
 
-    # --- what follows ---------------------------------------------------------------------------------------
+    # --- decisions ---------------------------------------------------------------------------------------
 
     def _fail(self, failure: Failure, now: float) -> None:
         if not self._failures:
@@ -192,14 +192,14 @@ class Referee:
         first = first_of(self._failures)
         unheard = {failure.rank for failure in self._failures if failure.unheard}
         if len(self._workers) > 2 and unheard == set(range(1, len(self._workers))):
-            # All others at once: it is this host that has lost its network.
+            # If contact with all others is lost at once, this host has lost its network.
             first = Failure(0, first.at, 0, "lost contact with all other workers")
         self._note("{} failed: {}; ending all ranks".format(self.name(first.rank), first.cause))
         known = set(self._finished) | {failure.rank for failure in self._failures}
         unknown = {rank: seconds for rank, seconds in sorted((silent or {}).items()) if rank not in known}
         if unknown:
-            # Within the lease it may be late for another reason, and so nothing more is said of it. In one note for
-            # all, as each is written to the disk before anything is ended.
+            # Within the lease, the delay may have another reason, so the note claims no more. All ranks are in one
+            # note, because each note is written to the disk before any rank is ended.
             if len(unknown) == 1:
                 text = "{} has not been heard from for {:.0f} s: if its host is gone, that came before the failure"
             else:
@@ -211,7 +211,7 @@ class Referee:
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
 
     def _earliest(self) -> int:
-        """Return the rank that ended with 0 before any other; there is one."""
+        """Return the rank that ended with 0 first. There has to be one."""
         return min(self._finished, key=lambda rank: self._finished[rank])
 
     def _first(self, rank: int, cause: str) -> Dict[str, Any]:

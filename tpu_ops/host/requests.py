@@ -1,4 +1,4 @@
-"""Answers one request: reads it, has it carried out, and writes what came of it."""
+"""Answer one request: read it, carry it out, and write the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "probe": actions.probe,
     "status": actions.status,
 }
-#: Those that wait for something, and end when whoever asked has gone.
+#: Actions that wait, and end when the caller has gone.
 _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] = {
     "start": actions.start,
     "stop": actions.stop,
@@ -29,11 +29,11 @@ _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] =
 
 
 def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
-    """Return the answer to a request.
+    """Carry out a request; return the answer.
 
     Raises:
-        Refused: There is no such action, or it says no.
-        Gone: Nobody waits for it any more.
+        Refused: The action does not exist, or refuses the request.
+        Gone: The caller has gone.
     """
     name = request["action"]
     if name in _WAITING:
@@ -41,16 +41,16 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
     if name in _ACTIONS:
         return _ACTIONS[name](request, store)
     if name in ("holders", "unlock"):
-        from . import chips  # no other request wants it
+        from . import chips  # only these requests need it
 
         return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
     raise wire.Refused("invalid", "unknown action {!r}".format(name))
 
 
 def _not_taken(exc: OSError, store: Store) -> wire.Refused:
-    """Return the refusal of a request whose files a file system does not take.
+    """Return the refusal of a request whose files cannot be written.
 
-    Where a write fails, the error does not name the file: those of the launcher's directories that are full are named.
+    The error of a failed write has no file name. In that case, the message names the full directories.
     """
     full = [path for path in (store.run_dir, store.runs_dir) if space.is_full(path)]
     where = [os.fsdecode(exc.filename)] if exc.filename else full or [store.run_dir, store.runs_dir]
@@ -80,10 +80,10 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     except (Gone, BrokenPipeError):
         return 0
     except Exception as exc:
-        import traceback  # half of what else an answer imports
+        import traceback  # this import takes half as long as all others
 
         if request["action"] == "follow":
-            # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
+            # After its answer, only frames may follow. If the connection just ends, the controller asks again.
             sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
             return 1
         if isinstance(exc, OSError) and exc.errno in space.NOT_TAKEN:

@@ -1,4 +1,4 @@
-"""Who may use the launcher, and as whom: root's own check behind sudo, which let the person call it."""
+"""The rights of users: who may use the launcher, and as which user. This check by root follows that of sudo."""
 
 from __future__ import annotations
 
@@ -13,47 +13,43 @@ from .person import LAUNCHER_GROUP, Person, by_name, groups_of
 if TYPE_CHECKING:
     from typing import Callable
 
-#: How long sudo may take to say what a person may do, in seconds.
+#: Seconds for sudo to answer.
 _SUDO_LIMIT = 15
 
 
 def require_root() -> None:
-    """Return where this process is root.
-
-    Raises:
-        Refused: It is not.
-    """
+    """Check that this process is root."""
     if os.geteuid() != 0:
         raise Refused("denied", "this needs root", "call it as: sudo -n /usr/local/sbin/tpu-host")
 
 
 def require_right(person: Person) -> None:
-    """Return where a person has the right to use this program by now.
+    """Check that a user still has the right to use this program.
 
-    sudo goes by the groups that a session began with. One that was open when its person was taken out of the launcher's
-    group would keep the right for as long as it lasts, as a tmux server does for months.
+    sudo uses the groups that a session began with. A session that is older than the user's removal from the launcher's
+    group would keep the right for as long as it lasts, for example months in a tmux server.
 
     Raises:
-        Refused: They have it no more.
+        Refused: The user no longer has the right.
     """
     if os.geteuid() != 0 or LAUNCHER_GROUP in groups_of(person) or person.is_admin:
         return
-    # In a root shell that was opened by sudo, it was not sudo that let the person call this.
+    # In a root shell that was opened by sudo, sudo did not check the right to call this program.
     started = os.environ.get("SUDO_COMMAND", "").partition(" ")[0]
     if os.path.basename(started) != os.path.basename(sys.argv[0]):
         return
-    # Somebody else's rule may name the person. Of another than whoever calls it, sudo looks the groups up.
+    # Another sudo rule may name the user. With -U, sudo looks up the user's current groups.
     if not _sudo_agrees(person, ["-n", "-l", "-U", person.name, "--", os.path.abspath(sys.argv[0])]):
         message = "{} is no longer allowed to use this worker's launcher; only this session's old groups allow it"
-        fix = "whoever configures the workers grants that, with `sudo: launcher` in users_people"
+        fix = "an administrator grants that with `sudo: launcher` in users_people"
         raise Refused("denied", message.format(person.name), fix)
 
 
 def runs_as(asker: Person, name: str) -> Person:
-    """Return the person as whom a run is to be executed: who asks, or the one of this name.
+    """Return the user that a run is executed as: the one who asks, or the one with this name.
 
     Raises:
-        Refused: There is no such user, or sudo does not let the asking person do everything as anybody.
+        Refused: There is no such user, or the user who asks does not have full sudo rights.
     """
     if name in ("", asker.name):
         return asker
@@ -65,11 +61,11 @@ def runs_as(asker: Person, name: str) -> Person:
 
 
 def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:
-    """Return where a person may end a run of this owner.
+    """Check that a user may end a run of this owner.
 
     Raises:
-        Refused: It is another person's run, and the asking one is no administrator or did not insist; or sudo does not
-            answer.
+        Refused: The run belongs to another user, and the one who asks is not an administrator or did not use force; or
+            sudo does not answer.
     """
     if person.uid == owner_uid:
         return
@@ -84,7 +80,7 @@ def require_control(person: Person, owner_uid: int, owner_name: str, force: bool
 
 
 def administers(person: Person) -> bool:
-    """Return whether a person has all rights on this host anyway, by a group or by sudo's own rules.
+    """Return whether a user has all rights on this host, by a group or by sudo's rules.
 
     Raises:
         Refused: sudo does not answer.
@@ -93,28 +89,28 @@ def administers(person: Person) -> bool:
 
 
 def has_full_sudo(person: Person) -> bool:
-    """Return whether a person gets a root shell from sudo without a password: sudo itself is asked, as that person.
+    """Return whether a user gets a root shell from sudo without a password. sudo itself is asked, as that user.
 
-    A password that was given a moment ago does not count (``-k``): it may have been on another terminal.
+    A password that was entered recently does not count (``-k``): it may have been entered on another terminal.
 
     Raises:
         Refused: sudo does not answer.
     """
     if person.uid == 0:
         return True
-    from .child import become  # few requests want it
+    from .child import become  # few requests need it
 
     root_shell = ["-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"]
     return _sudo_agrees(person, root_shell, before=lambda: become(person))
 
 
 def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | None = None) -> bool:
-    """Return whether sudo, called with these words, says that a person may do something.
+    """Return whether sudo, called with these words, grants a user's request.
 
     Raises:
         Refused: sudo does not answer.
     """
-    import subprocess  # most requests do without it
+    import subprocess  # most requests do not need it
 
     try:
         done = subprocess.run(
@@ -129,7 +125,7 @@ def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        text = "sudo did not say within {} s what {} may do".format(_SUDO_LIMIT, person.name)
-        fix = "`sudo -l` on this worker waits for the same: the directory of users or the name service of its rules"
+        text = "sudo did not answer within {} s whether {} may do this".format(_SUDO_LIMIT, person.name)
+        fix = "`sudo -l` on this worker probably hangs as well: check its name service and directory of users"
         raise Refused("failed", text, fix) from None
     return done.returncode == 0

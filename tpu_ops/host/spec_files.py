@@ -1,4 +1,4 @@
-"""The spec of a run on its way from a request to the supervisor: a file that only root can read."""
+"""Spec files: they pass the spec of a run from a request to the supervisor. Only root can read them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from . import TYPE_CHECKING, private
 if TYPE_CHECKING:
     from typing import Any
 
-#: Spec files that no supervisor took within this many seconds are removed.
+#: Spec files that no supervisor has taken after this many seconds are removed.
 STALE_AFTER = 300.0
 
 
 def path_of(run_dir: str, run_id: str) -> str:
-    """Return where the spec of a run waits for its supervisor."""
+    """Return the path of a run's spec file."""
     return os.path.join(run_dir, "specs", run_id + ".json")
 
 
 def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str) -> None:
-    """Write the spec for the supervisor, readable by root alone, with whose run it is, who asks and how.
+    """Write the spec for the supervisor, with the run's user, the user who asks, and the marker of the request.
 
     Raises:
-        Refused: A spec of this run waits already: another start is at work, or died before its supervisor began.
+        Refused: The run has a spec file already: another start is in progress, or died before its supervisor began.
     """
     path = path_of(run_dir, spec["run_id"])
     private.directory(run_dir, "specs")
-    # Whoever finds it finds all of it: by the marker the same request knows itself when it comes again.
+    # The file appears complete, by a link. The marker lets a repeated request recognise itself.
     written = "{}.{}".format(path, os.getpid())
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
@@ -49,22 +49,22 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
 
 
 def waits(run_dir: str, run_id: str, marker: str) -> bool:
-    """Return whether the spec that came with this very request waits for its supervisor."""
+    """Return whether the spec of this request is still waiting for its supervisor."""
     try:
         data = private.read(path_of(run_dir, run_id))
     except private.Damaged:
-        return False  # it keeps another start away until `sweep` removes it
+        return False  # it blocks other starts until `sweep` removes it
     return data is not None and bool(data["marker"] == marker)
 
 
 def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
-    """Return the spec of a run, the user ids of its person and its asker, and the request's marker.
+    """Return the spec of a run, the user ids of the run and of the user who asked, and the request's marker.
 
-    It stays until there is a record: the same request that comes again finds one of the two.
+    The file stays until there is a record, so that a repeated request always finds one of them.
 
     Raises:
-        OSError: There is none.
-        Damaged: It cannot be read.
+        OSError: There is no such file.
+        Damaged: The file is unreadable.
     """
     path = path_of(run_dir, run_id)
     data = private.read(path)
@@ -74,14 +74,14 @@ def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
 
 
 def discard(run_dir: str, run_id: str, marker: str) -> None:
-    """Remove the spec that came with this very request where it still waits; that of the next attempt stays."""
+    """Remove the spec of this request if it is still waiting; the spec of another request stays."""
     if waits(run_dir, run_id, marker):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path_of(run_dir, run_id))
 
 
 def sweep(run_dir: str, now: float | None = None) -> None:
-    """Remove specs that no supervisor took: their starters died."""
+    """Remove specs that no supervisor has taken, because their starters died."""
     folder = os.path.join(run_dir, "specs")
     limit = (time.time() if now is None else now) - STALE_AFTER
     try:

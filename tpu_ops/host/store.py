@@ -1,4 +1,4 @@
-"""Where runs are kept on this host: records and logs below /var/lib (they outlive a reboot), locks below /run."""
+"""The storage of runs on this host: records and logs below /var/lib, which survive a reboot, and locks below /run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .person import Person
 if TYPE_CHECKING:
     from typing import Any, ContextManager, Dict, TextIO
 
-#: How long the unit of an ended run may take to go, in seconds.
+#: Seconds for the unit of an ended run to disappear.
 SETTLE_LIMIT = 5.0
 _POLL = 0.02
-#: Below /run: the files of the secrets of the run that is on. systemd makes it and removes it with the unit.
+#: Directory below /run for the secrets of the active run; systemd creates and removes it with the unit.
 SECRETS = "tpu-run-secrets"
-#: Earlier attempts of one run whose records and logs are kept.
+#: Number of earlier attempts of a run whose records and logs are kept.
 KEPT_ATTEMPTS = 3
-#: Ended runs whose records and logs are kept: more than any list of runs shows.
+#: Number of ended runs whose records and logs are kept: more than any list of runs shows.
 KEPT_RUNS = 50
-#: What logs of ended runs may take together, in bytes: two runs that were started again and wrote all they may, and
+#: Maximum total size of the logs of ended runs, in bytes: enough for two recovered runs with logs of maximum size, and
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
-#: What stands beside a record and goes with its run: an intent, and what either is written to first, which a process
-#: that is killed meanwhile leaves.
+#: Other files beside a record that are removed with the run: an intent, and temporary files of both, left by a killed
+#: process.
 _BESIDE_RECORD = re.compile(r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?".format(re.escape(BESIDE)))
 
 
@@ -40,18 +40,18 @@ class Store:
     """The directories of this host's runs.
 
     Args:
-        root: The root of the file system; tests put another directory here.
+        root: The root of the file system; tests use another directory.
     """
 
     def __init__(self, root: str = "/") -> None:
         self.root = root
         self.run_dir = os.path.join(root, "run/tpu_ops")
         self.runs_dir = os.path.join(root, "var/lib/tpu_ops/runs")
-        #: Where Ansible's modules have the locks of what must not be done at once (roles/facts/module_utils/turns.py).
+        #: Directory of the locks that Ansible's modules take against each other (roles/facts/module_utils/turns.py).
         self.turns_dir = os.path.join(root, "run/tpu_ops-turns")
         self.secrets_dir = os.path.join(root, "run", SECRETS)
         self._intents = Intents(self.run_dir, self.runs_dir)
-        #: Records why a run is about to be ended, and gives that: as of `Intents`.
+        #: Store and take the intent to end a run; see `Intents`.
         self.put_intent, self.take_intent = self._intents.put, self._intents.take
 
     def directory(self, run_id: str) -> str:
@@ -59,41 +59,37 @@ class Store:
         return os.path.join(self.runs_dir, run_id)
 
     def logs(self, run_id: str) -> str:
-        """Return the directory of the log segments of the attempt that a run's record is of.
+        """Return the directory of the log segments of the attempt in a run's record.
 
-        Between two attempts that may be the one where the last attempt's log is set aside to.
+        Between two attempts, this may be the directory to which the last attempt's log was set aside.
         """
         plain = self._own_log(run_id)
         record, on_disk = self.read(run_id), _attempt(self._on_disk(run_id))
-        # An attempt that the disk has not heard of has no log, and what is there is the last one's.
+        # An attempt whose record is not on the disk has no log there; the existing log is the last attempt's.
         elsewhere = on_disk not in (0, _attempt(record)) or (not os.path.isdir(plain) and self.is_aside(record))
         return self.log_aside(run_id, _attempt(record)) if elsewhere else plain
 
     def log_aside(self, run_id: str, attempt: int) -> str:
-        """Return the directory of the log segments of an attempt once the next one has begun."""
+        """Return the directory of an attempt's log segments after the next attempt has begun."""
         return os.path.join(self._aside(run_id, attempt), "log")
 
     def read_aside(self, run_id: str, attempt: int) -> dict[str, Any] | None:
-        """Return the record of an attempt that was set aside, None where there is none.
-
-        Raises:
-            Damaged: It cannot be read.
-        """
+        """Return the record of an attempt that was set aside; None if there is none."""
         return private.read(os.path.join(self._aside(run_id, attempt), "record.json"))
 
     def is_aside(self, record: dict[str, Any] | None) -> bool:
-        """Return whether what is set aside as an attempt is what this record is of."""
+        """Return whether the start in this record is the one that was set aside as its attempt."""
         return record is not None and same_start(self.read_aside(record["run_id"], _attempt(record)), record)
 
     def files(self, run_id: str) -> str:
-        """Return the directory of a run that its person may write to."""
+        """Return the directory of a run that its user can write to."""
         return os.path.join(self.directory(run_id), "files")
 
     def make(self, run_id: str) -> None:
-        """Make the directory of a run, so that its record can be kept there.
+        """Create the directory of a run, for its record.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The directory cannot be created.
         """
         private.directory(self.run_dir)
         os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
@@ -101,20 +97,20 @@ class Store:
             os.mkdir(self.directory(run_id), 0o711)
 
     def prepare(self, run_id: str, uid: int, gid: int) -> None:
-        """Make the directories of a new run, or room for another attempt of one; the person's files stay.
+        """Create the directories of a new run, or prepare for another attempt; the user's files stay.
 
-        What the last attempt left is set aside when the record of the new one is written: until then there is that of
-        the last. Ended runs that are too many or too large go before.
+        The last attempt is set aside only when the record of the new one is written; until then, its record is valid.
+        Ended runs that exceed the limits are removed first.
 
         Raises:
-            OSError: The disk does not take them.
+            OSError: The directories cannot be created.
         """
         self.make(run_id)
         self.restore()
         self._prune(run_id)
         self._forget_oldest(run_id)
         if self._on_disk(run_id) is None:
-            # A full disk did not take it before the host was restarted, or has lost it.
+            # The disk was too full for the last record before the host was restarted, or has lost it.
             self._set_aside(run_id, _attempt(self.read(run_id)))
             os.mkdir(self._own_log(run_id), 0o700)
         with contextlib.suppress(FileExistsError):
@@ -122,18 +118,18 @@ class Store:
             os.chown(self.files(run_id), uid, gid)
 
     def _set_aside(self, run_id: str, attempt: int) -> None:
-        """Move the last attempt's log below ``attempts/N``, and have its record there too, which stays where it is.
+        """Move the last attempt's log below ``attempts/N``, and link its record there too.
 
         Args:
             run_id: The run.
-            attempt: N; 0 where no record tells.
+            attempt: N; 0 if there is no record.
         """
         log, record = self._own_log(run_id), self._records(run_id)[1]
         if not os.path.lexists(log) and not os.path.lexists(record):
             return
         folder = self._aside(run_id, attempt)
         if os.path.lexists(log) and os.path.lexists(folder):
-            # Of an attempt whose record was lost, or what was interrupted here and is done again.
+            # This belongs to an attempt whose record was lost, or to this operation, interrupted earlier.
             _remove_tree(folder, whole=False)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if os.path.lexists(record):
@@ -143,7 +139,7 @@ class Store:
             os.rename(log, self.log_aside(run_id, attempt))
 
     def _forget_oldest(self, run_id: str) -> None:
-        """Remove the oldest attempts that are set aside, so that there is room for one more."""
+        """Remove the oldest attempts that were set aside, to make room for one more."""
         parent = os.path.join(self.directory(run_id), "attempts")
         names = os.listdir(parent) if os.path.isdir(parent) else []
         kept = sorted((name for name in names if name.isdigit()), key=int)
@@ -151,17 +147,17 @@ class Store:
             _remove_tree(os.path.join(parent, name))
 
     def _own_log(self, run_id: str) -> str:
-        """Return the directory of the log of the attempt that the record on the disk is of."""
+        """Return the directory of the log that belongs to the record on the disk."""
         return os.path.join(self.directory(run_id), "log")
 
     def _aside(self, run_id: str, attempt: int) -> str:
-        """Return the directory of an attempt that is set aside."""
+        """Return the directory of an attempt that was set aside."""
         return os.path.join(self.directory(run_id), "attempts", str(attempt))
 
     def _prune(self, current: str) -> None:
-        """Remove ended runs beyond the newest few; of one whose person has left files, the logs alone.
+        """Remove ended runs that exceed the limits; if the user has left files in one, remove only its logs.
 
-        What has no record is nobody's to look up, and goes as well.
+        Runs without a record, which no command can show, are removed as well.
         """
         for run_id in self._without_record():
             if run_id != current:
@@ -179,7 +175,7 @@ class Store:
         with contextlib.suppress(OSError):
             if os.path.isdir(self.files(run_id)):
                 os.rmdir(self.files(run_id))
-            # The record last, and only where all else has gone: while it is there, this is done again.
+            # Remove the record last, and only if everything else is gone: otherwise, this is repeated later.
             for name in filter(_BESIDE_RECORD.fullmatch, os.listdir(self.directory(run_id))):
                 _remove(os.path.join(self.directory(run_id), name))
             if set(os.listdir(self.directory(run_id))) <= {"record.json"}:
@@ -188,11 +184,11 @@ class Store:
                 os.rmdir(self.directory(run_id))
 
     def _kept_logs(self, run_id: str) -> list[str]:
-        """Return where the logs of a run's attempts are."""
+        """Return the directories of the logs of a run's attempts."""
         return [os.path.join(self.directory(run_id), name) for name in ("log", "attempts")]
 
     def _without_record(self) -> list[str]:
-        """Return the directories of runs that have no record at all, readable or not."""
+        """Return the names of run directories without a record, readable or not."""
         return [
             name
             for name in os.listdir(self.runs_dir)
@@ -202,48 +198,48 @@ class Store:
         ]
 
     def _records(self, run_id: str) -> tuple[str, str]:
-        """Return where a run's record stands: in memory while the disk does not take it, and on the disk."""
+        """Return the paths of a run's record: in memory, used while the disk is full, and on the disk."""
         return os.path.join(self.run_dir, "records", run_id + ".json"), os.path.join(
             self.directory(run_id), "record.json"
         )
 
     def changing(self, run_id: str, *, anyway: bool = False, limit: float = private.LOCK_LIMIT) -> ContextManager[None]:
-        """Keep others from setting a run's record aside, or from adding to it once that has ended, while this lasts.
+        """Lock a run's record for the block, against setting it aside and against changes after the run's end.
 
-        Each run has a lock of its own: whoever stops one may have that request stand still for good, as any process
-        that they start, and is to be in the way of no other's.
+        Each run has its own lock: a user who stops a run can block that request forever, like any process of theirs,
+        and must not block requests on other runs.
 
         Args:
             run_id: The run.
-            anyway: Where somebody else does not let go of it, go on all the same.
-            limit: How long that is waited for at most, in seconds; no longer than `private.LOCK_LIMIT`.
+            anyway: Continue without the lock if another process keeps it.
+            limit: Seconds to wait for the lock; at most `private.LOCK_LIMIT`.
 
         Raises:
-            Refused: Somebody else does not let go of it.
+            Refused: Another process keeps the lock.
         """
         private.directory(self.run_dir, "changes")
         return private.locked(self._changes(run_id), anyway=anyway, limit=limit)
 
     def _changes(self, run_id: str) -> str:
-        """Return the file that is locked while a run's record is changed."""
+        """Return the lock file for changes of a run's record."""
         return os.path.join(self.run_dir, "changes", run_id)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a run's record to the disk; a reader sees the old one or the new one, never a part.
+        """Write a run's record to the disk atomically, and remove its copy in memory.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The record cannot be written.
         """
         self.to_disk(record)
         self.forget_in_memory(record["run_id"])
 
     def to_disk(self, record: dict[str, Any]) -> None:
-        """Write a run's record to the disk, where one in memory goes on to count before it.
+        """Write a run's record to the disk. A copy in memory still takes precedence.
 
-        In the place of an earlier attempt's, that one is set aside with its log.
+        If the record on the disk is that of an earlier attempt, set this one aside with its log.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The record cannot be written.
         """
         run_id = record["run_id"]
         path = self._records(run_id)[1]
@@ -251,16 +247,16 @@ class Store:
         if earlier is None or not _is_later(record, earlier):
             private.write(path, record)
             return
-        # As late as can be: until the record is replaced, whoever follows the last attempt reads its log.
+        # Set aside as late as possible: until the record is replaced, followers of the last attempt read its log.
         private.write(path, record, lambda: self._set_aside(run_id, _attempt(earlier)))
         os.mkdir(self._own_log(run_id), 0o700)
 
     def forget_in_memory(self, run_id: str) -> None:
-        """Let the record on the disk count."""
+        """Remove the copy in memory, so that the record on the disk is used."""
         _remove(self._records(run_id)[0])
 
     def save(self, record: dict[str, Any]) -> str:
-        """Write a run's record, to memory where the disk does not take it; return what is wrong with the disk."""
+        """Write a run's record, to memory if the disk fails; return the error of the disk."""
         try:
             self.write(record)
         except OSError as exc:
@@ -269,14 +265,14 @@ class Store:
         return ""
 
     def remember(self, record: dict[str, Any]) -> None:
-        """Write a run's record to memory, where it stands for that on the disk until the next one is written there."""
+        """Write a run's record to memory. It replaces the one on the disk until the next one is written there."""
         in_memory, _ = self._records(record["run_id"])
         with contextlib.suppress(OSError):
             private.directory(self.run_dir, "records")
             private.write(in_memory, record)
 
     def restore(self) -> None:
-        """Write to the disk what it did not take before; a run that it has never heard of is forgotten."""
+        """Write records in memory to the disk; drop those of runs without a directory."""
         for run_id in self._in_memory():
             with contextlib.suppress(OSError, private.Damaged):
                 record = self.read(run_id)
@@ -286,7 +282,7 @@ class Store:
                     _remove(self._records(run_id)[0])
 
     def _in_memory(self) -> list[str]:
-        """Return the runs whose newest record is not on the disk."""
+        """Return the runs that have a record in memory."""
         try:
             names = os.listdir(os.path.join(self.run_dir, "records"))
         except FileNotFoundError:
@@ -294,20 +290,16 @@ class Store:
         return [name[: -len(".json")] for name in names if name.endswith(".json")]
 
     def read(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record, or None where this host has never heard of it.
+        """Return a run's record; None if this host has none.
 
         Raises:
-            Damaged: There is one, and it cannot be read.
+            Damaged: The record is unreadable.
         """
         found = (self._checked(run_id, path) for path in self._records(run_id))
         return next((record for record in found if record is not None), None)
 
     def _checked(self, run_id: str, path: str) -> dict[str, Any] | None:
-        """Return the record of a run in a file, None where there is no file.
-
-        Raises:
-            Damaged: The file does not hold one.
-        """
+        """Return the record of a run in a file; None if there is no file."""
         try:
             return private.read(path, lambda record: _is_record(record, run_id))
         except private.Damaged as damage:
@@ -322,17 +314,13 @@ class Store:
             raise
 
     def _on_disk(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record as the disk has it, or None where it has none that can be read: it is replaced then."""
+        """Return a run's record on the disk; None if there is none, or it is unreadable and will be replaced."""
         with contextlib.suppress(private.Damaged):
             return private.read(self._records(run_id)[1])
         return None
 
     def observe(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record with the state that holds now: what died without a word is lost, not running.
-
-        Raises:
-            Damaged: As for `read`.
-        """
+        """Return a run's record with its current state: ``lost`` if the supervisor died without a final record."""
         record = self.read(run_id)
         if record is None or record["state"] in FINAL:
             return record
@@ -345,9 +333,9 @@ class Store:
         return record
 
     def settled(self, record: dict[str, Any]) -> bool:
-        """Return whether nothing of an ended run is left: the unit's control group goes as the last thing.
+        """Return whether nothing of an ended run is left: its control group disappears last.
 
-        Where another run is on, it is that one's: all have the same.
+        All runs use the same group, so it may belong to another active run.
         """
         if not record.get("cgroup") or not os.path.isdir(record["cgroup"]):
             return True
@@ -355,26 +343,26 @@ class Store:
         return holder is not None and holder["supervisor"] != record["supervisor"]
 
     def settle(self, record: dict[str, Any], limit: float = SETTLE_LIMIT) -> None:
-        """Wait so many seconds until the unit of an ended run is gone too: who hears of the end may start the next."""
+        """Wait until an ended run's unit is gone and the next run can start; at most ``limit`` seconds."""
         deadline = time.monotonic() + limit
         while not self.settled(record) and time.monotonic() < deadline:
             time.sleep(_POLL)
 
     @staticmethod
     def boot() -> tuple[str, int]:
-        """Return what distinguishes this boot of this host from every other."""
+        """Return values that identify this boot of this host."""
         return proc.boot_id(), proc.start_time(1)
 
     def of_this_boot(self, record: dict[str, Any]) -> bool:
-        """Return whether a run began since this host was started."""
+        """Return whether a run began during this boot."""
         return (record["boot_id"], record["init_start"]) == self.boot()
 
     def recent(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Return the records of the newest runs, or of all, newest first. Damaged ones are left out."""
+        """Return the newest records, or all of them, newest first, without damaged ones."""
         return self.survey()[0][:count]
 
     def survey(self) -> tuple[list[dict[str, Any]], list[private.Damaged]]:
-        """Return the records of all runs, newest first, and what is wrong with those that are damaged."""
+        """Return the records of all runs, newest first, and the errors of damaged ones."""
         names = set(self._in_memory())
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self.runs_dir))
@@ -389,15 +377,15 @@ class Store:
         records.sort(key=lambda record: -float(record["since"]))
         return records, damages
 
-    # --- the lock: whoever holds it is the run of this host -------------------------------------------------
+    # --- the run lock of this host -------------------------------------------------
 
     def lock(self, holder: dict[str, Any]) -> TextIO | None:
-        """Take this host's run lock and name its holder in it; return None where another run has it.
+        """Take this host's run lock and write its holder into the file; return None if another run has the lock.
 
-        The lock goes with the returned file, at the latest with the process.
+        The lock is held until the returned file is closed, at the latest until the process ends.
         """
         private.directory(self.run_dir)
-        file = private.opened(self._lock_path())  # kept open, it is the lock
+        file = private.opened(self._lock_path())  # the open file is the lock
         if not private.take(file):
             file.close()
             return None
@@ -407,31 +395,30 @@ class Store:
         return file
 
     def holder(self) -> dict[str, Any] | None:
-        """Return who has this host's run lock now, as `rank_record.holder_of` describes them.
+        """Return the run that holds this host's lock, as written by `rank_record.holder_of`; None if there is none.
 
-        The lock itself is left alone: asking must never be in the way of a supervisor that takes it.
+        This does not test the lock itself, which could disturb a supervisor that is taking it.
         """
         try:
             data = private.read(self._lock_path())
             supervisor = (data or {})["supervisor"]
             alive = proc.start_time(supervisor["pid"]) == supervisor["start"]
         except (private.Damaged, KeyError, TypeError):
-            return None  # before the first run, or while a supervisor is about to name itself there
+            return None  # no run yet, or a supervisor is just writing the file
         return data if alive else None
 
     def _lock_path(self) -> str:
         return os.path.join(self.run_dir, "lock")
 
-    # --- secrets: files of the person for as long as the run is on ------------------------------------------
+    # --- secrets: files of the user that exist while the run is active ------------------------------------------
 
     def put_secrets(self, secrets: Dict[str, str], person: Person) -> Dict[str, str]:
-        """Write each secret to a file that this person alone may read, and return the variables that tell of it.
+        """Write each secret to a file that only the user can read; return the variables for the command.
 
-        What another run may have left goes first. Root keeps the directory, so that nobody puts anything of their
-        own in the way.
+        Files of an earlier run are removed first. The directory belongs to root, so that no user can interfere.
 
         Returns:
-            For each secret NAME its value, and as NAME_FILE where it stands.
+            For each secret NAME, its value, and as NAME_FILE the path of its file.
         """
         variables = {}
         self.drop_secrets()
@@ -458,31 +445,31 @@ def _is_record(record: dict[str, Any], run_id: str) -> bool:
 
 
 def _attempt(record: dict[str, Any] | None) -> int:
-    """Return which attempt a record is of; 0 where there is none, or it does not tell."""
+    """Return the attempt of a record; 0 if there is no record or it has none."""
     return int((record or {}).get("attempt", 0))
 
 
 def same_start(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Return whether two records are of the same attempt, which may have been started twice, and of the same start."""
+    """Return whether two records are of the same start: an attempt may have been started twice."""
     if one is None or other is None:
         return False
     return (_attempt(one), one.get("supervisor")) == (_attempt(other), other.get("supervisor"))
 
 
 def _is_later(record: dict[str, Any], earlier: dict[str, Any]) -> bool:
-    """Return whether a record is of a later attempt than another, or of the same one that was started twice."""
+    """Return whether a record is of a later attempt than another, or of a second start of the same one."""
     return not same_start(record, earlier) and _attempt(record) >= _attempt(earlier)
 
 
 def _remove(path: str) -> None:
-    """Remove a file that may be gone."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def _remove_tree(path: str, *, whole: bool = True) -> None:
-    """Remove a directory with all it holds; where not the whole of it has to go, as much as can be removed."""
-    import shutil  # requests do without it
+    """Remove a directory with its content; without ``whole``, ignore what cannot be removed."""
+    import shutil  # requests do not need it
 
     shutil.rmtree(path, ignore_errors=not whole)
 

@@ -1,4 +1,4 @@
-"""The supervisor: root, the main process of the run's unit; starts the command with the others, waits, ends it."""
+"""The supervisor of a rank: root, and the main process of the run's unit. It starts, watches and ends the command."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .rank_record import cause_of, exit_of, first_in, holder_of, intent_of, new_
 from .store import Store
 from .tracebacks import STILL
 
-#: Sent by the link's thread to the main one: there is an order.
+#: Signal from the link's thread to the main thread: there is an order.
 _WAKE = signal.SIGUSR1
-#: The signals that the supervisor waits for instead of being interrupted by them.
+#: Signals that the supervisor waits for instead of being interrupted.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
-#: How long to wait for the last bytes of the log once no process of the run is left, in seconds: somebody whom the run
-#: does not own may keep it open, or the disk stall. What is not written by the end of the last record is lost.
+#: Seconds to wait for the end of the log after the last process of the run has ended: a process outside of the run may
+#: have the pipe open, or the disk may stall. Unwritten output is then lost.
 _DRAIN = 5.0
-#: How long after a kill for want of memory a failure counts as its consequence, in seconds: a command that loses a
-#: process of its own, one that loads data for example, takes a while to say so.
+#: Seconds after a kill for lack of memory in which a failure counts as its consequence: a command that loses one of its
+#: processes, for example a data loader, takes a while to fail.
 _OOM_SPAN = 10.0
-#: Reasons why no run can start here that are told at once.
+#: Maximum number of faults in a message.
 _SHOWN = 3
-#: Exit code where another supervisor has this host.
+#: Exit code if another supervisor holds this host.
 _HELD = 75
 
 
@@ -52,7 +52,7 @@ class Supervisor:
         self.run_id = run_id
         self.record: Dict[str, Any] = {}
         self.child: Child | None = None
-        #: Descriptor of the lock that keeps syncs from the code; closed once no process of the run is left.
+        #: Descriptor of the lock that keeps syncs from the code; closed when no process of the run is left.
         self._code: int | None = None
         self.status: int | None = None
         self.intent: Dict[str, Any] | None = None
@@ -60,22 +60,22 @@ class Supervisor:
         self.link: Link
         self._intent_told = False
         self._link_closed = False
-        #: What is wrong with the disk that the record belongs on, and when it was tried last (monotonic seconds).
+        #: The error of the record's disk, and when it was last tried (monotonic seconds).
         self._disk_fault = ""
         self._tried = 0.0
         self._keeper, self._last = Keeper(store), False
-        #: How many of its processes the kernel has killed for want of memory, and when the last (monotonic seconds).
+        #: How many processes the kernel has killed for lack of memory, and when the last time was (monotonic seconds).
         self._oom_kills, self._oom_at = proc.oom_kills(), float("-inf")
 
     def run(self) -> int:
-        """Do all of it and return the exit code of the unit's main process."""
+        """Run the rank to its end; return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
         data, uid, asked_by, marker = spec_files.read(self.store.run_dir, self.run_id)
         person = by_uid(uid)
         self.record = new_record(data, person, asked_by, marker)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
-            # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
+            # The unit's name is the main lock; this one detects a supervisor that was started by hand.
             spec_files.discard(self.store.run_dir, self.run_id, marker)
             return _HELD
         return self._run(data, lock)
@@ -93,7 +93,7 @@ class Supervisor:
             if data["rank"] == 0:
                 self._finish(state="refused", reason=problem, blamed=[0])
                 return 1
-            # A starter that waits for no more than this worker's lock is to hear of it too.
+            # A controller that only waits for this worker's lock also has to learn the problem.
             self._save(reason=problem)
             self.link = Peer(team(data, self.record["spec_digest"]), self._waker(), problem)
         self.link.start()
@@ -114,14 +114,14 @@ class Supervisor:
     # --- before the command runs ----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Make the place of the record and the log, on the disk: what nobody could look up later is not begun.
+        """Create the places of the record and the log on the disk: a run without a record must not begin.
 
         Raises:
-            NotReady: The disk does not take them, or somebody wanted no other attempt before this one came.
+            NotReady: The disk is full, or a user has asked for no further attempt.
         """
         person = self.record["person"]
         try:
-            # Where others do not let go of the records, this one is to be kept all the same, with what it replaces.
+            # If the lock stays taken, the stop request has to be in this record all the same.
             self._take_stop_request()
             self.store.make(self.run_id)
             with self.store.changing(self.run_id):
@@ -138,13 +138,13 @@ class Supervisor:
             raise NotReady("run {} was stopped by {}".format(self.run_id, who))
 
     def _take_stop_request(self) -> str:
-        """Have in the record who wanted no other attempt while the last one was on; return them, empty for nobody."""
+        """Copy the stop request of the last attempt into the record; return the user, empty if there is none."""
         who = str((self.store.read(self.run_id) or {}).get("stop_requested_by") or "")
         self.record["stop_requested_by"] = who
         return who
 
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
-        """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
+        """Check the host, and fork and hold the command, so that problems are found before any rank begins."""
         person = by_uid(self.record["person"]["uid"])
         facts = fitness.look(config, person, data["venv"], self.store.turns_dir, unit.starting)
         faults = fitness.faults(facts, data["chips"], force=data["force"], asker=by_uid(self.record["asked_by"]))
@@ -172,16 +172,16 @@ class Supervisor:
 
     @staticmethod
     def _clear_lockfiles() -> None:
-        """Remove what earlier processes have left of libtpu's lockfiles: with one of another user there it gives up.
+        """Remove old lockfiles of libtpu, which fails if there is one of another user.
 
         Raises:
-            NotReady: One has to stay.
+            NotReady: A lockfile cannot be removed.
         """
         for path, fault in chips_after(unit.starting)["lockfile_faults"].items():
             raise NotReady("{} would make libtpu fail: {}".format(path, fault))
 
     def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
-        """Return what ties this rank to the others; rank 0 has its ports then."""
+        """Return the link to the other ranks; for rank 0, its ports are open then."""
         others = team(data, self.record["spec_digest"])
         if data["net"] is None:
             return Alone(others, self._waker())
@@ -200,7 +200,7 @@ class Supervisor:
         return lambda: signal.pthread_kill(main, _WAKE)
 
     def _may_go(self) -> bool:
-        """Wait at the barrier; return whether all ranks go."""
+        """Wait at the barrier; return whether the run begins."""
         told = False
         while True:
             order = self._listen()
@@ -214,7 +214,7 @@ class Supervisor:
             self.pause(_TICK)
 
     def _refused(self) -> None:
-        """This run does not happen."""
+        """End a rank whose run does not begin."""
         order = self.order or {}
         if self.child is not None:
             self.child.drop()
@@ -224,13 +224,13 @@ class Supervisor:
     # --- while it runs --------------------------------------------------------------------------------------
 
     def _live(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
-        """Wait for the command's end or the order to end it, end what is left, write the final record."""
+        """Wait for the command's end or an order to end it, end the remaining processes, and write the final record."""
         self._heed()
         while self.status is None and self.intent is None and not self._over:
             self.pause(_TICK)
             self._count_kills()
             self._note_traceback(logger)
-            # What this host was just asked for is told before anything here is ended.
+            # Report a stop request on this host before any process is ended.
             self._heed()
         oom = False
         ended_itself = self.status is not None
@@ -242,11 +242,11 @@ class Supervisor:
         elif self.intent is None:
             self.intent, self._intent_told = intent_of(self.order or {}), True
         intent = None if ended_itself else self.intent
-        # A stop or a failure elsewhere tells that all is ended; after its own end nobody expects that anything is.
+        # Report left-behind processes only if the command ended by itself: otherwise, all of them are ended on purpose.
         left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
         self._save(state="ending", intent=intent, left_behind=left)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
-        # The command may have been the last to go, after the last look at ended children.
+        # The command may have ended last, after the last check of children.
         self.pause(0)
         ended = time.time()
         chips = chips_after(unit.beat)
@@ -265,13 +265,13 @@ class Supervisor:
         self._finish(first=first_in(ending, intent), intent=intent, log=logger.facts(last=True), **result)
 
     def _count_kills(self) -> None:
-        """Note when the kernel has killed a process of the run for want of memory."""
+        """Note when the kernel has killed a process of the run for lack of memory."""
         count = proc.oom_kills()
         if count > self._oom_kills:
             self._oom_kills, self._oom_at = count, time.monotonic()
 
     def _note_traceback(self, logger: Logger) -> None:
-        """Say once that this rank has printed a traceback and stands still: it may wait at its exit for others."""
+        """Report once that this rank has printed a traceback and hangs: it may wait at its exit for other ranks."""
         found = logger.tracebacks.facts() if logger.tracebacks.stands_still() else None
         if found and self.record["traceback"] is None:
             text = (
@@ -287,18 +287,18 @@ class Supervisor:
             self._save(notes=[*self.record["notes"], text], traceback=found)
 
     def _report(self, error: str, oom: bool) -> None:
-        """Tell the others how the command has ended by itself."""
+        """Report to the other ranks how the command has ended by itself."""
         assert self.status is not None  # noqa: S101 - the caller knows
         ending = exit_of(self.status)
         self.link.say(say="ended", ending=ending, oom=oom, cause=error or cause_of(ending, oom), at=time.monotonic())
 
     @staticmethod
     def _grace(data: Dict[str, Any], intent: Dict[str, Any] | None) -> float:
-        """Return how long processes have from SIGTERM to SIGKILL."""
+        """Return the seconds from SIGTERM to SIGKILL."""
         return grace({"failure": data["grace_failure"], "stop": data["grace_stop"]}, intent)
 
     def _await_end(self, finished: bool) -> Dict[str, Any]:
-        """Return how the whole run ends once that is known; a rank that has finished is shown as such meanwhile."""
+        """Return the order that ends the whole run; until it arrives, a finished rank is in state ``exited``."""
         order = self._listen()
         if finished and order is None and not self._over:
             self._save(state="exited", exit=exit_of(self.status or 0))
@@ -312,8 +312,8 @@ class Supervisor:
         return self.order is not None and self.order["do"] == "end"
 
     def _close(self) -> None:
-        """Tell that nothing is left here, and let the link end; rank 0's waits for all others."""
-        # Before the final record: once a run has ended, a sync may replace its code.
+        """Report that no process is left here, and let the link end; that of rank 0 waits for all others."""
+        # Release the code before the final record: once a run has ended, a sync may replace its code.
         if self._code is not None:
             os.close(self._code)
             self._code = None
@@ -325,9 +325,9 @@ class Supervisor:
     # --- the others -----------------------------------------------------------------------------------------
 
     def _listen(self) -> Dict[str, Any] | None:
-        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None.
+        """Report an intent and process orders up to the first go, abort or end; return that one, else None.
 
-        Once the whole run ends nothing else decides: what a link that fails says then is too late.
+        After the end of the whole run, further decisions, for example of a failing link, come too late and are ignored.
         """
         if (self._disk_fault or self._keeper.fault) and time.monotonic() - self._tried >= _TICK:
             self._save()
@@ -347,12 +347,12 @@ class Supervisor:
         return None
 
     def _heed(self) -> None:
-        """Tell an intent and take all orders that are there, up to the run's end."""
+        """Report an intent and process all waiting orders, up to the run's end."""
         while self._listen() is not None and not self._over:
             pass
 
     def pause(self, seconds: float) -> None:
-        """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
+        """Wait for a signal for at most this long; collect children, note intents, notify the watchdog."""
         got = signal.sigtimedwait(_AWAITED, max(0.0, seconds))
         unit.beat()
         if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT):
@@ -368,16 +368,16 @@ class Supervisor:
                 self.status = status
 
     def _asked_to_end(self) -> None:
-        """Note why this rank is to end. What ended it before stays, and whoever wants no other attempt is known."""
+        """Note the intent to end this rank. An earlier intent stays; a request for no further attempt is recorded."""
         before, told = self.record["stop_requested_by"], self._note_stop_request()
         if self.intent is not None and self.record["stop_requested_by"] != before:
-            # What ends it has been written; this stands nowhere else any more.
+            # The earlier intent is stored already, but this request is not.
             self._save()
         if self.intent is None:
             self.intent = told or self._told_by_systemd()
 
     def _told_by_systemd(self) -> Dict[str, Any]:
-        """Return why systemd ends the unit: the host shuts down, or somebody who knows nothing of tpu_ops stops it."""
+        """Return the intent for a stop by systemd: the host shuts down, or an administrator stopped the unit."""
         if not unit.stopped_by_hand():
             return {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
         reason = "stopped by systemctl on {}".format(self.record["worker"])
@@ -386,7 +386,7 @@ class Supervisor:
         return intent
 
     def _note_stop_request(self) -> Dict[str, Any] | None:
-        """Take the intent that was written for this rank, if any; whoever wants no other attempt stays on record."""
+        """Take the stored intent for this rank, if any; record the user who wants no further attempt."""
         told = self.store.take_intent(self.run_id)
         self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(told)
         return told
@@ -394,7 +394,7 @@ class Supervisor:
     # --- the record -----------------------------------------------------------------------------------------
 
     def _save(self, **changes: Any) -> None:
-        """Write the record. That the disk does not take it is noted once and tried again, and in the way of nothing."""
+        """Write the record. A disk error is noted once; the write is repeated later and blocks nothing."""
         self.record.update(changes)
         beat = unit.beat if self._last else None
         fault = self._keeper.save(dict(self.record), beat)
@@ -414,12 +414,12 @@ class Supervisor:
 
 
 def _told(exc: Exception) -> str:
-    """Return why a rank cannot start, and what to do."""
+    """Return why a rank cannot start, and the fix."""
     if isinstance(exc, Refused):
         return "{}; {}".format(exc.message, exc.fix) if exc.fix else exc.message
     if isinstance(exc, OSError):
         if exc.errno in space.NOT_TAKEN:
-            # What a start writes beyond its record are the files of its secrets.
+            # Besides its record, a start only writes the files of secrets.
             paths = [os.fsdecode(exc.filename)] if exc.filename else ["/run"]
             return "{} cannot be written: {}; {}".format(paths[0], space.why(exc, paths), space.fix(exc, paths))
         where = " ({})".format(os.fsdecode(exc.filename)) if exc.filename else ""

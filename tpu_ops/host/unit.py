@@ -1,4 +1,4 @@
-"""The transient systemd unit that is a run on this host, and the notifications its supervisor sends."""
+"""The transient systemd unit of a run on this host, and the notifications of its supervisor."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from .store import SECRETS
 
 UNIT = "tpu-run.service"
 INTERPRETER = ["/usr/bin/python3", "-IS"]
-#: The supervisor reports more often than every this many seconds, or systemd ends the unit.
+#: Watchdog timeout in seconds: the supervisor has to report more often, or systemd ends the unit.
 WATCHDOG = 20
-#: How long the supervisor may take until the command is ready to be executed, in seconds.
+#: Seconds for the supervisor until the command is ready to be executed.
 START_LIMIT = 30
-#: How long systemd may take to say why it ends the unit, in seconds: the watchdog hears nothing meanwhile.
+#: Seconds for systemd to report why it ends the unit; the watchdog is not notified meanwhile.
 _WHY_LIMIT = 2.0
-#: How much longer than the grace the end of a run may take, in seconds.
+#: Seconds beyond the grace that the end of a run may take.
 STOP_MARGIN = 15
 
 
 def properties(program: str, run_id: str, grace: float, marker: str) -> list[str]:
     """Return the unit's properties.
 
-    Nothing that the person gave stands in them: systemd expands ``${X}`` and ``%n``, and everyone can read them.
+    They contain nothing that the user has given: systemd expands ``${X}`` and ``%n``, and all users can read them.
 
     Args:
-        program: Path of this program; a versioned one, so that an upgrade never touches a running one.
-        run_id: The run; a checked run id is free of whatever systemd would expand.
+        program: Path of this program with its version, so that an upgrade does not change a running one.
+        run_id: The run; a valid run id contains nothing that systemd expands.
         grace: Seconds between SIGTERM and SIGKILL when the run is stopped.
-        marker: That of the request, which is letters and digits; it is no secret.
+        marker: The marker of the request: letters and digits, not a secret.
     """
     after = " ".join([*INTERPRETER, program, "after", run_id, marker])
     return [
-        # mixed: SIGTERM reaches the supervisor alone, which ends the tree in order; SIGKILL reaches everything.
+        # mixed: SIGTERM is sent to the supervisor only, which ends the tree in order; SIGKILL is sent to all processes.
         "KillMode=mixed",
         "Restart=no",
-        # A failed unit would keep its name, and the next run would be refused.
+        # Otherwise, a failed unit would keep its name, and the next run would be refused.
         "CollectMode=inactive-or-failed",
-        # One process that runs out of memory is the supervisor's to report, not a reason to end the unit.
+        # The supervisor reports a process that runs out of memory; the unit continues.
         "OOMPolicy=continue",
-        # A group of its own in the memory hierarchy counts the run's own kills for want of memory.
+        # This gives the unit its own memory group, which counts its kills for lack of memory.
         "MemoryAccounting=yes",
         "OOMScoreAdjust=-900",
         "NotifyAccess=main",
         "WatchdogSec={}".format(WATCHDOG),
-        # By default SIGABRT, which may leave a core with the run's key and its secrets.
+        # The default SIGABRT could leave a core file with the run's key and its secrets.
         "WatchdogSignal=SIGKILL",
         "TimeoutStartSec={}".format(START_LIMIT),
         "TimeoutStopSec={:.0f}".format(grace + STOP_MARGIN),
         "After=network-online.target",
-        # systemd-run takes a backslash away, as of a quoted character.
+        # systemd-run removes a backslash, as a quoting character.
         *("After=" + name.replace("\\", "\\\\") for name in mounts.found()),
         "LimitMEMLOCK=infinity",
         "LimitNOFILE=1048576",
         "TasksMax=infinity",
         "UMask=0022",
-        # Goes with the unit, however that ends.
+        # Removed with the unit, however the unit ends.
         "RuntimeDirectory=" + SECRETS,
         "RuntimeDirectoryMode=0711",
         "ExecStopPost={}".format(after),
@@ -66,7 +66,7 @@ def properties(program: str, run_id: str, grace: float, marker: str) -> list[str
 
 
 def start_command(program: str, run_id: str, grace: float, marker: str) -> list[str]:
-    """Return the command that starts the unit and returns once the supervisor has said that it is ready."""
+    """Return the command that starts the unit and returns once the supervisor has reported that it is ready."""
     command = ["systemd-run", "--quiet", "--unit=" + UNIT, "--service-type=notify"]
     command.append("--description=" + _description(run_id))
     command += ["--property=" + entry for entry in properties(program, run_id, grace, marker)]
@@ -78,11 +78,11 @@ def _description(run_id: str) -> str:
 
 
 def take_back(run_id: str, limit: float) -> None:
-    """Have systemd forget the start of a run's unit that it does not get to; the unit of another run stays.
+    """Cancel the pending start of a run's unit; the unit of another run stays.
 
     Args:
         run_id: The run.
-        limit: Seconds that systemd may take to answer.
+        limit: Seconds for systemd to answer.
     """
     with contextlib.suppress(OSError, Refused):
         code, text = call(["systemctl", "show", "--property=Description", "--value", UNIT], limit)
@@ -91,12 +91,12 @@ def take_back(run_id: str, limit: float) -> None:
 
 
 def call(command: list[str], limit: float) -> tuple[int, str]:
-    """Call one of systemd's programs; return its exit code and what it said.
+    """Call one of systemd's programs; return its exit code and output.
 
     Raises:
         Refused: systemd does not answer.
     """
-    import subprocess  # most requests, and a supervisor whose command ends by itself, do without it
+    import subprocess  # most requests, and most supervisors, do not need it
 
     try:
         done = subprocess.run(
@@ -115,7 +115,7 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
 
 
 def stopped_by_hand() -> bool:
-    """Return whether somebody has the unit stopped and no host shuts down; False where systemd does not say."""
+    """Return whether the unit is being stopped without a shutdown of the host; False if systemd does not answer."""
     try:
         code, text = call(["systemctl", "show", "--property=Job,ActiveState", "shutdown.target", UNIT], _WHY_LIMIT)
     except (OSError, Refused):
@@ -124,36 +124,36 @@ def stopped_by_hand() -> bool:
 
 
 def stops_alone(text: str) -> bool:
-    """Given what `systemctl show` tells of shutdown.target and of the unit, return whether the unit alone is stopped.
+    """Return whether only the unit is being stopped, from the output of `systemctl show` for shutdown.target and it.
 
-    Where it has no job of its own systemd has not been asked to stop it: its start took too long, or the signal came
-    from elsewhere.
+    Without a job for the unit, systemd was not asked to stop it: its start took too long, or the signal came from
+    another process.
     """
     facts = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.split("\n\n")]
     if len(facts) != 2:
         return False
-    # A job that is none has an empty number, or no line at all.
+    # "No job" is an empty number or a missing line.
     host, own = (block.get("Job") not in (None, "", "0") for block in facts)
     return own and not host and facts[0].get("ActiveState") == "inactive"
 
 
 def beat() -> None:
-    """Keep the watchdog quiet."""
+    """Notify the watchdog."""
     notify("WATCHDOG=1")
 
 
 def starting() -> None:
-    """Have systemd give the start of the unit as long from now as it gives one in all."""
+    """Extend the timeout of the unit's start to START_LIMIT from now."""
     notify("EXTEND_TIMEOUT_USEC={:.0f}".format(START_LIMIT * 1e6))
 
 
 def notify(text: str, limit: float = 0.0) -> None:
-    """Tell systemd something (READY=1, WATCHDOG=1, STATUS=...); nothing happens where nobody listens.
+    """Send a notification to systemd (READY=1, WATCHDOG=1, STATUS=...); without a socket, do nothing.
 
     Args:
-        text: What to tell.
-        limit: How long to wait where systemd does not read what it has been told, in seconds; what is told but once
-            needs some, anything else is told again soon.
+        text: The notification.
+        limit: Seconds to wait if systemd does not read its socket. A notification that is sent only once needs this;
+            others are repeated soon anyway.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -164,6 +164,6 @@ def notify(text: str, limit: float = 0.0) -> None:
 
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     with sender, contextlib.suppress(OSError):
-        # Without it a systemd that does not read would hold up every order of the run.
+        # Without a timeout, a systemd that does not read would block all orders of the run.
         sender.settimeout(limit)
         sender.sendto(text.encode("utf-8"), address)

@@ -1,7 +1,7 @@
-"""What the lab's API asks of whatever plays its workers, and a backend that plays none.
+"""The interface between the lab's API and its workers, and a backend without workers.
 
-The API's state decides which workers exist, with which addresses; a backend makes that true. Every method is
-idempotent, so that an API process that was killed in the middle simply asks again.
+The API's state decides which workers exist and which addresses they have; a backend carries this out. Every method is
+idempotent, so that an API process that was killed in the middle can simply call it again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Protocol
 
 
 class BackendError(Exception):
-    """A worker could not be booted, stopped or removed; the text names it and the reason."""
+    """A worker could not be booted, stopped or removed; the text names the worker and the reason."""
 
 
-#: Data disks that a worker may have: their devices are /dev/sdb to /dev/sdy.
+#: Maximum number of data disks of a worker: their devices are /dev/sdb to /dev/sdy.
 MAX_DISKS = 24
 
 
@@ -28,8 +28,9 @@ class DataDisk:
 
     Attributes:
         source: The disk's resource name.
-        number: From 1, and the disk's own as long as it is attached: its device is ``google-persistent-disk-<number>``.
-        read_only: Whether nobody may write to it, root included.
+        number: The disk's number from 1, unchanged while it is attached: its device is
+            ``google-persistent-disk-<number>``.
+        read_only: Whether no user can write to it, not even root.
     """
 
     source: str
@@ -38,13 +39,13 @@ class DataDisk:
 
 
 def disk_resource(source: str) -> str:
-    """Return the one name of a disk that clients may give as a name or as a URL that ends in the name."""
+    """Return the resource name of a disk, which clients give as a name or as a URL that ends in the name."""
     return source[max(source.find("projects/"), 0) :]
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One worker as the API's state wants it.
+    """One worker as the API's state requires it.
 
     Attributes:
         project: Project id.
@@ -54,10 +55,10 @@ class WorkerSpec:
         index: Worker index, from 0.
         peers: Internal addresses of all workers of the node, in order.
         external_ip: External address; empty for a node without external addresses.
-        runtime_version: Decides the image.
+        runtime_version: Decides which image is used.
         accelerator_type: For example ``v4-32``.
         chip_devices: Device files of the worker's chips, for example ``/dev/accel0``.
-        metadata: The node's metadata entries, ``ssh-keys`` among them.
+        metadata: The node's metadata entries, including ``ssh-keys``.
         disks: The node's data disks.
     """
 
@@ -86,9 +87,9 @@ class WorkerSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What lets JAX on CPU form the same group of processes that it forms from a real pod's metadata.
+        """Variables with which JAX on CPU forms the same group of processes as from a real pod's metadata.
 
-        The three empty values keep JAX from asking a metadata server about several slices.
+        The three empty values keep JAX from asking a metadata server about other slices.
         """
         return {
             "JAX_FORCE_TPU_INIT": "1",
@@ -103,56 +104,56 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Networks:
-    """The two networks that workers' addresses are taken from."""
+    """The two networks of the workers' addresses."""
 
     internal: IPv4Network
     external: IPv4Network
 
 
 class Backend(Protocol):
-    """Plays the workers of the lab's nodes."""
+    """Runs the workers of the lab's nodes."""
 
     @property
     def networks(self) -> Networks:
-        """Where the API's state takes addresses from; the first eight addresses of each are not for workers."""
+        """The networks of the workers' addresses; the first eight addresses of each are reserved."""
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
-        """Make these workers exist and run under exactly these addresses; return when each serves ssh.
+        """Create and start these workers under exactly these addresses; return when each one serves ssh.
 
-        Serves for creation, for start after `halt`, and after a change of addresses (called after `halt`).
+        Also used to start workers again after `halt`, possibly with other addresses.
 
         Raises:
-            BackendError: A worker did not come up; the others may have.
+            BackendError: A worker did not start; the others may have.
         """
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
-        """Shut these workers down and keep their disks. Workers that do not run are left as they are."""
+        """Shut these workers down and keep their disks. Workers that do not run are left unchanged."""
 
     async def kill(self, workers: Sequence[WorkerSpec]) -> None:
-        """End these workers at once, as a preemption does; their disks are kept until `remove`."""
+        """Kill these workers, as a preemption does; their disks are kept until `remove`."""
 
     async def remove(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove these workers and their disks. Workers that do not exist are passed over."""
+        """Remove these workers and their disks. Workers that do not exist are skipped."""
 
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
-        """Attach and detach data disks as the workers now have them, and hand their metadata to their guest agents.
+        """Attach and detach data disks to match the workers' specs, and pass the metadata to their guest agents.
 
         Raises:
             BackendError: A disk could not be attached.
         """
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
-        """Return what the worker's guest agent published: namespace -> key -> value (empty before its first boot)."""
+        """Return the attributes that the worker's guest agent published: namespace -> key -> value."""
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove whatever this instance's backend holds that belongs to none of these workers."""
+        """Remove everything of this instance's backend that belongs to none of these workers."""
 
     def image(self, runtime_version: str) -> str:
-        """Return what really stands behind a runtime version, for people to read."""
+        """Return a description for users of the image that is used for a runtime version."""
 
 
 class NoWorkers:
-    """A backend for a fleet that exists in the API only: addresses and host keys are made up, nothing runs."""
+    """A backend for a fleet that exists only in the API: addresses and host keys are invented, nothing runs."""
 
     networks = Networks(IPv4Network("10.128.0.0/12"), IPv4Network("100.64.0.0/12"))
 
@@ -162,12 +163,12 @@ class NoWorkers:
     halt = kill = remove = publish = prune = boot
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
-        """Return a host key derived from the node id and index: of the right form, and no one's."""
+        """Return a host key derived from the node id and index: it has the right form, but no private key."""
         seed = hashlib.sha256(f"{worker.node_id}/{worker.index}".encode()).digest()
         name = b"ssh-ed25519"
         blob = len(name).to_bytes(4, "big") + name + len(seed).to_bytes(4, "big") + seed
         return {"hostkeys": {name.decode(): b64encode(blob).decode()}}
 
     def image(self, runtime_version: str) -> str:
-        """No image stands behind any runtime version."""
+        """There is no image for any runtime version."""
         return "none (API only)"

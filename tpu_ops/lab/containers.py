@@ -1,4 +1,4 @@
-"""Pure part of the lab's workers: names, labels, the engine's arguments, and the meaning of what it answers."""
+"""Pure functions for the lab's workers: names, labels, the engine's arguments, and parsers for its output."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.networks import LABEL, network_name
 
 CACHE_VOLUME = "tpu-ops-lab-cache"
-#: Where all workers of all labs share what they download.
+#: Directory of the download cache that all workers of all labs share.
 CACHE_MOUNT = "/var/cache/tpu-lab"
 STATE_MOUNT = "/var/lib/tpu-lab/worker"
-#: What root on a TPU VM may do and the lab needs. No CAP_SYS_RESOURCE: some machines cannot give it.
+#: Capabilities of root on a TPU VM that the lab needs. CAP_SYS_RESOURCE is not among them: some machines cannot give
+#: it.
 CAPABILITIES = (
     "SYS_ADMIN",  # systemd mounts, and the boot id is a mount
     "NET_ADMIN",  # firewall rules and interface settings in a worker's own network
     "NET_RAW",  # ping; not in Podman's default set
     "MKNOD",  # device nodes
     "AUDIT_WRITE",  # sshd and sudo; not in Podman's default set
-    "SYS_PTRACE",  # root reads /proc/*/fd of other people's processes: who holds the chips
+    "SYS_PTRACE",  # root reads /proc/*/fd of other users' processes, to find holders of chips
     "SYS_NICE",  # units with a scheduling priority
     "IPC_LOCK",  # locked memory
     "DAC_READ_SEARCH",  # an NFS server in user space opens files by handle
 )
-#: First major version of systemd that refuses cgroup v1.
+#: First major version of systemd that does not support cgroup v1.
 SYSTEMD_WITHOUT_V1 = 256
 #: Exit codes of the image's init.
 STATE_UNSEEN, BOOT_ID_REFUSED = 78, 79
@@ -76,8 +77,8 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
         instance: Name of the lab.
         worker: The worker.
         image: Tag of its image.
-        directory: What the lab and the worker's guest agent share.
-        cgroup: What `cgroup_args` returned.
+        directory: The directory that the lab and the worker's guest agent share.
+        cgroup: The result of `cgroup_args`.
     """
     labels = {
         LABEL: instance,
@@ -87,20 +88,20 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
     }
     args = ["create", "--name", container_name(instance, worker), "--hostname", worker.hostname]
     args += [part for name, value in labels.items() for part in ("--label", f"{name}={value}")]
-    # `reboot` in a worker ends its container: the engine starts it again, unless the lab itself stopped it.
+    # `reboot` in a worker ends its container: the engine starts it again, unless the lab itself has stopped it.
     args += ["--restart", "unless-stopped"]
     args += ["--network", network_name(instance, "internal"), "--ip", worker.internal_ip]
     args += [part for name in CAPABILITIES for part in ("--cap-add", name)]
     args += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
-    # As on a TPU VM: Docker lets everybody bind the ports that only root may have.
+    # As on a TPU VM. By default, Docker lets every user bind privileged ports.
     args += ["--sysctl", "net.ipv4.ip_unprivileged_port_start=1024"]
     args += [*cgroup, "--tmpfs", "/run", "--tmpfs", "/run/lock", "--shm-size", "1g"]
     args += ["--mount", f"type=bind,source={directory},target={STATE_MOUNT}"]
     args += ["--volume", f"{CACHE_VOLUME}:{CACHE_MOUNT}"]
-    # The null device in the place of a chip: a process can open and hold it.
+    # The null device stands for a chip: a process can open and hold it.
     args += [part for path in worker.chip_devices for part in ("--device", f"/dev/null:{path}")]
-    # Loop devices, which data disks are. They come and go while a container runs, and its rules never change; which
-    # ones a worker sees is decided by the device nodes that its guest agent makes.
+    # Data disks are loop devices. They change while a container runs, but the rules of a container cannot. So all are
+    # allowed, and the guest agent makes the device nodes of the worker's own disks only.
     args += ["--device-cgroup-rule", "b 7:* rwm"]
     return [*args, image]
 
@@ -112,7 +113,7 @@ def connect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
 
 
 def disconnect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
-    """Return the engine's arguments that take a worker off a network."""
+    """Return the engine's arguments that disconnect a worker from a network."""
     return ["network", "disconnect", "--force", network_name(instance, kind), container_name(instance, worker)]
 
 
@@ -122,9 +123,9 @@ class Container:
 
     Attributes:
         name: Its name.
-        status: The engine's word: ``created``, ``running``, ``paused``, ``restarting``, ``exited``, ``dead``.
-        exit_code: Of its last end.
-        addresses: Address by network name; the configured one for a container that does not run.
+        status: The engine's status: ``created``, ``running``, ``paused``, ``restarting``, ``exited``, ``dead``.
+        exit_code: The exit code of its last run.
+        addresses: Addresses by network name; the configured ones if the container does not run.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Container:
 
 
 def parse_container(description: Mapping[str, Any]) -> Container:
-    """Given one entry of the engine's `container inspect`, return the container."""
+    """Return a container from an entry of the engine's `container inspect`."""
     addresses = {}
     for name, network in (description["NetworkSettings"].get("Networks") or {}).items():
         configured = (network.get("IPAMConfig") or {}).get("IPv4Address")
@@ -144,7 +145,7 @@ def parse_container(description: Mapping[str, Any]) -> Container:
 
 
 def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> tuple[list[str], list[str]]:
-    """Return which kinds of network a container must be taken off, and which it must then be connected to."""
+    """Return the kinds of networks that a container has to leave, and those that it then has to join."""
     leave, join = [], []
     for kind, address in (("internal", worker.internal_ip), ("external", worker.external_ip)):
         have = container.addresses.get(network_name(instance, kind))
@@ -156,14 +157,14 @@ def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> t
 
 
 def metadata_file(worker: WorkerSpec, disks: Sequence[Mapping[str, object]] = ()) -> bytes:
-    """Return what a worker's guest agent reads.
+    """Return the file that a worker's guest agent reads.
 
     Args:
         worker: The worker.
-        disks: Its data disks as `tpu_ops.lab.disks.Attachments.devices` gives them.
+        disks: Its data disks, from `tpu_ops.lab.disks.Attachments.devices`.
     """
     content = {
-        # All workers of the node know each other by name; a name means the internal address, as on a TPU VM.
+        # All workers of the node know each other's names, which mean internal addresses, as on a TPU VM.
         "hosts": {replace(worker, index=index).hostname: address for index, address in enumerate(worker.peers)},
         "environment": worker.environment,
         "disks": list(disks),
@@ -174,7 +175,7 @@ def metadata_file(worker: WorkerSpec, disks: Sequence[Mapping[str, object]] = ()
 
 @dataclass(frozen=True)
 class Status:
-    """What a worker's guest agent says about itself."""
+    """The status that a worker's guest agent reports."""
 
     boot_id: str = ""
     applied: str = ""
@@ -183,7 +184,7 @@ class Status:
 
 
 def parse_status(text: str) -> Status:
-    """Given the agent's status file, return its content; a worker's root may write anything there."""
+    """Parse the agent's status file; a worker's root user may have written anything there."""
     try:
         data = json.loads(text)
         fault = str(data.get("disk_fault", ""))[:300]
@@ -193,7 +194,7 @@ def parse_status(text: str) -> Status:
 
 
 def parse_attributes(text: str) -> dict[str, dict[str, str]]:
-    """Given the agent's guest attributes file, return namespace -> key -> value; nothing that is not text."""
+    """Parse the agent's guest attributes file into namespace -> key -> value, ignoring values that are not text."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -208,5 +209,5 @@ def parse_attributes(text: str) -> dict[str, dict[str, str]]:
 
 
 def serves(status: Status, metadata: bytes) -> bool:
-    """Return whether a worker lets people in and has applied this very metadata."""
+    """Return whether a worker accepts logins and has applied exactly this metadata."""
     return status.ready and status.applied == hashlib.sha256(metadata).hexdigest()

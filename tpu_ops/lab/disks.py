@@ -1,8 +1,8 @@
-"""Data disks of the lab: sparse files in the lab's directory, which loop devices of this machine make devices of.
+"""Data disks of the lab: sparse files in the lab's directory, attached to loop devices of this machine.
 
-Loop devices belong to the whole machine. The lab's own are those whose file lies in its directory, whoever attached
-them: nothing else is remembered, so that a process that was killed leaves none behind that is not found again. A file
-has one loop device at most, which all workers that have the disk share.
+Loop devices belong to the whole machine. The lab's own are those whose file is in its directory. No other state is
+kept, so that the devices of a killed process are found again. A file has at most one loop device, which all workers
+with the disk share.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tpu_ops.errors import OpsError
 from tpu_ops.files import state_root
 from tpu_ops.lab.backend import DataDisk, WorkerSpec, disk_resource
 
-#: Bytes of every disk, the least that Compute Engine gives a persistent disk. The files are sparse.
+#: Size of every disk in bytes, the minimum of Compute Engine's persistent disks. The files are sparse.
 SIZE = 10 * 2**30
 SYSFS = Path("/sys/block")
-#: Seconds that a device may be in use after the last worker that had it is gone.
+#: Seconds that a device may stay in use after its last worker was removed.
 RELEASE_TIMEOUT = 10.0
 _DELETED = " (deleted)"
 
@@ -39,11 +39,11 @@ class Loop:
     """A loop device of the lab.
 
     Attributes:
-        path: ``/dev/loop0`` and on.
+        path: For example ``/dev/loop0``.
         number: Major and minor number, ``7:0``.
         file: The disk's file, as the kernel knows it.
-        read_only: Whether nobody can write through it.
-        leaving: Whether it was detached while in use, and goes with its last user.
+        read_only: Whether the device is read-only.
+        leaving: Whether it was detached while in use; the kernel removes it when it is closed.
     """
 
     path: str
@@ -54,10 +54,10 @@ class Loop:
 
 
 class Attachments:
-    """Which disks the workers of one lab have; loop devices follow.
+    """The disks of one lab's workers, attached to loop devices.
 
     Args:
-        folder: What `directory` returned.
+        folder: The result of `directory`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,14 +66,14 @@ class Attachments:
         self._changing = asyncio.Lock()
 
     def count(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Take down which disks these workers, by their containers' names, have from now on."""
+        """Record the disks that these workers, by the names of their containers, have from now on."""
         self._files |= {name: frozenset(file_name(d.source) for d in each.disks) for name, each in workers.items()}
 
     async def attach(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Give these workers' disks their loop devices.
+        """Attach these workers' disks to loop devices.
 
         Raises:
-            DiskError: One cannot be attached.
+            DiskError: A disk cannot be attached.
         """
         async with self._changing:
             self.count(workers)
@@ -81,10 +81,10 @@ class Attachments:
                 await asyncio.to_thread(attach, self._folder, disk)
 
     async def release(self, gone: Iterable[str] = ()) -> None:
-        """Detach what no worker has any more, now that these are gone.
+        """Detach the disks that no worker uses any more, after these workers were removed.
 
         Raises:
-            DiskError: One cannot be detached.
+            DiskError: A disk cannot be detached.
         """
         async with self._changing:
             for name in gone:
@@ -92,7 +92,7 @@ class Attachments:
             await asyncio.to_thread(keep, self._folder, frozenset[str]().union(*self._files.values()))
 
     def devices(self, worker: WorkerSpec) -> list[dict[str, object]]:
-        """Return what a worker's guest agent makes device nodes and links from: the disks that are attached."""
+        """Return the attached disks for a worker's guest agent, which makes device nodes and links for them."""
         attached = {loop.file.name: loop for loop in (loops(self._folder) if worker.disks else ()) if not loop.leaving}
         return [
             {"number": disk.number, "device": loop.number, "file": str(loop.file)}
@@ -107,14 +107,14 @@ def directory(instance: str) -> Path:
 
 
 def file_name(source: str) -> str:
-    """Return the name of a disk's file, for any text that a client may give as the disk's name."""
+    """Return the name of a disk's file; a client may give any text as the disk's name."""
     resource = disk_resource(source)
     readable = re.sub(r"[^a-z0-9]+", "-", resource.rsplit("/", 1)[-1].lower())[:40]
     return f"{readable}-{hashlib.sha256(resource.encode()).hexdigest()[:12]}.img"
 
 
 def loops(folder: Path, sysfs: Path = SYSFS) -> list[Loop]:
-    """Return the loop devices whose files lie, or lay, in a directory."""
+    """Return the loop devices whose files are in a directory, even if the files were deleted."""
     real = Path(os.path.realpath(folder))
     found = []
     for entry in sorted(sysfs.glob("loop*")):
@@ -131,10 +131,10 @@ def loops(folder: Path, sysfs: Path = SYSFS) -> list[Loop]:
 
 
 def attach(folder: Path, disk: DataDisk) -> None:
-    """Make a disk's file and its loop device unless they are there.
+    """Create a disk's file and attach it to a loop device, unless this is already done.
 
     Raises:
-        DiskError: It cannot be attached; the text names the disk and the reason.
+        DiskError: The disk cannot be attached; the text names the disk and the reason.
     """
     name = file_name(disk.source)
     present = [loop for loop in loops(folder) if loop.file.name == name]
@@ -166,19 +166,19 @@ def attach(folder: Path, disk: DataDisk) -> None:
 
 
 def detach(loop: Loop) -> None:
-    """Detach a loop device; one that is in use goes with its last user.
+    """Detach a loop device; if it is in use, the kernel removes it when it is closed.
 
     Raises:
-        DiskError: The kernel or this machine's rights refuse it.
+        DiskError: The kernel or this machine's permissions do not allow it.
     """
     _losetup("--detach", loop.path, what=f"data disk {loop.file.name}")
 
 
 def keep(folder: Path, names: Collection[str]) -> None:
-    """Detach every loop device of the lab whose file is not among these names.
+    """Detach every loop device of the lab whose file has none of these names.
 
     Raises:
-        DiskError: One cannot be detached.
+        DiskError: A device cannot be detached.
     """
     for loop in loops(folder):
         if loop.file.name not in names and not loop.leaving:
@@ -186,7 +186,7 @@ def keep(folder: Path, names: Collection[str]) -> None:
 
 
 def remove_all(folder: Path) -> list[str]:
-    """Detach all loop devices of a lab whose workers are gone, remove its disks, and return what was there.
+    """Detach all loop devices of a lab whose workers were removed, and remove its disks; return what was removed.
 
     Raises:
         DiskError: A device cannot be detached.
@@ -195,14 +195,14 @@ def remove_all(folder: Path) -> list[str]:
     keep(folder, ())
     deadline = time.monotonic() + RELEASE_TIMEOUT
     while loops(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)  # polls until the kernel has let the last one go, or the deadline
+        time.sleep(0.05)  # polls until the kernel has removed the last one, or the deadline
     removed += [f"disk {path}" for path in sorted(folder.glob("*"))]
     shutil.rmtree(folder, ignore_errors=True)
     return removed
 
 
 def described(loop: Loop) -> str:
-    """Return a loop device as people read it."""
+    """Return a description of a loop device for users."""
     return f"loop device {loop.path} of {loop.file}"
 
 

@@ -1,7 +1,7 @@
-"""The container engine's command line: which one answers, and how it is called.
+"""The container engine's command line: finding an engine, and calling it.
 
-Docker and Podman are driven through their command lines, whose flags used here are the same. A rootless Podman
-does not serve: workers need fixed addresses that the controller reaches.
+Docker and Podman are called by their command lines; the flags used here are the same for both. A rootless Podman is not
+supported: workers need fixed addresses that the controller can reach.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from tpu_ops.errors import OpsError, UsageError
 
-#: Tried in this order; a daemon that only root may use is asked through sudo.
+#: Tried in this order; sudo is for a daemon that only root may use.
 CANDIDATES = (("docker",), ("podman",), ("sudo", "-n", "docker"), ("sudo", "-n", "podman"))
 _FIX = "run `make demo`, or `tools/setup.sh engine`, which installs and starts one; or start yours"
 
@@ -27,7 +27,7 @@ class EngineError(OpsError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a command of the engine left: exit code and both outputs."""
+    """The result of an engine's command: exit code and both outputs."""
 
     code: int
     stdout: str
@@ -39,7 +39,7 @@ class Engine:
     """One container engine.
 
     Attributes:
-        command: The words that every call starts with, for example ``("sudo", "-n", "docker")``.
+        command: The first words of every call, for example ``("sudo", "-n", "docker")``.
     """
 
     command: tuple[str, ...]
@@ -58,12 +58,12 @@ class Engine:
         """Run one command without blocking the event loop.
 
         Args:
-            args: What follows the engine's name.
+            args: The arguments after the engine's name.
             timeout: Seconds after which the command is ended.
-            check: Whether a non-zero exit code is an error.
+            check: Whether a non-zero exit code raises an error.
 
         Raises:
-            EngineError: The command failed (with `check`) or took too long.
+            EngineError: The command failed (with `check`) or timed out.
         """
         process = await asyncio.create_subprocess_exec(
             *self.command,
@@ -86,7 +86,7 @@ class Engine:
         return _checked(self, args, result) if check else result
 
     def call(self, *args: str, timeout: float = 120, check: bool = True) -> Result:
-        """Run one command and wait for it: `run` for code outside an event loop."""
+        """Run one command and wait for it, as `run` does, outside of an event loop."""
         try:
             done = subprocess.run(
                 [*self.command, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
@@ -98,7 +98,7 @@ class Engine:
 
 
 def _shown(engine: Engine, args: Sequence[str]) -> str:
-    """Return the few words of a command that say what it was about."""
+    """Return the first words of a command, for messages."""
     return " ".join([engine.name, *args[:2]])
 
 
@@ -116,10 +116,9 @@ def _checked(engine: Engine, args: Sequence[str], result: Result) -> Result:
 
 
 def reason(text: str) -> str:
-    """Return the line of an engine's complaint that says why, or the empty string.
+    """Return the line of an engine's error output that has the reason, or the empty string.
 
-    Docker's client closes with a line of its own that only repeats which container it was about; what the daemon
-    answered stands before it.
+    Docker's client prints a last line that only repeats the container's name; the daemon's answer comes before it.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     daemon = [line for line in lines if "response from daemon" in line]
@@ -127,10 +126,10 @@ def reason(text: str) -> str:
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Engine:
-    """Return the engine that TPU_OPS_ENGINE names, else the first that answers.
+    """Return the engine that TPU_OPS_ENGINE names, else the first one that answers.
 
     Raises:
-        UsageError: None answers; the error says what each one said.
+        UsageError: No engine answers; the error has the reason for each.
     """
     named = environ.get("TPU_OPS_ENGINE", "")
     candidates = [tuple(words) for words in CANDIDATES if not named or words[-1] == named]
@@ -150,7 +149,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Engine:
 
 
 def _refusal(engine: Engine) -> str | None:
-    """Return why this engine cannot serve, or None when it can."""
+    """Return why this engine cannot be used, or None if it can."""
     template = "{{.Host.Security.Rootless}}" if engine.is_podman else "{{.ServerVersion}}"
     try:
         answer = engine.call("info", "--format", template, timeout=20, check=False)

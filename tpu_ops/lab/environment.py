@@ -1,4 +1,4 @@
-"""What a shell needs to talk to the lab instead of the real service, and the group_vars for workers in containers."""
+"""The environment variables of a shell that uses the lab, and the group_vars for workers in containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpu_ops.lab.api.catalogue import ZONES
 from tpu_ops.lab.containers import CACHE_MOUNT
 from tpu_ops.lab.instance import PROJECT, USER, Endpoints, Instance
 
-#: Where workers of the lab find the variables that stand for a pod's metadata.
+#: File on the lab's workers with the variables that replace a pod's metadata.
 WORKER_ENVIRONMENT = "/etc/tpu-lab/environment"
 
 
@@ -24,11 +24,11 @@ def variables(
 
     Args:
         lab: The instance.
-        endpoints: Where its API answers.
-        fleet_inventory: The fleet's own file; None takes the plain one that the lab keeps.
-        tool_config: The ansible.cfg of this tool, for a fleet directory that has none.
-        keys: Those that are set in it. Where it says which zones or which published snapshot are read, the lab's own
-            take their place.
+        endpoints: The endpoints of its API.
+        fleet_inventory: The fleet's file; None means the plain one that the lab keeps.
+        tool_config: The ansible.cfg of this clone, for a fleet directory that has none.
+        keys: The keys that the fleet's file sets. If it sets zones or a published snapshot, the lab's own values
+            override them.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
     file = fleet_inventory or own
@@ -41,11 +41,11 @@ def variables(
         "TPU_OPS_PROJECT": PROJECT,
         "TPU_OPS_USER": USER,
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
-        # A directory stands for the file that it is found by alone.
+        # A fleet's directory stands for its file if the file has the default name.
         "TPU_OPS_FLEET": str(fleet if file.parts[-2:] == own.parts[-2:] else file),
         **({"TPU_OPS_ZONES": ",".join(ZONES)} if "zones" in keys else {}),
         **({"TPU_OPS_SNAPSHOT": "api"} if "snapshot" in keys else {}),
-        # Else Ansible finds plugins and roles in the clone itself only, and elsewhere sees an empty inventory.
+        # Without this, Ansible would find plugins and roles only in the clone, and an empty inventory elsewhere.
         "ANSIBLE_CONFIG": str(own_config if own_config.is_file() else tool_config),
         "ANSIBLE_INVENTORY": f"{file},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
@@ -55,15 +55,15 @@ def variables(
         "CLOUDSDK_CORE_PROJECT": PROJECT,
         "CLOUDSDK_CONFIG": str(lab.directory / "gcloud"),
         "STORAGE_EMULATOR_HOST": endpoints.rest,
-        # Credentials that do not exist: a command that lost its endpoint fails instead of reaching the real service.
+        # A path that does not exist: a command that lost its endpoint fails instead of reaching the real service.
         "GOOGLE_APPLICATION_CREDENTIALS": str(lab.directory / "no-credentials.json"),
     }
 
 
 def last_fleet(lab: Instance) -> Path | None:
-    """Return the file of the fleet that a shell was given with this lab last; None where there was none or it is gone.
+    """Return the fleet file of the shell that last used this lab; None if there was none or it no longer exists.
 
-    Its people and settings are those that the lab's workers have.
+    The lab's workers are configured with its users and settings.
     """
     try:
         file = Path(os.fsdecode(lab.fleet_file.read_bytes()))
@@ -73,31 +73,31 @@ def last_fleet(lab: Instance) -> Path | None:
 
 
 def remember_fleet(lab: Instance, file: Path) -> None:
-    """Keep the file of the fleet that a shell is given for the next one, which may be opened anywhere."""
-    # Where the disk is full the shell is still to be had.
+    """Remember a shell's fleet file for the next shell, which may be opened in another directory."""
+    # On a full disk, the shell still works.
     with contextlib.suppress(OSError):
         shared.replace(lab.fleet_file, os.fsencode(file))
 
 
 def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> None:
-    """Write the inventory files that stand beside the fleet's own while the lab is used.
+    """Write the inventory files that are used beside the fleet's own while the lab is used.
 
-    They are JSON, which is YAML. They win over the fleet's own group_vars in what they name (docs/lab.md lists it).
+    They are JSON, which is YAML. Their variables override the fleet's own group_vars (docs/lab.md lists them).
     """
     bundle = shared.certificate_bundle(environ)
     public_key = lab.private_key.with_suffix(".pub").read_text().strip()
     group_vars = {
         "base_ca_certificates": [str(bundle)] if bundle else [],
-        # Debian's own Python is new enough for JAX, Ubuntu 22.04's is not.
+        # Debian's own Python is new enough for JAX; that of Ubuntu 22.04 is not.
         "python_source": "{{ 'deadsnakes' if ansible_facts['distribution_version'] == '22.04' else 'distribution' }}",
         "python_version": "3.12",
-        # Containers of one machine share their downloads.
+        # Workers on one machine share their downloads.
         "python_uv_cache_dir": f"{CACHE_MOUNT}/uv",
         "jax_platform": "cpu",
         "launcher_environment_files": [WORKER_ENVIRONMENT],
-        # Containers have this machine's kernel, which may have no NFS client and cannot load one for them.
+        # Containers use this machine's kernel, which may have no NFS client, and cannot load its module.
         "nfs_client_units_only": True,
-        # The root of a container lacks a right that nfs-ganesha 5 asks for; older ones do not know the setting.
+        # Root in a container lacks a right that nfs-ganesha 5 needs; older versions do not know this setting.
         "nfs_ganesha_core": (
             "{{ {'allow_set_io_flusher_fail': true} if ansible_facts['distribution_release'] == 'trixie' else {} }}"
         ),

@@ -1,4 +1,4 @@
-"""What is seen of a running lab, and what happens to its nodes as it happens to real ones; asked of its API."""
+"""The workers of a running lab, and simulated events of its nodes, requested from its API."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from typing import Any
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.lab.instance import Instance, call
 
-#: Seconds that a maintenance event may take: every worker of the node shuts down and boots.
+#: Seconds for a maintenance event, in which every worker of the node shuts down and boots.
 MAINTENANCE_TIMEOUT = 300.0
-#: Seconds that the API may hold one request until an operation ends.
+#: Seconds for which the API may delay its answer to a request that waits for an operation.
 _WAIT = 10
 
 
 def workers(lab: Instance) -> list[dict[str, Any]]:
-    """Return the lab's workers: the API's rows, with the node's resource name taken apart.
-
-    Raises:
-        CloudError: The API does not answer.
-    """
+    """Return the lab's workers as the API lists them, with the node's resource name split into parts."""
     rows = call(lab, "GET", "/lab/workers")["workers"]
     if not isinstance(rows, list):
         raise CloudError(
@@ -33,32 +29,32 @@ def workers(lab: Instance) -> list[dict[str, Any]]:
 
 
 def node_name(lab: Instance, node: str, zone: str | None) -> str:
-    """Return the resource name of the one node that is meant.
+    """Return the resource name of the only node with this name.
 
     Raises:
-        UsageError: None or several are.
+        UsageError: There is none, or there are several.
     """
     found = {str(row["name"]) for row in workers(lab) if row["node"] == node and zone in (None, row["zone"])}
     if len(found) != 1:
         raise UsageError(
             f"{'no node' if not found else 'more than one node'} of the lab is named {node!r}",
             where=f"lab {lab.name!r}",
-            fix="`tpu_ops lab status` lists them; --zone tells two of the same name apart",
+            fix="`tpu_ops lab status` lists them; --zone selects one of several with the same name",
         )
     return found.pop()
 
 
 def preempt(lab: Instance, name: str) -> None:
-    """Kill the workers of a node, as the service does that takes its chips away.
+    """Kill the workers of a node, as a preemption does.
 
     Raises:
-        CloudError: The API refuses, for example since the node is not READY.
+        CloudError: The API refuses, for example because the node is not READY.
     """
     call(lab, "POST", "/lab/preempt", {"node": name})
 
 
 def maintain(lab: Instance, name: str) -> None:
-    """Let a maintenance event happen to a node and return when its workers serve again, under new addresses.
+    """Simulate a maintenance event of a node; return when its workers serve again, with new addresses.
 
     Raises:
         CloudError: The API refuses, or the event failed or did not end in time.

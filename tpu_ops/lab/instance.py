@@ -1,4 +1,4 @@
-"""One instance of the lab on this machine: where its files are, how its API process is started and stopped."""
+"""One instance of the lab on this machine: its files, and the start and end of its API process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tpu_ops.errors import CloudError, OpsError, UsageError
 from tpu_ops.files import state_root
 from tpu_ops.lab import process
 
-#: gRPC and REST port of the instance `default`.
+#: gRPC and REST port of the instance ``default``.
 DEFAULT_PORTS = (18470, 18471)
-#: Seconds to wait for another command that brings the same lab up or takes it down.
+#: Seconds to wait for another command that starts or stops the same lab.
 LOCK_TIMEOUT = 120.0
 PROJECT = "lab"
 USER = "tpu"
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a running API answers: gRPC as host:port, REST as URL."""
+    """The endpoints of a running API: gRPC as host:port, REST as URL."""
 
     grpc: str
     rest: str
@@ -43,11 +43,11 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class Instance:
-    """One lab of this machine.
+    """One lab on this machine.
 
     Attributes:
-        name: Lower-case letters and digits, at most 16; part of every name that the lab makes.
-        directory: Everything that the instance keeps on disk.
+        name: Lower-case letters and digits, at most 16; part of all names of the lab's containers and networks.
+        directory: The directory of the instance's files.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Instance:
 
     @property
     def state_file(self) -> Path:
-        """What the API knows; survives its restart."""
+        """The API's state, which survives its restart."""
         return self.directory / "api.json"
 
     @property
     def log_file(self) -> Path:
-        """What the API process wrote."""
+        """The log of the API process."""
         return self.directory / "api.log"
 
     @property
@@ -70,32 +70,32 @@ class Instance:
 
     @property
     def private_key(self) -> Path:
-        """The key that opens the lab's workers."""
+        """The ssh key for the lab's workers."""
         return self.directory / "ssh_key"
 
     @property
     def inventory_file(self) -> Path:
-        """The static inventory whose group_vars hold what workers in containers need."""
+        """The static inventory whose group_vars have the settings for workers in containers."""
         return self.directory / "inventory" / "lab.yml"
 
     @property
     def fleet_file(self) -> Path:
-        """Holds the path of the file of the fleet with which the lab was used last."""
+        """A file with the path of the fleet file that was last used with the lab."""
         return self.directory / "fleet"
 
     def endpoints(self) -> Endpoints | None:
-        """Return the endpoints of the running API process, or None when none runs."""
+        """Return the endpoints of the running API process, or None if there is none."""
         record = process.read(self.process_file)
         return Endpoints(record.grpc, record.rest) if record and record.serves and record.runs() else None
 
     def process(self) -> process.Record | None:
-        """Return the API process that runs, serving or not yet, recorded or not, or None."""
+        """Return the running API process, even if it does not serve yet or has no record, or None."""
         record = process.read(self.process_file)
         return record if record and record.runs() else process.unrecorded(self.state_file, self.name)
 
 
 def instance(environ: Mapping[str, str] = os.environ) -> Instance:
-    """Return the instance that the environment names (TPU_OPS_LAB, else ``default``).
+    """Return the instance that TPU_OPS_LAB names, by default ``default``.
 
     Raises:
         UsageError: The name cannot be part of container and network names.
@@ -111,7 +111,7 @@ def instance(environ: Mapping[str, str] = os.environ) -> Instance:
 
 
 def known(environ: Mapping[str, str] = os.environ) -> list[Instance]:
-    """Return every instance that has a directory, up or not."""
+    """Return every instance that has a directory, running or not."""
     folder = state_root(environ) / "lab"
     found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     return [Instance(name, folder / name) for name in found if _NAME.fullmatch(name)]
@@ -119,10 +119,10 @@ def known(environ: Mapping[str, str] = os.environ) -> list[Instance]:
 
 @contextlib.contextmanager
 def locked(lab: Instance) -> Iterator[None]:
-    """Hold the instance while it is brought up or taken down, so that two commands do not do it at once.
+    """Lock the instance against other commands that start or stop it.
 
     Raises:
-        OpsError: Another command held it for too long, or its directory cannot be made.
+        OpsError: Another command held the lock for too long, or the directory cannot be created.
     """
     deadline = time.monotonic() + LOCK_TIMEOUT
     while (handle := _take_lock(lab)) is None:
@@ -138,7 +138,7 @@ def locked(lab: Instance) -> Iterator[None]:
 
 
 def _take_lock(lab: Instance) -> TextIO | None:
-    """Return the locked file, or None where another command has it or has just removed it with the whole lab."""
+    """Return the locked file, or None if another command has the lock or has just removed the whole lab."""
     path = lab.directory / "lock"
     try:
         lab.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -161,7 +161,7 @@ def _take_lock(lab: Instance) -> TextIO | None:
 
 
 def ensure_key(lab: Instance) -> None:
-    """Make the instance's ssh key pair unless it is there.
+    """Create the instance's ssh key pair if it does not exist.
 
     Raises:
         OpsError: ssh-keygen is missing or failed.
@@ -181,10 +181,10 @@ def ensure_key(lab: Instance) -> None:
 
 
 def ports_of(lab: Instance, asked: int | None) -> tuple[int, int]:
-    """Return the ports to serve gRPC and REST on.
+    """Return the ports for gRPC and REST.
 
-    The default instance has fixed ports, so that an environment set once stays right. Other instances keep the
-    ports they had, else take free ones (0).
+    The default instance has fixed ports, so that a shell's environment stays valid. Other instances use their last
+    ports if these are free, else free ones (0).
 
     Raises:
         UsageError: A fixed port is in use by another process.
@@ -219,14 +219,10 @@ def _free(port: int) -> bool:
 
 @contextlib.contextmanager
 def writing(lab: Instance) -> Iterator[None]:
-    """Turn what the disk refuses into an error that names the instance's directory.
-
-    Raises:
-        OpsError: Likewise.
-    """
+    """Turn write errors into an error that names the instance's directory."""
     try:
         yield
-    except BrokenPipeError:  # no matter of the disk: whoever read this command's output is gone
+    except BrokenPipeError:  # not an error of the disk: the reader of this command's output has gone
         raise
     except OSError as exc:
         raise OpsError(
@@ -237,20 +233,21 @@ def writing(lab: Instance) -> Iterator[None]:
 
 
 def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout: float = 180) -> Endpoints:
-    """Start the instance's API process in the background and return its endpoints once it serves.
+    """Start the instance's API process in the background; return its endpoints once it serves.
 
-    Whatever fails or interrupts this, no process stays behind that no command finds.
+    After an error or an interrupt, no unrecorded process is left.
 
     Args:
-        lab: The instance; its lock is held by the caller.
-        ports: gRPC and REST port; 0 takes a free one.
-        seconds: Least time that a long-running operation takes.
-        timeout: How long to wait for it to serve, in seconds; workers that are to run are booted after that.
+        lab: The instance; the caller holds its lock.
+        ports: gRPC and REST port; 0 means a free one.
+        seconds: Minimum duration of a long-running operation.
+        timeout: Seconds to wait until the process serves; workers are booted after that.
 
     Raises:
-        OpsError: The process ended or did not serve in time (the error quotes its log), or the disk refused a file.
+        OpsError: The process ended or did not serve in time (the error quotes its log), or a file cannot be written.
     """
-    # Until its record is written it waits for a line: should this command be killed before, it reads the end instead.
+    # The process waits for a line until its record is written. If this command is killed before that, it reads EOF and
+    # ends.
     command = ["/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh", sys.executable, "-m", process.MODULE]
     command += ["--state", str(lab.state_file), "--seconds", str(seconds), "--containers", lab.name]
     command += ["--grpc-port", str(ports[0]), "--rest-port", str(ports[1])]
@@ -271,11 +268,11 @@ def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout:
 def _serving(
     lab: Instance, child: subprocess.Popen[bytes], ready: Path, ports: tuple[int, int], timeout: float
 ) -> Endpoints:
-    """Record a process that waits for its line, let it go on, and return its endpoints once it serves."""
+    """Record the waiting process, let it continue, and return its endpoints once it serves."""
     started = process.start_time(child.pid)
     where = (f"127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
     process.Record(child.pid, started, *where, serves=False).write(lab.process_file)
-    with contextlib.suppress(BrokenPipeError), cast(BinaryIO, child.stdin) as gate:  # one that has ended left a code
+    with contextlib.suppress(BrokenPipeError), cast(BinaryIO, child.stdin) as gate:  # its exit code is checked below
         gate.write(b"go\n")
     deadline = time.monotonic() + timeout
     while not (text := ready.read_text()).endswith("\n"):
@@ -295,7 +292,7 @@ def _serving(
 
 
 def answers(lab: Instance, timeout: float = 3) -> bool:
-    """Return whether the instance's API answers a request that needs neither its disk nor the container engine."""
+    """Return whether the instance's API answers a request that uses neither the disk nor the container engine."""
     try:
         call(lab, "GET", f"/compute/v1/projects/{PROJECT}", timeout=timeout)
     except CloudError:
@@ -304,10 +301,10 @@ def answers(lab: Instance, timeout: float = 3) -> bool:
 
 
 def stop_api(lab: Instance, timeout: float = 30) -> bool:
-    """End the instance's API process in order, one that does not serve yet too; return whether one ran.
+    """End the instance's API process, even if it does not serve yet; return whether there was one.
 
     Raises:
-        OpsError: It did not end, not even when it was killed.
+        OpsError: The process did not end, not even after SIGKILL.
     """
     ended = False
     while (found := lab.process()) is not None:
@@ -321,12 +318,12 @@ def _end(lab: Instance, found: process.Record, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         try:
             os.kill(found.pid, number)
-            # One that was stopped takes no notice of SIGTERM until it goes on.
+            # A process that was stopped by a signal handles SIGTERM only after SIGCONT.
             os.kill(found.pid, signal.SIGCONT)
         except ProcessLookupError:
             pass
         except PermissionError as exc:
-            raise _cannot_end(lab, found, "it is another user's: run this as that user") from exc
+            raise _cannot_end(lab, found, "it belongs to another user: run this as that user") from exc
         while found.runs():
             if time.monotonic() > deadline:
                 break
@@ -348,10 +345,10 @@ def _tail(path: Path, lines: int = 3) -> str:
 
 
 def call(lab: Instance, method: str, path: str, body: object = None, timeout: float = 30) -> dict[str, object]:
-    """Send one REST request to the instance's API and return the answer.
+    """Send a REST request to the instance's API and return the answer.
 
     Raises:
-        CloudError: No API runs, it does not answer, or it refuses.
+        CloudError: The API does not run, does not answer, or refuses the request.
     """
     endpoints = lab.endpoints()
     if endpoints is None:

@@ -1,4 +1,4 @@
-"""The two container networks of a lab: subnets that collide with nothing on this machine, remembered by the engine."""
+"""The two container networks of a lab, with subnets that do not overlap others on this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tpu_ops.lab.backend import Networks
 from tpu_ops.lab.engine import Engine, EngineError
 
 KINDS = ("internal", "external")
-#: Key of the label that names the lab which something of the engine belongs to.
+#: Key of the label that names the lab of a container or network.
 LABEL = "tpu-ops.lab"
-#: Where the subnets are taken from. External addresses come from the range that is reserved for benchmarks (RFC 2544):
-#: it looks like no private network, and no real host has an address in it.
+#: The ranges of the subnets. External addresses are from the range for benchmarks (RFC 2544): it cannot be confused
+#: with a private network, and no real host has an address in it.
 POOLS = {"internal": IPv4Network("10.160.0.0/12"), "external": IPv4Network("198.18.0.0/15")}
-#: 1022 addresses each: more workers than any machine boots.
+#: Prefix length: 1022 addresses each, for more workers than any machine can run.
 PREFIX = 22
 
 
@@ -29,7 +29,7 @@ def network_name(instance: str, kind: str) -> str:
 
 
 def candidates(instance: str, kind: str) -> Iterator[IPv4Network]:
-    """Yield every subnet of a pool, starting where the instance's name says, so that a lab tends to keep its own."""
+    """Yield every subnet of a range, from one given by the instance's name on, so that a lab tends to keep its own."""
     subnets = list(POOLS[kind].subnets(new_prefix=PREFIX))
     start = int.from_bytes(hashlib.sha256(f"{instance}/{kind}".encode()).digest()[:4], "big") % len(subnets)
     yield from subnets[start:]
@@ -37,10 +37,10 @@ def candidates(instance: str, kind: str) -> Iterator[IPv4Network]:
 
 
 def choose(instance: str, kind: str, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """Return the first candidate that overlaps nothing taken.
+    """Return the first candidate that overlaps none of the taken subnets.
 
     Raises:
-        OpsError: Everything overlaps.
+        OpsError: All candidates overlap.
     """
     taken = list(taken)
     for subnet in candidates(instance, kind):
@@ -53,7 +53,7 @@ def choose(instance: str, kind: str, taken: Iterable[IPv4Network]) -> IPv4Networ
 
 
 def parse_routes(text: str) -> list[IPv4Network]:
-    """Given /proc/net/route, return its destinations without the default route."""
+    """Return the destinations in /proc/net/route, without the default route."""
     found = []
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -66,7 +66,7 @@ def parse_routes(text: str) -> list[IPv4Network]:
 
 
 def default_device(text: str) -> str:
-    """Given /proc/net/route, return the device of the default route, or the empty string."""
+    """Return the device of the default route in /proc/net/route, or the empty string."""
     for line in text.splitlines()[1:]:
         words = line.split()
         if len(words) >= 8 and words[1] == words[7] == "00000000":
@@ -75,7 +75,7 @@ def default_device(text: str) -> str:
 
 
 def subnets_of(description: dict[str, Any]) -> list[IPv4Network]:
-    """Return the IPv4 subnets of a network as Docker or Podman describes it."""
+    """Return the IPv4 subnets of a network from the description by Docker or Podman."""
     entries = (description.get("IPAM") or {}).get("Config") or description.get("subnets") or []
     texts = [entry.get("Subnet") or entry.get("subnet") or "" for entry in entries]
     return [IPv4Network(text) for text in texts if text and ":" not in text]
@@ -93,10 +93,10 @@ def create_args(engine: Engine, instance: str, kind: str, subnet: IPv4Network, m
 
 
 def ensure(engine: Engine, instance: str) -> Networks:
-    """Return the instance's networks, made unless they are there.
+    """Return the instance's networks; create them if they do not exist.
 
     Raises:
-        OpsError: The engine cannot make them.
+        OpsError: The engine cannot create them.
     """
     found = {}
     for kind in KINDS:
@@ -127,7 +127,7 @@ def _create(engine: Engine, instance: str, kind: str) -> IPv4Network:
         try:
             engine.call(*create_args(engine, instance, kind, subnet, mtu))
         except EngineError as exc:
-            # Another lab of this machine may have taken the subnet, or this very network, in the meantime.
+            # Another lab on this machine may have taken the subnet or created this network meanwhile.
             if existing := _existing(engine, instance, kind):
                 return existing
             if "overlap" not in exc.what.lower() and "already" not in exc.what.lower():

@@ -1,7 +1,7 @@
-"""The API's process as this machine knows it: what was recorded of it, and whether a process really is that one.
+"""The API's process: its record on this machine, and whether a running process is the recorded one.
 
-What is found here may be signalled, so nothing is believed: a record is a file that anything may have written, and
-the kernel gives a process id to another process once its owner is gone.
+The process may receive signals, so the record is not trusted: any user's program may have written the file, and the
+kernel may have given the process id to another process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _REST = re.compile(r"http://127\.0\.0\.1:\d{1,5}")
 
 @dataclass(frozen=True)
 class Record:
-    """What stands in an instance's ``process.json``.
+    """The content of an instance's ``process.json``.
 
     Attributes:
         pid: Process id.
-        started: When it started, in clock ticks since boot: process ids are used again.
-        grpc: Where it answers, or will; port 0 while it is not known yet.
-        rest: Likewise.
-        serves: Whether it has said that it answers.
+        started: When it started, in clock ticks since boot, because process ids are used again.
+        grpc: The gRPC endpoint; port 0 if not known yet.
+        rest: The REST endpoint; port 0 if not known yet.
+        serves: Whether it has reported that it serves.
     """
 
     pid: int
@@ -39,18 +39,18 @@ class Record:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """Where it answers gRPC and REST."""
+        """The ports for gRPC and REST."""
         return int(self.grpc.rsplit(":", 1)[1]), int(self.rest.rsplit(":", 1)[1])
 
     def runs(self) -> bool:
-        """Return whether this very process still runs, and is one of the lab's API."""
+        """Return whether the recorded process still runs and is a process of the lab's API."""
         return start_time(self.pid) == self.started and serves_api(arguments(self.pid))
 
     def write(self, path: Path) -> None:
-        """Put the record in a file, whole or not at all.
+        """Write the record to a file atomically.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         partial = path.with_suffix(".new")
         try:
@@ -61,22 +61,22 @@ class Record:
 
 
 def read(path: Path) -> Record | None:
-    """Return the record that a file holds, of a process that runs or ran, or None where it holds none."""
+    """Return the record in a file, of a process that runs or ran; None if there is no valid one."""
     try:
         found = json.loads(path.read_bytes())
         record = Record(found["pid"], found["started"], found["grpc"], found["rest"], found.get("serves", True))
         sound = _GRPC.fullmatch(record.grpc) and _REST.fullmatch(record.rest) and max(record.ports) < 1 << 16
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    # A bool is an int as well. Process 1 and process groups (0, negative) are never the lab's.
+    # A bool is an int too. Process 1 and process groups (0, negative) are never valid.
     whole = type(record.pid) is int and record.pid > 1 and type(record.started) is str and type(record.serves) is bool
     return record if sound and whole else None
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; the empty string where none runs.
+    """Return when a process started, in clock ticks since boot; empty if it does not run.
 
-    One that has ended and only waits to be reaped (as under an init that does not reap) does not run.
+    A zombie does not count as running.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()
@@ -86,7 +86,7 @@ def start_time(pid: int) -> str:
 
 
 def arguments(pid: int) -> list[str]:
-    """Return the command line of a process; nothing where it cannot be read."""
+    """Return the command line of a process; empty if it cannot be read."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except OSError:
@@ -94,12 +94,12 @@ def arguments(pid: int) -> list[str]:
 
 
 def serves_api(words: list[str]) -> bool:
-    """Return whether a command line is that of the lab's API: an editor's or a pager's may name it too."""
+    """Return whether a command line is that of the lab's API; an editor's may contain the module's name as well."""
     return ("-m", MODULE) in itertools.pairwise(words)
 
 
 def unrecorded(state_file: Path, instance: str) -> Record | None:
-    """Return an API process of this lab that runs although no record tells of it, as when the record was removed."""
+    """Return a running API process of this lab that has no record, for example because the file was removed."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or not serves_api(words := arguments(int(entry.name))):
             continue

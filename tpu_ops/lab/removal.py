@@ -1,6 +1,6 @@
-"""What a lab has in the container engine and on this machine, and how all of it is removed.
+"""Find and remove all parts of a lab, in the container engine and on this machine.
 
-What belongs to a lab is known by its label and its directory: no state file is asked.
+They are found by the lab's label and directory, without its state file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tpu_ops.lab import containers, disks, networks, shared
 from tpu_ops.lab.engine import Engine, find
 from tpu_ops.lab.image import bootstrap
 
-#: Commands of the engine at a time; more only wait for the same two cores.
+#: Maximum number of concurrent commands of the engine; more would only wait for the same two cores.
 PARALLEL = 4
 
 
 async def container_names(engine: Engine, instance: str) -> list[str]:
-    """Return the names of all containers of a lab, whatever their state."""
+    """Return the names of all containers of a lab in any state."""
     shown = await engine.run("ps", "-a", "--filter", f"label={networks.LABEL}={instance}", "--format", "{{.Names}}")
     return shown.stdout.split()
 
@@ -41,7 +41,7 @@ async def _network_names(engine: Engine, instance: str) -> list[str]:
 
 async def _teardown(engine: Engine, instance: str) -> list[str]:
     removed = []
-    # A command of a lab that was killed may still be making a container: look again until there is none.
+    # A command of a killed lab may still be creating a container: repeat until there is none.
     while names := await container_names(engine, instance):
         await remove_containers(engine, names)
         removed += [f"container {name}" for name in names]
@@ -65,20 +65,20 @@ async def _leftovers(engine: Engine, instance: str) -> list[str]:
 
 
 def teardown(instance: str, engine: Engine | None = None) -> list[str]:
-    """Remove all of a lab: containers, networks, data disks and directories, half made ones too; return what was there.
+    """Remove all parts of a lab, even incomplete ones; return descriptions of what was removed.
 
-    What belongs to the lab is known by its labels and its directory, whatever the API's state file says. The cache
-    that all labs share and the images stay.
+    They are found by the lab's label and directory, whatever the API's state file says. The images, and the cache that
+    all labs share, stay.
 
     Raises:
         UsageError: No container engine answers.
-        EngineError: The engine refuses to remove something.
+        EngineError: The engine failed to remove something.
     """
     return asyncio.run(_teardown(engine or find(), instance))
 
 
 def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
-    """Return what of a lab still exists, for people to read; nothing after `teardown`."""
+    """Return descriptions of the remaining parts of a lab; none after `teardown`."""
     return asyncio.run(_leftovers(engine or find(), instance))
 
 
@@ -86,7 +86,7 @@ async def _instances(engine: Engine) -> list[str]:
     ids = (await engine.run("ps", "-a", "-q", "--filter", f"label={networks.LABEL}")).stdout.split()
     found: set[str] = set()
     for each in ids:
-        # One at a time: a container that goes in between must not hide the others.
+        # Inspect one at a time: a container that is removed meanwhile must not hide the others.
         shown = await engine.run(
             "inspect",
             "--type",
@@ -101,11 +101,11 @@ async def _instances(engine: Engine) -> list[str]:
 
 
 def instances(engine: Engine | None = None) -> list[str]:
-    """Return the labs that have containers, whatever state directory they were made from.
+    """Return the labs that have containers, also those of other state directories.
 
     Raises:
         UsageError: No container engine answers.
-        EngineError: The engine refuses.
+        EngineError: The engine failed.
     """
     return asyncio.run(_instances(engine or find()))
 
@@ -124,10 +124,10 @@ async def _remove_shared(engine: Engine) -> list[str]:
 
 
 def remove_shared(engine: Engine | None = None) -> list[str]:
-    """Remove the workers' images and the cache of what they downloaded; return what was there.
+    """Remove the workers' images and the download cache; return what was removed.
 
     Raises:
         UsageError: No container engine answers.
-        EngineError: A worker still uses them.
+        EngineError: A worker still uses one of them.
     """
     return asyncio.run(_remove_shared(engine or find()))

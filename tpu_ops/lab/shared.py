@@ -1,4 +1,4 @@
-"""What the lab and its workers share: the directories of their guest agents, the network, the kernel's limits."""
+"""Resources that the lab and its workers share: directories of the guest agents, the network, kernel limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from tpu_ops.files import state_root
 from tpu_ops.lab.backend import BackendError
 
-#: No file of an agent is larger; a worker's root may write what it likes.
+#: Maximum size of an agent's file in bytes; a worker's root user may write anything.
 MAX_BYTES = 1 << 20
-#: inotify instances of a worker that has booted, and of one that several people are logged in to (both measured).
+#: inotify instances of a worker after its boot, and with several users logged in (both measured).
 INOTIFY_AT_BOOT, INOTIFY_IN_USE = 7, 16
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 _SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
@@ -28,18 +28,18 @@ def worker_directories(instance: str) -> Path:
 
 
 def certificate_bundle(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the file of the certificate authorities that this machine trusts, or None where it has none."""
+    """Return the file of certificate authorities that this machine trusts, or None if there is none."""
     named = (environ.get("SSL_CERT_FILE"), _SYSTEM_CA)
     return next((Path(name) for name in named if name and Path(name).is_file()), None)
 
 
 def entries(parent: Path) -> list[Path]:
-    """Return what a directory holds; nothing where it does not exist."""
+    """Return the entries of a directory; empty if it does not exist."""
     return sorted(parent.iterdir()) if parent.is_dir() else []
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a worker's directory; what root made below it through root's rights."""
+    """Remove a worker's directory; with sudo if root has created files in it."""
     shutil.rmtree(path, ignore_errors=True)
     if path.exists() and os.geteuid() != 0:
         command = ["sudo", "-n", "rm", "-rf", "--one-file-system", "--", str(path)]
@@ -47,7 +47,7 @@ def remove_directory(path: Path) -> None:
 
 
 def read(path: Path) -> str:
-    """Return a small file's text, or the empty string; a link that a worker planted is not followed."""
+    """Return a small file's text, or the empty string; a link that a worker has created is not followed."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             return file.read(MAX_BYTES).decode(errors="replace")
@@ -56,7 +56,7 @@ def read(path: Path) -> str:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file at once, readable by its owner only; leave it alone if it already says the same."""
+    """Replace a file atomically, readable by its owner only; do nothing if it has this content already."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if read(path) == content.decode():
         return
@@ -81,10 +81,10 @@ async def ssh_answers(address: str, port: int = 22) -> bool:
 
 
 def inotify_limit(workers: int, limit: int) -> int | None:
-    """Return the limit of inotify instances to ask for, or None where the present one does.
+    """Return the required limit of inotify instances, or None if the current one is sufficient.
 
     Args:
-        workers: How many workers of all labs are to run at once.
+        workers: The number of running workers of all labs.
         limit: fs.inotify.max_user_instances.
     """
     wanted = workers * INOTIFY_IN_USE + 64
@@ -92,10 +92,10 @@ def inotify_limit(workers: int, limit: int) -> int | None:
 
 
 def allow_inotify(workers: int) -> None:
-    """Raise the kernel's limit of inotify instances where this many workers need it: systemd holds several each.
+    """Raise the kernel's limit of inotify instances if this many workers need it: systemd uses several in each.
 
     Raises:
-        BackendError: It is too low and may not be raised.
+        BackendError: The limit is too low and cannot be raised.
     """
     try:
         limit = int(INOTIFY.read_text())

@@ -1,7 +1,7 @@
-"""The lab's workers as containers: makes true what the API's state says, through the container engine's command line.
+"""The lab's workers as containers: carry out the API's state through the container engine's command line.
 
-Everything made carries the instance's name and label, so that two labs run side by side and either can be removed
-whole. Each worker has a directory below the lab's own, shared with the guest agent in its container.
+Everything that is created has the instance's name and label, so that two labs can run side by side, and each can be
+removed completely. Each worker has a directory below the lab's own, shared with its guest agent.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ PUBLISH_SECONDS = 10.0
 
 
 class ContainerBackend:
-    """Plays the workers of one lab with containers (`tpu_ops.lab.backend.Backend`).
+    """Runs the workers of one lab as containers (`tpu_ops.lab.backend.Backend`).
 
     Args:
         instance: Name of the lab.
-        engine: The container engine; None takes the one that answers.
+        engine: The container engine; None means the first one that answers.
 
     Raises:
         UsageError: No container engine answers.
-        OpsError: The engine cannot make the lab's networks.
+        OpsError: The engine cannot create the lab's networks.
     """
 
     def __init__(self, instance: str, engine: Engine | None = None) -> None:
@@ -47,22 +47,22 @@ class ContainerBackend:
 
     @property
     def networks(self) -> Networks:
-        """The two networks of the lab; they exist as long as the lab does."""
+        """The two networks of the lab, which exist as long as the lab does."""
         return self._networks
 
     def image(self, runtime_version: str) -> str:
-        """Return what really stands behind a runtime version, for people to read."""
+        """Return a description for users of the image that is used for a runtime version."""
         return build.describe(self.engine, runtime_version)
 
     def directory(self, worker: WorkerSpec) -> Path:
-        """Return what the lab and a worker's guest agent share."""
+        """Return the directory that the lab and a worker's guest agent share."""
         return self._directories / container_name(self.instance, worker)
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
-        """Make these workers exist and run under exactly these addresses; return when each serves ssh.
+        """Create and start these workers under exactly these addresses; return when each one serves ssh.
 
         Raises:
-            BackendError: A worker did not come up; the others may have.
+            BackendError: A worker did not start; the others may have.
         """
         with _as_backend_error():
             images = {
@@ -85,7 +85,7 @@ class ContainerBackend:
                     self.instance, worker, image=image.tag, directory=self.directory(worker), cgroup=cgroup
                 )
                 done = await self.engine.run(*args, check=False)
-                # An engine's command may outlive a lab that was killed, and so come first.
+                # A command of a lab that was killed may still run, and create the container first.
                 if done.code and "already in use" not in done.stderr:
                     raise BackendError(f"{name} could not be created: {reason(done.stderr)}")
 
@@ -104,7 +104,7 @@ class ContainerBackend:
                 (self.directory(worker) / "status.json").unlink(missing_ok=True)
                 await self.engine.run("start", container.name)
 
-        # All addresses are given up before any is taken, so that workers may swap them.
+        # Release all addresses before any is assigned, so that workers may swap them.
         await self._each(workers, create)
         found = await self._found()
         await self._each(workers, leave)
@@ -114,7 +114,7 @@ class ContainerBackend:
         await self._release()
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
-        """Shut these workers down and keep their disks. Workers that do not run are left as they are."""
+        """Shut these workers down and keep their disks. Workers that do not run are left unchanged."""
 
         async def stop(name: str) -> None:
             await self.engine.run("stop", "-t", str(HALT_SECONDS), name, timeout=HALT_SECONDS + 60)
@@ -122,11 +122,11 @@ class ContainerBackend:
         await self._end(workers, stop)
 
     async def kill(self, workers: Sequence[WorkerSpec]) -> None:
-        """End these workers at once, as a preemption does; their disks are kept until `remove`."""
+        """Kill these workers, as a preemption does; their disks are kept until `remove`."""
 
         async def kill(name: str) -> None:
             if (await self.engine.run("kill", name, check=False)).code:
-                # Between two starts there is no process to kill, but the engine would start it again.
+                # Between two starts there is no process to kill, but the engine would start the container again.
                 await self.engine.run("stop", "-t", "0", name)
 
         await self._end(workers, kill)
@@ -147,7 +147,7 @@ class ContainerBackend:
         await self._each(workers, one)
 
     async def remove(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove these workers and their disks. Workers that do not exist are passed over."""
+        """Remove these workers and their disks. Workers that do not exist are skipped."""
         with _as_backend_error():
             found = await self._found()
 
@@ -161,9 +161,9 @@ class ContainerBackend:
         await self._release(self._by_name(workers))
 
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
-        """Attach and detach data disks, and hand the workers' metadata to their guest agents.
+        """Attach and detach data disks, and pass the workers' metadata to their guest agents.
 
-        Waits a moment for those that run to have applied it.
+        Wait a moment for running workers to apply it.
 
         Raises:
             BackendError: A disk could not be attached.
@@ -182,15 +182,15 @@ class ContainerBackend:
             while (status := self._status(worker)).ready and not containers.serves(status, content):
                 if asyncio.get_running_loop().time() > deadline:
                     return
-                await asyncio.sleep(0.1)  # polls the agent's answer until the deadline
+                await asyncio.sleep(0.1)  # polls the agent's status until the deadline
             self._complain_of_disks(worker)
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
-        """Return what the worker's guest agent published: namespace -> key -> value (empty before its first boot)."""
+        """Return the attributes that the worker's guest agent published: namespace -> key -> value."""
         return containers.parse_attributes(shared.read(self.directory(worker) / "guest_attributes.json"))
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove whatever this instance holds that belongs to none of these workers."""
+        """Remove everything of this instance that belongs to none of these workers."""
         keep = {container_name(self.instance, worker) for worker in workers}
         with _as_backend_error():
             extra = sorted(set(await self._found()) - keep)
@@ -206,7 +206,7 @@ class ContainerBackend:
         names = await container_names(self.engine, self.instance)
         if not names:
             return {}
-        # A container that went away in between is missing in the answer.
+        # A container that was removed meanwhile is missing in the answer.
         shown = await self.engine.run("container", "inspect", *names, check=False)
         described = [containers.parse_container(entry) for entry in json.loads(shown.stdout or "[]")]
         return {container.name: container for container in described}
@@ -214,10 +214,10 @@ class ContainerBackend:
     async def _each(
         self, workers: Iterable[WorkerSpec], act: Callable[[WorkerSpec], Awaitable[None]], *, slots: bool = True
     ) -> None:
-        """Do one thing for every worker, a few at a time; report all failures as one.
+        """Call a function for every worker, a few at a time; report all failures as one.
 
         Raises:
-            BackendError: It failed for some worker; the text names up to three.
+            BackendError: It failed for a worker; the text names up to three.
         """
 
         async def guarded(worker: WorkerSpec) -> None:
@@ -250,7 +250,7 @@ class ContainerBackend:
         shared.replace(self.directory(worker) / "metadata.json", self._metadata(worker))
 
     def _complain_of_disks(self, worker: WorkerSpec) -> None:
-        """Raise BackendError if a worker's agent could not make the devices of its data disks."""
+        """Raise BackendError if a worker's agent could not create the devices of its data disks."""
         if worker.disks and (fault := self._status(worker).disk_fault):
             raise BackendError(f"{worker.node} worker {worker.index}: data disk {fault}")
 
@@ -258,7 +258,7 @@ class ContainerBackend:
         return containers.parse_status(shared.read(self.directory(worker) / "status.json"))
 
     async def _wait_until_it_serves(self, worker: WorkerSpec) -> None:
-        """Return once a worker's agent has applied its metadata, people are let in, and sshd answers on its address."""
+        """Return once a worker has applied its metadata, accepts logins, and its sshd answers on its address."""
         name, content = container_name(self.instance, worker), self._metadata(worker)
         loop = asyncio.get_running_loop()
         deadline, look = loop.time() + BOOT_TIMEOUT, loop.time() + 3
@@ -276,7 +276,7 @@ class ContainerBackend:
         self._complain_of_disks(worker)
 
     async def _complain_if_down(self, name: str) -> None:
-        """Raise BackendError if a container has ended or ends again and again."""
+        """Raise BackendError if a container has ended or keeps restarting."""
         container = (await self._found()).get(name)
         if container is None:
             raise BackendError("its container was removed while it booted")
@@ -288,7 +288,7 @@ class ContainerBackend:
             hint = f" (it does not see {self._directories}: set TPU_OPS_STATE to a directory that the engine shares)"
         logs = await self.engine.run("logs", "--tail", "5", name, check=False)
         said = " / ".join((logs.stdout + logs.stderr).split("\n")[-6:]).strip(" /")
-        raise BackendError(f"its container ended with code {container.exit_code}{hint}: {said or 'it said nothing'}")
+        raise BackendError(f"its container ended with code {container.exit_code}{hint}: {said or 'without output'}")
 
     async def _journal(self, name: str) -> str:
         shown = await self.engine.run(
@@ -303,7 +303,7 @@ class ContainerBackend:
 
 @contextlib.contextmanager
 def _as_backend_error() -> Iterator[None]:
-    """Turn the errors of the packages below into the one that the API expects."""
+    """Turn errors of lower layers into the one that the API expects."""
     try:
         yield
     except OpsError as exc:

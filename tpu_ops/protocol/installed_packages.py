@@ -15,7 +15,7 @@ _DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 
 
 def normalised(name: str) -> str:
-    """Return a package's name in the form in which names are compared."""
+    """Return a package's name in the normal form in which names are compared."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -35,7 +35,7 @@ def packages(path: str) -> dict[str, str]:
 
 
 def python_version(path: str) -> str:
-    """Return the version that pyvenv.cfg names; empty where there is none."""
+    """Return the version in pyvenv.cfg; empty if there is none."""
     found = ""
     try:
         with open(os.path.join(path, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
@@ -49,7 +49,7 @@ def python_version(path: str) -> str:
 
 
 def minor(version: str) -> str:
-    """Return a version of Python as major.minor: the last part is what the source had on the day it was installed."""
+    """Return a version of Python as major.minor. The patch version depends on the day of the installation."""
     return ".".join(version.split(".")[:2])
 
 

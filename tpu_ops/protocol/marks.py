@@ -15,19 +15,20 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 
-#: Below the person's home: where the directories are. In it: the lists of what was put into each, and their locks.
+#: Directory below the user's home that contains the synced directories; and the directory in it for the lists of synced
+#: files and the locks.
 PARENT = b"tpu_ops"
 LISTS = b".synced"
 _PIECE = 2**20
-#: The mark of a directory, and that of what no sync brings.
+#: The mark of a directory, and that of a file that cannot be synced.
 FOLDER, OTHER = "d", "?"
 
 
 def mark(path: bytes) -> str:
-    """Return what a path is: its kind, with the content or the target of a file or link; empty where nothing is.
+    """Return the mark of a path: its kind, with the digest of a file or the target of a link; empty if it is missing.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The path cannot be read.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -49,7 +50,7 @@ def mark(path: bytes) -> str:
 
 
 def digest(marks: Mapping[bytes, str]) -> str:
-    """Return the digest of a tree: of all files' names, executable bits and contents; 12 hexadecimal digits."""
+    """Return the digest of a tree: of the names, executable bits and contents of all files; 12 hexadecimal digits."""
     total = hashlib.sha256()
     for name in sorted(marks):
         if marks[name] != FOLDER:
@@ -59,7 +60,7 @@ def digest(marks: Mapping[bytes, str]) -> str:
 
 
 def listed(parent: bytes, name: bytes) -> set[bytes] | None:
-    """Return the files that syncs have put into a directory; None where there is no list."""
+    """Return the files that syncs have put into a directory; None if there is no list."""
     try:
         with open(os.path.join(parent, LISTS, name), "rb") as file:
             return {entry for entry in file.read().split(b"\0") if entry}
@@ -68,11 +69,11 @@ def listed(parent: bytes, name: bytes) -> set[bytes] | None:
 
 
 def digest_of(parent: bytes, name: bytes, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the digest of the listed files as they are now.
+    """Return the digest of the current content of the listed files.
 
     Args:
-        parent: The directory that holds the lists.
-        name: The directory's name in it.
+        parent: The directory that contains the synced directory and its list.
+        name: The name of the synced directory.
         beat: Called before each file is read.
 
     Raises:
@@ -85,11 +86,11 @@ def digest_of(parent: bytes, name: bytes, beat: Callable[[], None] = lambda: Non
     return digest(marks)
 
 
-# --- the locks of a directory: their files are the person's, beside the list ------------------------------------
+# --- the locks of a directory: files of the user, beside the list ------------------------------------
 
 
 def use_lock(parent: bytes, name: bytes) -> bytes:
-    """Return the file that every run locks while it uses a directory (shared), and a sync while it changes that."""
+    """Return the file that a run locks (shared) while it uses a directory, and a sync while it changes files."""
     return os.path.join(parent, LISTS, b"." + name + b".run")
 
 
@@ -99,9 +100,9 @@ def turn_lock(parent: bytes, name: bytes) -> bytes:
 
 
 def opened(path: bytes) -> int | None:
-    """Return the descriptor of a lock's file, made where it is missing; None where it cannot be opened or made."""
+    """Open or create a lock's file; return the descriptor, or None if that is impossible."""
     try:
-        # The person may have put a link or a pipe in its place.
+        # The flags guard against a link or a pipe that the user has put in its place.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
@@ -112,7 +113,7 @@ def opened(path: bytes) -> int | None:
 
 
 def take(descriptor: int | None, *, shared: bool = False) -> bool:
-    """Lock a file; return False where a process that excludes this one has it. A file system may know no locks."""
+    """Lock a file; return False if another process has it. A file system without locks counts as success."""
     try:
         if descriptor is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -124,17 +125,17 @@ def take(descriptor: int | None, *, shared: bool = False) -> bool:
 
 
 def say(descriptor: int | None, facts: Mapping[str, object]) -> None:
-    """Write into a lock's file who has it; a full disk does not take that."""
+    """Write the holder's facts into a lock's file; errors, as on a full disk, are ignored."""
     with contextlib.suppress(OSError):
         if descriptor is not None:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(facts).encode("ascii"), 0)
-            # A home may be on a server: another worker reads this.
+            # The home may be on a file server, where another worker reads this.
             os.fsync(descriptor)
 
 
 def said(descriptor: int | None) -> dict[str, object]:
-    """Return who has a lock, as its file tells; empty where it does not."""
+    """Return the holder's facts from a lock's file; empty if there are none."""
     try:
         found = json.loads(os.pread(descriptor, 2**16, 0)) if descriptor is not None else {}
     except (OSError, ValueError):

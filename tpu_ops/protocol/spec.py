@@ -12,16 +12,16 @@ from .wire import Refused, encode, has_type
 if TYPE_CHECKING:
     from typing import Any
 
-#: Not `NAME.json`: a controller remembers run `NAME` in a file of that name, beside directories named after runs.
+#: A name that ends in .json is excluded: controllers keep run `NAME` in `NAME.json`, beside directories of runs.
 _RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
-#: Names of commits, by SHA-1 and by SHA-256.
+#: Commit ids, by SHA-1 and by SHA-256.
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Longest value of a secret, in bytes: Linux takes no variable longer than 128 KiB.
+#: Maximum size of a secret's value in bytes: Linux accepts no variable longer than 128 KiB.
 MAX_SECRET = 64 * 1024
-#: Longest grace, in seconds.
+#: Maximum grace, in seconds.
 MAX_GRACE = 3600
-#: Shortest and longest of a run's times, in seconds.
+#: Minimum and maximum of a run's times, in seconds.
 TIMES = {
     "grace_failure": (0, MAX_GRACE),
     "grace_stop": (0, MAX_GRACE),
@@ -41,13 +41,13 @@ RANK_VARIABLES = {
     "TPU_OPS_SLICE": "slice",
     "TPU_OPS_SLICES": "slices",
 }
-#: The first port that takes no root to listen on.
+#: The first port that users other than root may listen on.
 UNPRIVILEGED = 1024
-#: Ports on which the supervisors of a run may meet: below those that the kernel gives away.
+#: Ports that the supervisors of a run may use: below the ephemeral ports of the kernel.
 RUN_PORTS = range(UNPRIVILEGED, 32768)
-#: Ports among these that TPU software uses itself: libtpu's, and the one of Megascale.
+#: Ports of libtpu and of Megascale.
 TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
-#: The variable, set for every rank as well, that names a directory of the run which its person may write to.
+#: The variable, also set for every rank, with a directory of the run that its user can write to.
 RUN_DIR = "TPU_OPS_RUN_DIR"
 _KEYS = {
     "run_id": str,
@@ -61,7 +61,7 @@ _KEYS = {
     "workers": list,
     "argv": list,
     "env": dict,
-    # Variables as well, whose values stand in no record: while the run is active, files hold them too.
+    # Variables whose values are not in the record; while the run is active, files contain them too.
     "secrets": dict,
     # The user that the command runs as; empty for the one who sends the request.
     "user": str,
@@ -87,10 +87,10 @@ _OWN = ("rank", "worker", "node", "slice", "net")
 
 
 def check(data: Any) -> dict[str, Any]:
-    """Given the spec of a request, return it.
+    """Validate the spec of a request and return it.
 
     Raises:
-        Refused: A key is missing, unknown or of the wrong type, or a value cannot be carried out.
+        Refused: A key is missing, unknown or of the wrong type, or a value is invalid.
     """
     if not isinstance(data, dict):
         raise Refused("invalid", "the spec is not an object")
@@ -191,7 +191,7 @@ def digest(spec: dict[str, Any]) -> str:
 
 
 def commit(spec: dict[str, Any]) -> str:
-    """Return the commit at which the command's directory has to be a clone; empty if it need not be one.
+    """Return the commit that the clone in the command's directory has to be at; empty if this is not checked.
 
     Clones of projects have an absolute path; synced code is below the user's home, and has a digest.
     """
@@ -200,5 +200,5 @@ def commit(spec: dict[str, Any]) -> str:
 
 
 def copied(spec: dict[str, Any]) -> str:
-    """Return the digest of the synced code in the command's directory; empty if no sync has brought any."""
+    """Return the digest of the synced code in the command's directory; empty if there is none."""
     return "" if os.path.isabs(spec["cwd"]) or not spec["cwd"] else str(spec["code_digest"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROTOCOL = 4
 #: The command line that reaches the launcher. Login shells parse it again, so nothing in it ever varies.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
-#: Longest request accepted, in bytes: argument vectors and environments of 100 KB fit many times.
+#: Maximum size of a request in bytes: many times an argument vector and environment of 100 KB.
 MAX_REQUEST = 8 * 1024 * 1024
 #: One frame: kind, absolute log offset of its first byte, number of bytes that follow.
 FRAME = struct.Struct(">cQI")
@@ -31,15 +31,15 @@ FRAME = struct.Struct(">cQI")
 DATA = b"D"
 #: The log's first bytes are gone; the next DATA frame starts at this frame's offset.
 GAP = b"G"
-#: Text for people, from the supervisor of the rank; that of rank 0 speaks for all ranks.
+#: Text for users from the supervisor of the rank; rank 0 reports for all ranks.
 NOTE = b"N"
-#: JSON: the run has ended (or is not to be waited for); no frame follows.
+#: JSON with the final record, or the current one without ``live``; no frame follows.
 END = b"E"
 #: All kinds. A stream with another kind is broken.
 KINDS = (DATA, GAP, NOTE, END)
-#: Longest payload of a frame that a controller accepts, in bytes; launchers send far shorter ones.
+#: Maximum payload of a frame that a controller accepts, in bytes; launchers send far smaller ones.
 MAX_FRAME = 4 * 1024 * 1024
-#: Seconds between SIGTERM and SIGKILL that `unlock` gives by default, and at most.
+#: Default and maximum of the seconds between SIGTERM and SIGKILL in `unlock`.
 UNLOCK_GRACE, MAX_UNLOCK_GRACE = 10.0, 600.0
 
 _MARKER = re.compile(r"[0-9a-zA-Z]{8,64}")
@@ -65,7 +65,7 @@ _KEYS = {
     "user": str,
     "venv": str,
 }
-#: More than any offset in a file.
+#: Larger than any file offset.
 _TOO_MUCH = 2**63
 
 
@@ -74,9 +74,9 @@ class Refused(Exception):
 
     Args:
         kind: One word for programs: ``invalid``, ``denied``, ``held``, ``missing``, ``damaged`` or ``failed``.
-        message: What is wrong, for people.
-        fix: What to do about it.
-        facts: More for programs, for example who holds the worker.
+        message: The problem, as text for users.
+        fix: The fix.
+        facts: Further values for programs, for example the run that holds the worker.
     """
 
     def __init__(self, kind: str, message: str, fix: str = "", **facts: Any) -> None:
@@ -87,14 +87,14 @@ class Refused(Exception):
         self.facts = facts
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer that stands for this refusal."""
+        """Return the refusal as an answer."""
         error = {"kind": self.kind, "message": self.message, "fix": self.fix}
         error.update(self.facts)
         return {"ok": False, "error": error}
 
 
 def encode(text: str) -> bytes:
-    """Return the bytes that a text of a request stands for; bytes that are no UTF-8 travel as lone surrogates."""
+    """Return the bytes of a text in a request; bytes that are not UTF-8 are encoded as lone surrogates."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -102,24 +102,24 @@ def encode(text: str) -> bytes:
 
 
 def new_marker() -> str:
-    """Return a random word that nothing prints by chance: the answer comes after it."""
+    """Return a random word that no other output contains: the answer follows it."""
     return os.urandom(16).hex()
 
 
 def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
-    """Return the request line of a controller, which keeps the launcher's input open until the answer is there."""
+    """Return a controller's request line. The controller keeps the launcher's input open until the answer arrives."""
     body = {"marker": marker, "protocol": PROTOCOL, "action": action, "attended": True}
     body.update(values)
     return json.dumps(body).encode("ascii") + b"\n"
 
 
 def beginning(marker: str) -> bytes:
-    """Return the line that comes before an answer: it proves that the launcher was started."""
+    """Return the line before an answer, which proves that the launcher was started."""
     return "\n{}\n".format(marker).encode("ascii")
 
 
 def find_answer(output: bytes | bytearray, marker: str) -> Any:
-    """Given all that a worker printed, return the answer after the marker; None if there is none."""
+    """Return the answer after the marker in a worker's output; None if there is none."""
     _, found, rest = output.partition(beginning(marker))
     line, ended, _ = rest.partition(b"\n")
     if not found or not ended:
@@ -137,7 +137,7 @@ def read_request(descriptor: int) -> dict[str, Any]:
     """Read one line from a descriptor and return the request in it. Bytes after the line are ignored.
 
     Raises:
-        Refused: The line is too long, not JSON, or carries no usable marker.
+        Refused: The line is too long, not JSON, or has no valid marker.
     """
     chunks = []
     size = 0
@@ -153,10 +153,10 @@ def read_request(descriptor: int) -> dict[str, Any]:
 
 
 def parse_request(line: bytes) -> dict[str, Any]:
-    """Given the request line, return the request.
+    """Parse the request line and return the request.
 
     Raises:
-        Refused: It is not a JSON object with a marker and an action.
+        Refused: The line is not a JSON object with a marker and an action.
     """
     try:
         request = json.loads(line.decode("utf-8"))
@@ -206,12 +206,12 @@ def check_request(request: dict[str, Any]) -> None:
 
 
 def has_type(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type, or one of several. Python counts truth values as numbers; this does not."""
+    """Return whether a value has a type, or one of several. Unlike in Python, a bool is not a number here."""
     return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
 def _is_text(value: str) -> bool:
-    """Return whether the system accepts a text as a name or a path."""
+    """Return whether a text can be a name or a path on this system."""
     try:
         return b"\0" not in encode(value)
     except UnicodeEncodeError:

@@ -61,11 +61,11 @@ def _backend(instance: str | None) -> Backend:
 
 
 async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack) -> Service:
-    """Return the service over the state file, with the backend rid of what the state does not know."""
+    """Create the service for the state file, after removing backend resources that the state does not contain."""
     store = Store(options.state)
     stack.callback(store.close)
     data = store.read()
-    # The wire definitions take most of a second to import: after everything that can be refused without them.
+    # Importing the wire definitions takes most of a second, so it follows all checks that do not need them.
     from tpu_ops.lab.api.service import Service
     from tpu_ops.lab.api.state import State
 
@@ -84,7 +84,7 @@ async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    """Serve until a signal asks to end."""
+    """Serve until a signal requests the end."""
     bind, ports = options.bind, (options.grpc_port, options.rest_port)
     _check_free(bind, ports[0], "--grpc-port")
     _check_free(bind, ports[1], "--rest-port")
@@ -106,7 +106,7 @@ async def _serve(options: argparse.Namespace) -> None:
         await service.store.flush()
         host = f"[{bind}]" if ":" in bind else bind
         where = {"grpc": f"{host}:{grpc_port}", "rest": f"http://{host}:{rest_port}"}
-        # Before the line: whoever reads it may ask for the end at once.
+        # Handle signals before printing the line: its reader may end the process at once.
         asked = _asked_to_end()
         sys.stdout.write(json.dumps(where) + "\n")
         sys.stdout.flush()
@@ -114,10 +114,10 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 async def _listen(starting: Awaitable[tuple[Any, int]], bind: str, port: int, option: str) -> tuple[Any, int]:
-    """Return a server and its port once it listens.
+    """Await the start of a server; return the server and its port.
 
     Raises:
-        UsageError: The port or the address cannot be had.
+        UsageError: The port or the address cannot be used.
     """
     try:
         return await starting
@@ -126,10 +126,10 @@ async def _listen(starting: Awaitable[tuple[Any, int]], bind: str, port: int, op
 
 
 def _check_free(bind: str, port: int, option: str) -> None:
-    """Refuse an address that cannot be had before anything is touched.
+    """Check that an address can be used, before anything else is done.
 
     Raises:
-        UsageError: Likewise.
+        UsageError: The address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
@@ -149,7 +149,7 @@ def _cannot_listen(failure: OSError, bind: str, port: int, option: str) -> Usage
 
 
 def _asked_to_end() -> asyncio.Event:
-    """Return what is set once the process is asked to end; from now on no signal ends it by itself."""
+    """Return an event that is set by SIGTERM and SIGINT, which no longer end the process."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

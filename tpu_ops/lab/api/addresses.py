@@ -1,4 +1,4 @@
-"""The two pools that workers' addresses are taken from."""
+"""The two address pools of workers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from ipaddress import IPv4Address, IPv4Network
 
 from tpu_ops.lab.api.errors import ApiError, Code
 
-#: The first addresses of each network belong to gateways and the lab itself.
+#: Number of addresses at the beginning of each network that are reserved for gateways and the lab itself.
 RESERVED = 8
 
 
 class Pool:
-    """Addresses of one network, in use or free.
+    """The addresses of one network.
 
     Args:
-        network: Where addresses are taken from; its first eight and its broadcast address are left alone.
+        network: The network; its first eight addresses and its broadcast address are not used.
         used: Addresses in use.
-        cursor: Offset in the network from which the next address is sought.
-        rotate: Whether the cursor only goes forward (and wraps), so that a freed address comes back as late as
-            possible; else the lowest free address is taken.
+        cursor: Offset in the network from which the next free address is searched.
+        rotate: Whether the search only goes forward (and wraps), so that a freed address is used again as late as
+            possible; otherwise the lowest free address is taken.
     """
 
     def __init__(self, network: IPv4Network, used: Iterable[str], cursor: int = RESERVED, *, rotate: bool) -> None:
@@ -31,10 +31,10 @@ class Pool:
         self.cursor = min(max(cursor, RESERVED), self._end)
 
     def take(self, count: int) -> list[str]:
-        """Return this many free addresses, now in use.
+        """Mark this many free addresses as in use and return them.
 
         Raises:
-            ApiError: RESOURCE_EXHAUSTED; there are not as many.
+            ApiError: RESOURCE_EXHAUSTED; there are not enough.
         """
         taken: list[int] = []
         offset = self.cursor
@@ -55,7 +55,7 @@ class Pool:
         return [str(IPv4Address(self._base + offset)) for offset in taken]
 
     def release(self, addresses: Iterable[str]) -> None:
-        """Give addresses back; empty strings are passed over."""
+        """Free addresses; empty strings are ignored."""
         for address in filter(None, addresses):
             offset = int(IPv4Address(address)) - self._base
             self._used.discard(offset)

@@ -1,6 +1,6 @@
-"""What the lab's cloud offers: which zones, which accelerator types there, which runtime versions.
+"""The zones of the lab's cloud, their accelerator types, and the runtime versions.
 
-The zones follow the public documentation of regions and zones; that table changes often and is no promise about
+The zones follow the public documentation of regions and zones. That table changes often, so this one may differ from
 the real service. Sizes come from `tpu_ops.cloud.accelerators`.
 """
 
@@ -12,7 +12,7 @@ from math import prod
 from tpu_ops.cloud.accelerators import AcceleratorType, catalogue
 from tpu_ops.lab.api.errors import ApiError, Code, invalid
 
-#: Zone -> generations that it has.
+#: The generations of each zone.
 ZONES: dict[str, tuple[str, ...]] = {
     "asia-east1-c": ("v2",),
     "asia-northeast1-b": ("v6e",),
@@ -35,7 +35,7 @@ ZONES: dict[str, tuple[str, ...]] = {
     "us-west4-b": ("v5litepod",),
 }
 
-#: Google's, and the lab's own, each of which is exactly one release of a distribution.
+#: Google's runtime versions, and those of the lab, each of which is one release of a distribution.
 RUNTIME_VERSIONS = (
     "lab-debian12",
     "lab-debian13",
@@ -59,8 +59,7 @@ def check_zone(zone: str) -> str:
     """Return the zone if the lab has it.
 
     Raises:
-        ApiError: PERMISSION_DENIED, as the service itself answers for a location that it does not know
-            (seen in dstackai/gpuhunt issue 98).
+        ApiError: PERMISSION_DENIED, as the service answers for an unknown location (seen in dstackai/gpuhunt issue 98).
     """
     if zone not in ZONES:
         raise ApiError(Code.PERMISSION_DENIED, f"Location {zone} is not found or access is unauthorized.")
@@ -74,7 +73,7 @@ def types_of(zone: str) -> dict[str, AcceleratorType]:
 
 
 def find_type(zone: str, name: str) -> AcceleratorType:
-    """Return an accelerator type that the zone has.
+    """Return an accelerator type of the zone.
 
     Raises:
         ApiError: INVALID_ARGUMENT.
@@ -89,7 +88,7 @@ def find_type(zone: str, name: str) -> AcceleratorType:
 
 
 def find_config(zone: str, label: str, topology: str) -> AcceleratorType:
-    """Given an AcceleratorConfig's type and topology, return the zone's accelerator type of that many chips.
+    """Return the zone's accelerator type for an AcceleratorConfig's type and number of chips.
 
     Raises:
         ApiError: INVALID_ARGUMENT.

@@ -1,4 +1,4 @@
-"""The errors of the API as values: one code, one text, the same on both wires."""
+"""The errors of the API as values: a code and a text, the same for gRPC and REST."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """Status codes of google.rpc.Code, each with its number and the HTTP status that stands for it."""
+    """Status codes of google.rpc.Code, each with its number and HTTP status."""
 
     CANCELLED = (1, 499)
     UNKNOWN = (2, 500)
@@ -37,7 +37,7 @@ class Code(Enum):
 
 
 class ApiError(Exception):
-    """What the API answers instead of a result.
+    """An error answer of the API.
 
     Args:
         code: One of google.rpc.Code.
@@ -51,20 +51,20 @@ class ApiError(Exception):
 
 
 def invalid(message: str) -> ApiError:
-    """A request that can never succeed as it is."""
+    """Return the error for an invalid request."""
     return ApiError(Code.INVALID_ARGUMENT, message)
 
 
 def not_found(name: str) -> ApiError:
-    """A resource that does not exist."""
+    """Return the error for a resource that does not exist."""
     return ApiError(Code.NOT_FOUND, f"Resource '{name}' was not found")
 
 
 def already_exists(name: str) -> ApiError:
-    """A resource that exists already."""
+    """Return the error for a resource that already exists."""
     return ApiError(Code.ALREADY_EXISTS, f"Resource '{name}' already exists")
 
 
 def precondition(message: str) -> ApiError:
-    """A request that the resource's present state forbids."""
+    """Return the error for a request that the resource's current state does not allow."""
     return ApiError(Code.FAILED_PRECONDITION, message)

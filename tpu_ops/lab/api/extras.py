@@ -1,4 +1,4 @@
-"""What stands beside the Cloud TPU API on the REST port: a stub of Compute Engine's, and the lab's own controls."""
+"""Further routes on the REST port: a stub of the Compute Engine API, and the lab's own controls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpu_ops.lab.backend import WorkerSpec
 
 
 def _container_of(service: Service) -> Callable[[WorkerSpec], str]:
-    """Return what names a worker's container; empty names where the backend has no containers."""
+    """Return a function that returns the name of a worker's container; empty without containers."""
     instance = getattr(service.backend, "instance", None)
     if instance is None:
         return lambda worker: ""
@@ -28,15 +28,15 @@ def _container_of(service: Service) -> Callable[[WorkerSpec], str]:
 
 
 async def _images(service: Service, versions: Iterable[str]) -> dict[str, str]:
-    """Return what stands behind each runtime version; a backend may have to ask its engine."""
+    """Return a description of each runtime version's image; this may ask the container engine."""
     return {version: await asyncio.to_thread(service.backend.image, version) for version in sorted(set(versions))}
 
 
 def add_routes(app: web.Application, service: Service) -> None:
-    """Add ``/compute/v1/projects/P`` and everything below ``/lab/``."""
+    """Add ``/compute/v1/projects/P`` and all routes below ``/lab/``."""
 
     async def compute_project(http: web.Request) -> web.Response:
-        # gcloud's ssh reads the project's keys from here before it looks at the node's.
+        # gcloud's ssh reads the project's keys from here before those of the node.
         project = service.check_project(http.match_info["project"])
         return json_response(
             json.dumps(
@@ -103,7 +103,7 @@ def add_routes(app: web.Application, service: Service) -> None:
 
 
 def _add_faults(app: web.Application, kept: faults.Faults) -> None:
-    """Add what tests make requests fail with, and count them with."""
+    """Add the routes by which tests make requests fail and count requests."""
     known = methods.NAMES | storage_routes.NAMES
 
     def shown() -> web.Response:

@@ -1,4 +1,4 @@
-"""Faults that a test asks the API for, and the count of its requests; both are kept in memory only."""
+"""Faults that a test injects into the API, and the counts of its requests; both are kept in memory only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tpu_ops.lab.api.errors import ApiError, Code, invalid
 from tpu_ops.lab.api.names import ANY_LOCATION
 from tpu_ops.lab.api.wire import Json, Message
 
-#: Longest time that a fault may hold back an answer, in seconds.
+#: Maximum delay of an answer, in seconds.
 LONGEST = 3600.0
-#: The method whose answers can leave out a zone.
+#: The method that supports `unreachable`.
 LISTS = "ListNodes"
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -33,7 +33,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """What a request is about; empty where it names none."""
+    """The subject of a request; fields that it does not name are empty."""
 
     method: str
     project: str
@@ -41,7 +41,7 @@ class Target:
 
 
 def target_of(method: str, request: Message) -> Target:
-    """Return what a request to a method is about, out of the resource name that it carries."""
+    """Return the subject of a request, from the resource name in it."""
     node = getattr(request, "node", None)
     name: str = getattr(request, "parent", "") or getattr(request, "name", "") or getattr(node, "name", "")
     parts = [*name.split("/"), "", "", "", ""]
@@ -50,17 +50,17 @@ def target_of(method: str, request: Message) -> Target:
 
 @dataclass
 class Fault:
-    """One way for requests to go wrong.
+    """A fault of requests.
 
     Attributes:
-        method: Method that it hits; empty for all.
-        project: Likewise.
-        zone: Likewise; lists of all zones have the zone ``-``.
-        code: What such requests are answered with; None for what they are answered with anyhow.
+        method: Method that it affects; empty for all.
+        project: Project that it affects; empty for all.
+        zone: Zone that it affects; empty for all. Lists of all zones have the zone ``-``.
+        code: The error code of the answer; None keeps the normal answer.
         message: The error's text.
-        times: How many requests it still hits; None for all of them.
-        seconds: How long the answer is held back.
-        unreachable: Leave out what lists find in the zone, and say that it could not be reached.
+        times: Number of requests that it still affects; None for all.
+        seconds: Delay of the answer.
+        unreachable: Omit the zone's nodes from lists, and report the zone as unreachable.
     """
 
     method: str = ""
@@ -73,7 +73,7 @@ class Fault:
     unreachable: bool = False
 
     def hits(self, target: Target) -> bool:
-        """Return whether a request is one that it is meant for."""
+        """Return whether the fault affects a request."""
         zones = (self.zone, ANY_LOCATION) if self.unreachable else (self.zone,)
         return (
             (not self.method or self.method == target.method)
@@ -82,17 +82,17 @@ class Fault:
         )
 
     def json(self) -> Json:
-        """Return it in the form that it was asked for in, without what is not set."""
+        """Return the fault in the form of a request's JSON, without unset fields."""
         values = {**vars(self), "code": self.code.name if self.code else None}
         return {key: value for key, value in values.items() if value not in ("", None, 0, False)}
 
 
 def parse(body: Json, methods: Collection[str]) -> Fault:
-    """Return the fault that a request asks for.
+    """Return the fault in a request.
 
     Args:
-        body: Its JSON.
-        methods: Methods that there are.
+        body: The request's JSON.
+        methods: The existing methods.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
@@ -130,7 +130,7 @@ def _code(name: str) -> Code:
 
 
 class Faults:
-    """The faults that are asked for, in that order, and how many requests there were."""
+    """The injected faults in their order, and the counts of requests."""
 
     def __init__(self) -> None:
         self.queue: list[Fault] = []
@@ -138,12 +138,13 @@ class Faults:
         self._requests: Counter[tuple[str, str]] = Counter()
 
     async def meet(self, target: Target) -> tuple[str, ...]:
-        """Let a request go through what was asked for, and return the locations that it cannot reach.
+        """Apply the faults to a request; return the locations to report as unreachable.
 
-        The first fault that hits it counts. Where that one takes a zone away, so do the others that take one.
+        The first matching fault is used. If it is an `unreachable` one, all other matching ones of that kind are as
+        well.
 
         Raises:
-            ApiError: The fault's.
+            ApiError: The error of the fault.
         """
         self._requests[target.project, target.method] += 1
         if not self.queue or not (found := self._take(target)):
@@ -166,17 +167,17 @@ class Faults:
         return found
 
     def remove(self) -> None:
-        """Remove all faults; answers that were held back go out at once."""
+        """Remove all faults; delayed answers are sent at once."""
         self.queue = []
         self._removed.set()
         self._removed = asyncio.Event()
 
     def forget_requests(self) -> None:
-        """Count from nothing again."""
+        """Reset the counts."""
         self._requests.clear()
 
     def requests(self) -> dict[str, Any]:
-        """Return how many requests each method had, in all and by project."""
+        """Return the number of requests of each method, in total and by project."""
         methods: Counter[str] = Counter()
         projects: dict[str, dict[str, int]] = {}
         for (project, method), count in sorted(self._requests.items()):

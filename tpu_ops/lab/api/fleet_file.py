@@ -1,4 +1,4 @@
-"""Any fleet as a state file, without asking an API to create it."""
+"""Write any fleet as a state file, without creating it through an API."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 
 def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a state file for a fleet of any size and in any state; the API that is given the file then serves it.
+    """Write a state file for a fleet of any size and state; an API process that gets this file serves the fleet.
 
     Args:
         path: The state file.
-        nodes: Full name of each node -> its fields as in the API's JSON. ``acceleratorType`` is needed; ``state``
-            is READY and ``runtimeVersion`` ``tpu-ubuntu2204-base`` where they are not given; ``networkConfig``
-            ``{}`` leaves out external addresses.
+        nodes: The fields of each node as in the API's JSON, by full name. ``acceleratorType`` is required; the default
+            of ``state`` is READY, that of ``runtimeVersion`` is ``tpu-ubuntu2204-base``; ``networkConfig`` ``{}``
+            leaves out external addresses.
 
     Raises:
-        ApiError: A name or a field is not what the API would take.
+        ApiError: The API would not accept a name or a field.
         OSError: The file cannot be written.
     """
-    # The wire definitions behind these take most of a second to import: only whoever writes a fleet waits for them.
+    # Importing the wire definitions takes most of a second, so it is done only here.
     from tpu_ops.lab.api.names import split
     from tpu_ops.lab.api.nodes import complete
     from tpu_ops.lab.api.records import NodeRecord, timestamp

@@ -48,12 +48,12 @@ def _handlers(service: Service) -> tuple[Any, ...]:
 
 
 async def serve(service: Service, bind: str, port: int) -> tuple[grpc.aio.Server, int]:
-    """Serve the API over gRPC and return the server and its port.
+    """Serve the API over gRPC; return the server and its port.
 
     Raises:
-        OSError: The port cannot be had.
+        OSError: The port cannot be used.
     """
-    # Without so_reuseport=0 a second server would share the port in silence.
+    # Without so_reuseport=0, a second server could silently share the port.
     options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers(_handlers(service))

@@ -1,7 +1,7 @@
-"""What happens to nodes: the operations that boot, halt, renumber and remove their workers.
+"""The lifecycle of nodes: the operations that boot, halt, renumber and remove their workers.
 
-Every effect may be called again after a restart in the middle; it looks at the node's state and at what it noted
-in the operation's arguments, and asks the backend again, whose methods are idempotent.
+Every effect may be repeated after a restart in the middle. It checks the node's state and its own notes in the
+operation's arguments, and calls the backend's idempotent methods again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tpu_ops.lab.backend import BackendError, disk_resource
 
 
 def add(service: Service, name: str, body: Json) -> NodeRecord:
-    """Take a new node into the state, with addresses, in state CREATING.
+    """Add a new node with addresses to the state, in state CREATING.
 
     Raises:
-        ApiError: ALREADY_EXISTS, RESOURCE_EXHAUSTED where the lab's networks have no addresses left, or
-            FAILED_PRECONDITION where another node has one of its disks.
+        ApiError: ALREADY_EXISTS; RESOURCE_EXHAUSTED if the lab's networks have no free addresses; FAILED_PRECONDITION
+            if another node has one of its disks.
     """
     state = service.state
     if name in state.nodes:
@@ -43,10 +43,10 @@ def add(service: Service, name: str, body: Json) -> NodeRecord:
 
 
 def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
-    """Refuse data disks that another node writes to, or that a node is to write to while another one has them.
+    """Reject data disks that another node has, unless both have them READ_ONLY.
 
     Raises:
-        ApiError: FAILED_PRECONDITION. Likewise for a disk that the node has in the other mode.
+        ApiError: FAILED_PRECONDITION. Also for a disk that the node itself has in the other mode.
     """
     asked = {disk_resource(disk["sourceDisk"]): disk for disk in wanted.get("dataDisks", [])}
     for node in service.state.nodes if asked else ():
@@ -67,7 +67,7 @@ def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
 
 
 def become(service: Service, record: NodeRecord, state: str, health: str = "", description: str = "") -> Undo:
-    """Put a node into a state and return what puts it back, unless it went on to another one meanwhile."""
+    """Set a node's state; return a function that restores the old one, unless the state has changed since."""
     before = (record.state, record.health, record.health_description)
 
     def undo() -> None:
@@ -81,10 +81,10 @@ def become(service: Service, record: NodeRecord, state: str, health: str = "", d
 
 
 async def ask(service: Service, record: NodeRecord, action: str) -> None:
-    """Ask the backend to do something with all workers of a node.
+    """Call a method of the backend for all workers of a node.
 
     Raises:
-        BackendError: It failed, in whatever way.
+        BackendError: The method failed, with any exception.
     """
     try:
         await getattr(service.backend, action)(record.workers())
@@ -96,7 +96,7 @@ async def ask(service: Service, record: NodeRecord, action: str) -> None:
 
 
 def renew_external(service: Service, record: NodeRecord) -> None:
-    """Give a node's workers external addresses that they did not have before; the old ones become free."""
+    """Give a node's workers new external addresses; the old ones become free."""
     old = record.external_ips
     record.external_ips = _take_external(service, record)
     service.state.external.release(old)
@@ -110,7 +110,7 @@ def _take_external(service: Service, record: NodeRecord) -> list[str]:
 
 
 def drop_external(service: Service, record: NodeRecord) -> None:
-    """Take a node's external addresses away, as from one that is stopped."""
+    """Release a node's external addresses, for example when it is stopped."""
     service.state.external.release(record.external_ips)
     record.external_ips = [""] * len(record.internal_ips)
     record.touch()
@@ -118,7 +118,7 @@ def drop_external(service: Service, record: NodeRecord) -> None:
 
 
 def forget(service: Service, record: NodeRecord) -> None:
-    """Take a node out of the state and give its addresses back."""
+    """Remove a node from the state and release its addresses."""
     service.state.nodes.remove(record.name)
     service.state.internal.release(record.internal_ips)
     service.state.external.release(record.external_ips)
@@ -127,10 +127,10 @@ def forget(service: Service, record: NodeRecord) -> None:
 
 
 def _target(service: Service, operation: OperationRecord) -> NodeRecord:
-    """Return the very node that the operation was begun on.
+    """Return the node on which the operation was started.
 
     Raises:
-        ApiError: CANCELLED; it is gone, or another one stands under its name.
+        ApiError: CANCELLED; the node was deleted, and another one may have its name.
     """
     record = service.state.nodes.find(operation.target)
     if record is None or record.body["id"] != operation.args["id"]:
@@ -139,7 +139,7 @@ def _target(service: Service, operation: OperationRecord) -> NodeRecord:
 
 
 def _arrive(service: Service, record: NodeRecord, underway: str, state: str, health: str = "") -> None:
-    """Put a node into the state that an operation ends in, unless a deletion came in between.
+    """Set the final state of an operation's node, unless the node is being deleted.
 
     Raises:
         ApiError: CANCELLED.
@@ -150,11 +150,11 @@ def _arrive(service: Service, record: NodeRecord, underway: str, state: str, hea
 
 
 async def bring_up(service: Service, record: NodeRecord) -> None:
-    """Boot the workers of a node that is being created and make it READY; the caller holds the node's lock.
+    """Boot the workers of a node that is being created and set it READY; the caller holds the node's lock.
 
     Raises:
-        ApiError: INTERNAL; they did not boot, and the node is gone (or stays listed as UNKNOWN where removing what
-            had come up failed too). CANCELLED; the node is being deleted.
+        ApiError: INTERNAL; they did not boot, and the node was removed (or is listed as UNKNOWN if removing its workers
+            failed too). CANCELLED; the node is being deleted.
     """
     try:
         await ask(service, record, "boot")
@@ -165,7 +165,7 @@ async def bring_up(service: Service, record: NodeRecord) -> None:
 
 
 async def abandon(service: Service, record: NodeRecord) -> None:
-    """Undo a creation; what cannot be undone stays listed."""
+    """Undo a creation; if that fails, the node stays listed."""
     try:
         await ask(service, record, "remove")
     except BackendError as failure:
@@ -175,7 +175,7 @@ async def abandon(service: Service, record: NodeRecord) -> None:
 
 
 async def remove(service: Service, record: NodeRecord) -> None:
-    """Remove a node and its workers. Where that fails the node stays listed, so that it can be tried again.
+    """Remove a node and its workers. If that fails, the node stays listed, so that it can be tried again.
 
     Raises:
         BackendError: A worker could not be removed.
@@ -202,7 +202,7 @@ async def _halt(service: Service, record: NodeRecord) -> None:
 
 async def _boot(service: Service, record: NodeRecord) -> None:
     try:
-        # The addresses that the workers boot under must outlive this process.
+        # Store the workers' new addresses before the workers use them.
         await service.store.flush()
         await ask(service, record, "boot")
     except (ApiError, BackendError) as failure:
@@ -211,7 +211,7 @@ async def _boot(service: Service, record: NodeRecord) -> None:
 
 
 async def maintain(service: Service, record: NodeRecord, operation: OperationRecord) -> None:
-    """Halt a node's workers, give them new external addresses, boot them again; the caller holds the lock."""
+    """Halt a node's workers, give them new external addresses, and boot them again; the caller holds the lock."""
     if record.state != "REPAIRING":
         return
     await _halt(service, record)
@@ -225,12 +225,12 @@ async def maintain(service: Service, record: NodeRecord, operation: OperationRec
 
 
 def resume(service: Service) -> None:
-    """Boot the workers of nodes that should be running: they may have gone down while no API served."""
+    """Boot the workers of nodes that should be running: they may have stopped while the API was down."""
 
     async def mind(record: NodeRecord) -> None:
         async with service.lock(record.name):
             if record.state == "READY":
-                with contextlib.suppress(ApiError, BackendError):  # the node says it: UNKNOWN, with the reason
+                with contextlib.suppress(ApiError, BackendError):  # the node's state is then UNKNOWN, with the reason
                     await _boot(service, record)
 
     for record in service.state.nodes:
@@ -312,7 +312,7 @@ async def _update(service: Service, operation: OperationRecord) -> Json:
                 await ask(service, record, "publish")
             except BackendError:
                 _change(service, record, {**record.body, "dataDisks": before.get("dataDisks", [])}, numbers)
-                with contextlib.suppress(BackendError):  # what was attached before the one that failed goes again
+                with contextlib.suppress(BackendError):  # detaches the disks that were attached before the failure
                     await ask(service, record, "publish")
                 raise
         if record.state == "READY" and record.wants_external != any(record.external_ips):
