@@ -622,7 +622,7 @@ def test_a_jump_of_the_persons_own_that_refuses_is_told_as_such(fleet, tpu_ops, 
     closed = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535"
     monkeypatch.setenv("SSH_SAYS", f"eve@bastion: Permission denied (publickey).\n{closed}")
     _, out, err = tpu_ops("run", "pod", "--", "true")
-    assert "eve@bastion: Permission denied (publickey). (said by what it is reached through)\n" in out
+    assert "eve@bastion: Permission denied (publickey). (said by the jump, not by the worker)\n" in out
     assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config says" in err
     assert "you logged in as" not in err
     # A jump that is a worker knows the same accounts and keys as the others.
@@ -647,7 +647,7 @@ def test_a_person_whose_agent_has_too_many_keys_is_told_to_name_one(fleet, tpu_o
     many = "Received disconnect from 100.64.0.1 port 22:2: Too many authentication failures"
     monkeypatch.setenv("SSH_SAYS", f"{many}\nDisconnected from 100.64.0.1 port 22")
     code, out, err = tpu_ops("run", "pod", "--", "true")
-    told = "Too many authentication failures: more keys were offered than it takes"
+    told = "Too many authentication failures: more keys were offered than its sshd accepts"
     assert (code, out) == (4, f"--- pod-w[0-1] (2 workers): {told}\n")
     fix = f"fix: set `private_key` in {fleet.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know"
     assert err.count(fix) == 1

@@ -406,7 +406,13 @@ def test_who_verifies_keys_is_told_that_another_machine_answers_at_an_address(fl
     answering(play, worker, key("somebody else"))
     before = file.read_text()
     result, told = tpu_ops("refresh", "--verify-keys"), tpu_ops("refresh", "--verify-keys", "--json")
-    failed(result, 1, f"pod-w1 ({worker.external_ip})", "another machine answers at this address", printed=True)
+    failed(
+        result,
+        1,
+        f"pod-w1 ({worker.external_ip})",
+        "the machine that answers at this address does",
+        printed=True,
+    )
     stranger = known_hosts.fingerprint(key("somebody else"))
     assert f"pod-w1: the machine at {worker.external_ip} answers with ssh-ed25519 {stranger}; the known" in result[2]
     assert "do not log in there" in result[2]

@@ -45,7 +45,7 @@ SAID = {
     ),
     "the jump refuses": (
         f"tpu@198.19.176.8: Permission denied (publickey).\n{CUT}",
-        ["198.19.176.8: Permission denied (publickey). (said by what it is reached through)"],
+        ["198.19.176.8: Permission denied (publickey). (said by the jump, not by the worker)"],
     ),
     "the agent has many keys": (
         f"Received disconnect from 34.0.1.1 port 22:2: {MANY}\nDisconnected from 34.0.1.1 port 22\n",

@@ -80,7 +80,7 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
         raise UsageError(f"no node is called {name!r}", where=where, fix=fix)
     if not found[0].node.node_id:
         raise UsageError(
-            f"the API gives node {name} no id, to which host keys are bound",
+            f"the API gives node {name} no id, and host keys are bound to the id",
             where=where,
             fix="see its id with `gcloud compute tpus tpu-vm describe`; a recreated one gets its own",
         )

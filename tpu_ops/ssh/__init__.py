@@ -1,1 +1,1 @@
-"""How a worker is reached: ssh config and jumps, host keys, master connections, and one command on many workers."""
+"""How workers are reached: ssh config and jumps, host keys, master connections, one command on many workers."""

@@ -1,8 +1,8 @@
-"""The text of ssh_config, and the one set of ssh options behind it.
+"""The text of ssh_config, and the ssh options that it shares with Ansible and the command line.
 
-Ansible, the command line and the user's own ssh get the same options, so that each uses the connections that
-another has opened. A worker is known by an alias bound to its node's id and its index: its address may change,
-its host key may not.
+Ansible, the command line and the user's own ssh get the same options, so that they share master connections.
+A worker's host keys are kept under an alias made of its node's id and its index: the worker's address may change, its
+host key may not.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from tpu_ops.errors import OpsError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.ways import CONTROL_NAME, Way, host_name
 
-#: How a fleet's ssh config begins, and by what it is known among other files.
+#: First words of a fleet's ssh config; they also distinguish it from other files.
 HEADER = "# Written by tpu_ops"
 
-#: Bytes of a socket's address, its final NUL included.
+#: Size of a socket address in bytes, including the final NUL.
 _ADDRESS = 104 if sys.platform == "darwin" else 108
-#: Longest directory in which OpenSSH can make a control socket: two separators take 2 bytes of its address, and the
-#: random suffix of the socket's first name 16.
+#: Longest directory in which OpenSSH can create a control socket. Two separators take 2 bytes of the socket address,
+#: and the random suffix of the socket's temporary name takes 16.
 _LONGEST_MUX_DIR = _ADDRESS - 1 - CONTROL_NAME - 2 - 16
 
-#: Paths that mean the same to a shell, in quotes, and to every option of ssh.
+#: Paths that need no escaping beyond quotes, neither in a shell nor in any ssh option.
 _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
 
 
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
+    """Return the directory of the control sockets, without creating it, given the environment and the user id."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     path = Path(runtime if runtime and _is_usable(Path(runtime), uid) else _cache(environ), "tpu_ops", "mux")
     fits = path.is_absolute() and len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
-    return path if fits else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - make_mux_dir and openssh.guard look whose it is
+    return path if fits else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - make_mux_dir and openssh.guard check its owner
 
 
 def _is_usable(directory: Path, uid: int) -> bool:
-    """Return whether a directory is this user's or can yet be made; behind `su` it is that of whoever called it.
+    """Return whether a directory belongs to this user or can be created.
 
-    The variable may be left of a session that has ended, or come from another machine with a job of its scheduler.
+    XDG_RUNTIME_DIR may belong to the user who called `su`, to a session that has ended, or to the machine that
+    submitted this job to a scheduler.
     """
     try:
         return directory.stat().st_uid == uid
@@ -57,7 +58,7 @@ def _is_usable(directory: Path, uid: int) -> bool:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    """Return where a person's short-lived files are, by the password file where HOME does not say it."""
+    """Return the user's cache directory; the password file gives the home directory if HOME is not set."""
     home = Path(environ.get("HOME") or files.expanded("~", "HOME"))
     return home.absolute() / ".cache"
 
@@ -66,7 +67,7 @@ def make_mux_dir(path: Path) -> None:
     """Make the directory of the control sockets, for this user only.
 
     Raises:
-        OpsError: It cannot be made, or exists and is another user's or no directory.
+            OpsError: The directory cannot be created, belongs to another user, or is not a directory.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,13 +98,13 @@ def common_options(known_hosts: Path) -> tuple[tuple[str, str], ...]:
         ("ServerAliveInterval", "5"),
         ("ServerAliveCountMax", "3"),
         ("ConnectTimeout", "10"),
-        # The default key exchange of OpenSSH 9 costs ten times the processor time of this one.
+        # The default key exchange of OpenSSH 9 takes ten times the processor time of this one.
         ("KexAlgorithms", "^curve25519-sha256"),
     )
 
 
 def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
-    """Return the ssh options that a worker has for itself, as (keyword, value)."""
+    """Return the ssh options of one worker, as (keyword, value)."""
     found = [("HostKeyAlias", worker.host_key_alias)]
     if way.control:
         found.append(("ControlPath", way.control))
@@ -115,7 +116,7 @@ def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
 
 
 def arguments(options: Iterable[tuple[str, str]]) -> str:
-    """Return options as arguments of ssh in one string, as Ansible takes them."""
+    """Return options as one string of ssh arguments, in the form that Ansible takes."""
     return " ".join(f"-o {shlex.quote(f'{key}={value}')}" for key, value in options)
 
 
@@ -128,17 +129,17 @@ def ssh_config(
     mux: Path,
     forward_agent: bool = False,
 ) -> str:
-    """Return the text of an OpenSSH configuration with one host per worker, fit to be included from another.
+    """Return the text of an OpenSSH configuration with one host per worker; other configurations may include it.
 
-    A worker without an address gets a name that cannot be resolved, so that no other machine of its name answers.
+    A worker without an address gets a name that cannot be resolved, so that ssh never connects to another machine.
 
     Args:
-        ways: Each worker and how it is reached.
+        ways: Each worker and its way.
         user: Login name on the workers.
-        private_key: The person's private key, if one is set.
-        options: What all workers share (`common_options`).
+        private_key: The user's private key, if one is set.
+        options: Options that all workers share (`common_options`).
         mux: The directory of the control sockets.
-        forward_agent: Whether the person's ssh agent is forwarded.
+        forward_agent: Whether the user's ssh agent is forwarded.
     """
     lines = [f"{HEADER} from the Cloud TPU API; changes are lost at the next refresh."]
     if ways:

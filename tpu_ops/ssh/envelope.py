@@ -1,4 +1,4 @@
-"""The envelope of a command on a worker: a shell that marks its output, reports its exit code, and ends it in time."""
+"""The envelope of a remote command: a shell script that marks its output, reports its exit code and limits its time."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -7,12 +7,12 @@ from tpu_ops.protocol.wire import beginning
 
 #: Seconds between SIGTERM and SIGKILL for a command that took too long.
 _KILL_AFTER = 5
-#: Runs a command and says in-band where its output begins and how it ended: rc files print before it, and an exit
-#: code of 255 is otherwise that of ssh itself. Arguments: the marker, then the command's own vector. `exec` because the
-#: command is a program, never what the shell has under its name. Whoever ends it in time sends SIGTERM to all of its
-#: process group, and SIGKILL only where this shell is still there: so it stays for those that are deaf to the first.
-#: Not so for a command that signals its own group before its time: its exit code is told at once. What shells print
-#: when a signal has ended a command is not the command's, and is thrown away.
+#: Script that prints a marker before a command's output, and the marker with the exit code after it. Shell startup
+#: files print before the command does, and without the second marker exit code 255 would look like a failure of ssh.
+#: Arguments: the marker, then the command's argv. `exec` makes sure that the command is a program, not a shell function
+#: or builtin. At the time limit, `timeout` sends SIGTERM to the process group, but SIGKILL only if this shell is still
+#: running: the shell therefore stays, so that a command that ignores SIGTERM is killed. If the command signals its own
+#: group before the limit, its exit code is reported at once. The shell's own messages about signals are discarded.
 ENVELOPE = (
     "tpu_ops_asked=; trap tpu_ops_asked=1 TERM; trap : HUP INT QUIT; read tpu_ops_began _ </proc/uptime; "
     'printf "\\n%s\\n" "$0"; printf "\\n%s\\n" "$0" >&2; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); '
@@ -22,23 +22,23 @@ ENVELOPE = (
     f"sleep {2 * _KILL_AFTER}; fi; "
     'printf "\\n%s %d\\n" "$0" "$tpu_ops_code"; exit "$tpu_ops_code"'
 )
-#: By how many hundredths of a second the envelope's clock, which begins later, may be behind that of its limit.
+#: Hundredths of a second by which the envelope's clock, which starts later, may lag behind the clock of `timeout`.
 _BEHIND = 50
 
 
-#: Bytes of the line before a command's end that are not there by chance.
+#: Shortest part of an end marker, in bytes, that is recognised: shorter ones may be ordinary output.
 _PART = 9
 
 
 def end(marker: str) -> bytes:
-    """Return what is printed when a command has ended, before its exit code and the end of the line."""
+    """Return the end marker, which precedes a command's exit code and a newline."""
     return f"\n{marker} ".encode("ascii")
 
 
 def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
-    """Return the command line that runs a command in the envelope and ends it after so many seconds.
+    """Return the command line that runs a command in the envelope and ends it after ``limit`` seconds.
 
-    Whoever waits for it gives up at that time, and closing a multiplexed session ends nothing on the worker.
+    The worker itself enforces the limit, since closing a multiplexed session ends nothing there.
     """
     ended = ["timeout", f"--kill-after={_KILL_AFTER}", f"{limit:.3f}"]
     script = f"tpu_ops_limit={max(0, round(limit * 100) - _BEHIND)}; {ENVELOPE}"
@@ -46,27 +46,27 @@ def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
 
 
 def joined(words: Iterable[str]) -> str:
-    """Return a command line that any login shell takes apart into these words."""
-    # For zsh a word that begins so is the path of a program.
+    """Return a command line that any login shell splits into these words."""
+    # zsh replaces an unquoted word that begins with = by the path of a program.
     return " ".join("''" + word if word.startswith("=") else word for word in map(shlex.quote, words))
 
 
-#: How the envelope's shell begins what it says itself, as shells do where they have no other name.
+#: Prefix of the envelope's own shell messages, as a shell without another name prints them.
 SHELL_SAYS = b"sh: "
 
 
 def behind_marker(said: bytes, marker: str) -> bytes:
-    """Given what came on standard error, return what the command itself printed there, and why it was not started."""
+    """Given standard error of an envelope, return what was printed after the marker: by the command or by its shell."""
     _, found, rest = said.partition(beginning(marker))
-    # The envelope's shell speaks under the name that it was given, which is another one on each worker.
+    # The envelope's shell is named after the marker, which differs on each worker.
     return rest.replace(f"{marker}: ".encode("ascii"), SHELL_SAYS) if found else said
 
 
 def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
-    """Given what a command in the envelope printed, return its output, its exit code, and whether it was started.
+    """Given the output of an envelope, return the command's output, its exit code, and whether the command started.
 
-    The output includes what the command has left behind and what prints after its end. The code is None where the
-    command's end was not seen.
+    The output includes what background processes of the command printed after its end. The exit code is None if the end
+    marker did not arrive.
     """
     _, started, rest = output.partition(beginning(marker))
     if not started:
@@ -76,7 +76,7 @@ def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
     number, ended, late = behind.partition(b"\n")
     if ended and number.isdigit():
         return body + late, int(number), True
-    # The connection may end in the midst of the marker: nobody but this module prints so much of it.
+    # The connection may have ended in the middle of the end marker.
     cut = rest.rfind(told[:_PART])
     if cut >= 0 and (told.startswith(rest[cut:]) or rest[cut + len(told) :].isdigit()):
         return rest[:cut], None, True

@@ -1,6 +1,6 @@
-"""One command, or one request to the host program, on many workers at once over multiplexed OpenSSH.
+"""Runs one command, or sends one request to the launcher, on many workers at once over multiplexed OpenSSH.
 
-Nothing here raises for a worker that fails: every worker has its own result, and the caller sees all of them.
+A worker that fails raises nothing here: every worker has its own result, and the caller gets all of them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tpu_ops.ssh.replies import SSH_FAILED, Output, Reply, Result, late, reply_o
 from tpu_ops.ssh.silence import Silence
 from tpu_ops.ssh.stream import Stream
 
-#: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
+#: Concurrent sessions over one master. OpenSSH's default MaxSessions is 10, and other processes use the master too.
 SESSIONS = 6
-#: Seconds for a worker to answer before a command that reads its input begins there.
+#: Seconds that a worker has to answer before an attended command starts there.
 _ANSWERS = 45.0
 
 T = TypeVar("T")
@@ -32,16 +32,15 @@ class Fanout:
     """Reaches the workers of one fleet.
 
     Args:
-        ssh_config: The fleet's OpenSSH configuration, which names every worker.
-        renew: Looks for workers that do not answer and rewrites this configuration in its place; may be None.
-        proxied: Workers that are reached through a proxy.
-        find: Says where the master of a worker listens, as this configuration has it, so that no ssh is needed to use
-            it.
-        taken: Whether the node of a worker was taken away when it was seen last: then it is looked for before it is
-            tried.
-        connects: Whether a worker can be connected to where it was seen last, as far as that can be found out in a
-            moment: a silent one is looked for only where it cannot.
-        jump: Through which the proxied are reached, where it is ssh that leads to them.
+            ssh_config: The fleet's OpenSSH configuration, with every worker.
+            renew: Asks the API about workers that do not answer and rewrites ``ssh_config``; may be None.
+            proxied: Workers that are reached through a proxy.
+            find: Returns where the master of a worker listens, so that a session needs no ssh process.
+            taken: Whether the last listing showed a worker's node as preempted or stopped: the API is then asked before
+                the worker is.
+            connects: Whether a worker's known address accepts connections, as far as a short check can tell. The API is
+                asked about a silent worker only if it does not.
+            jump: The jump to the proxied workers, if ssh leads there.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class Fanout:
         stdin: bytes | Mapping[str, bytes] = b"",
         done: Callable[[Result], None] | None = None,
     ) -> dict[str, Result]:
-        """Run a command on all these workers at once, as the person who logs in.
+        """Run a command on all these workers at once, as the login user.
 
         Args:
             hosts: The workers.
-            argv: The command; every word arrives as it is.
-            limit: Seconds for each worker, its connection included.
-            stdin: What the command reads, for all workers or for each.
-            done: Called with each result as it comes.
+            argv: The command; no shell changes its words.
+            limit: Seconds for each worker, including its connection.
+            stdin: The command's input, for all workers or for each one.
+            done: Called with each result as it arrives.
         """
 
         async def one(host: str) -> Result:
@@ -101,15 +100,15 @@ class Fanout:
         head_start: float = 0.0,
         quiet: float = 0.0,
     ) -> dict[str, Reply]:
-        """Send a request to the host program of each of these workers, at once or after the first.
+        """Send a request to the launcher of each of these workers, at once or with a head start for the first.
 
         Args:
-            requests: Values of the request by worker.
-            action: What the host program is to do.
-            limit: Seconds for each worker, its connection included; a head start of another comes before them.
-            done: Called with each reply as it comes.
+            requests: The values of each worker's request.
+            action: The launcher's action.
+            limit: Seconds for each worker, including its connection but not the head start of another worker.
+            done: Called with each reply as it arrives.
             head_start: Seconds by which the first worker is asked before the others, unless it answers sooner.
-            quiet: Seconds that the action takes by itself: only who is silent for longer is said to be waited for.
+            quiet: Seconds that the action itself takes; a worker counts as silent only after them.
         """
         leader, answered = next(iter(requests), ""), asyncio.Event()
 
@@ -129,11 +128,11 @@ class Fanout:
 
     @contextlib.asynccontextmanager
     async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
-        """Open a request that is answered with frames; it ends on the worker when the block is left.
+        """Open a request that is answered with frames; leaving the block ends it on the worker.
 
         Raises:
             Unreachable: There is no connection to the worker.
-            OpsError: This process may not have that many sessions.
+            OpsError: This process may not open enough files for the session.
         """
         with self._room(1):
             await self.reach(host)
@@ -149,26 +148,26 @@ class Fanout:
 
     @contextlib.asynccontextmanager
     async def attended(self, host: str, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Run a command that reads its input for as long as the block lasts; its end is left to the caller.
+        """Run a command that reads its input for as long as the block lasts; the caller ends it.
 
-        Its input is a pipe of ssh's process, so that another process that is given it keeps the command there.
+        The input is a pipe of the ssh process: any process that inherits it keeps the command alive.
 
         Raises:
             Unreachable: There is no connection to the worker.
-            OpsError: This process may not have that many sessions.
+            OpsError: This process may not open enough files for the session.
         """
         with self._room(1):
-            # A connection that leads to where the worker was is replaced first.
+            # This replaces a connection to the worker's former address.
             await self.answer(host, limit=_ANSWERS)
             command = openssh.session(self.ssh_config, host, envelope.joined(argv))
             async with self._session(host), processes.started(command) as process:
                 yield process
 
     async def answer(self, host: str, *, limit: float) -> None:
-        """Return once a worker has answered over its connection, or the time is over; a stale connection is replaced.
+        """Return once a worker has answered over its connection, or after ``limit``; replaces a stale connection.
 
         Raises:
-            Unreachable: It cannot be reached.
+            Unreachable: The worker cannot be reached.
         """
         marker = wire.new_marker()
         with contextlib.suppress(TimeoutError):
@@ -178,9 +177,9 @@ class Fanout:
                     raise Unreachable(openssh.reason(said.stderr.data.decode(errors="replace"), code))
 
     async def _all(self, hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
-        """Do something for every worker at once; keep the order of the workers.
+        """Call ``one`` for every worker at once; return the results in the order of the workers.
 
-        All sessions are there together, however many: the ranks of a run wait for each other while theirs last.
+        The number of sessions is not limited: the ranks of a run wait for each other while their sessions last.
         """
         names = list(hosts)
         with self._room(len(names)), plain_errors():
@@ -200,15 +199,14 @@ class Fanout:
     # --- one worker -----------------------------------------------------------------------------------------
 
     async def reach(self, host: str, deadline: asyncio.Timeout | None = None) -> None:
-        """Return once a master connection to a worker is open; look for it anew where it does not answer.
+        """Return once a master connection to a worker is open; ask the API about the worker if it does not answer.
 
         Args:
             host: The worker.
-            deadline: Of the caller; the time that looking for the worker takes, or waiting for one's turn to connect,
-                does not count.
+            deadline: The caller's deadline, extended by the time spent asking the API or queueing for a connection.
 
         Raises:
-            Unreachable: It could not be opened; the text says, too, what became of the worker.
+            Unreachable: No connection could be opened. The text includes what the API said about the worker.
         """
         await self._look_for_taken(host, deadline)
         begun = asyncio.get_running_loop().time()
@@ -236,17 +234,17 @@ class Fanout:
         raise Unreachable(text, answered=problem.answered, late=problem.late, fix=news.fixes.get(host, ""))
 
     async def _look_for_taken(self, host: str, deadline: asyncio.Timeout | None) -> None:
-        """Look anew for a worker whose node was taken away when it was seen last: ssh would wait for it in vain.
+        """Ask the API about a worker whose node was last listed as preempted or stopped: ssh would wait in vain.
 
         Raises:
-            Unreachable: It still is.
+            Unreachable: The node is still preempted or stopped.
         """
         if self._renewal is None or not self._taken(host):
             return
         with paused(deadline):
             news = await self._renewal.news(host, asyncio.get_running_loop().time())
         self.masters.forget(news.changed)
-        # Where nobody could be asked, there is no note.
+        # There is no note if the API could not be asked.
         if self._taken(host) and (note := news.notes.get(host)):
             raise Unreachable(note, fix=news.fixes.get(host, ""))
 
@@ -254,18 +252,18 @@ class Fanout:
     async def unless_gone(
         self, host: str, quiet: float = 0.0, *, said: bool = True
     ) -> AsyncIterator[Callable[[], None]]:
-        """Wait in a block for a worker; leave it where the worker is silent and turns out to be elsewhere, or away.
+        """Wait in a block for a worker's answer; leave the block if the silent worker has moved or is gone.
 
-        Yields what is to be called once it has answered.
+        Yields a function to call once the worker has answered.
 
         Args:
             host: The worker.
-            quiet: Seconds that what it was asked for takes by itself.
-            said: Whether it is said that it is silent.
+            quiet: Seconds that the request itself takes.
+            said: Whether the user is told that the worker is silent.
 
         Raises:
-            Unreachable: It is away, or, as `Moved`, elsewhere.
-            OpsError: What became of it cannot be found out, and the command ends with that.
+            Unreachable: The worker is gone or, as `Moved`, has another address.
+            OpsError: The API could not be asked about the worker; the command ends with this error.
         """
         loop = asyncio.get_running_loop()
         begun, looking, found = loop.time(), list[asyncio.Task[None]](), list[Exception]()
@@ -300,14 +298,14 @@ class Fanout:
                 heard()
 
     async def gone(self, host: str, begun: float) -> Unreachable | None:
-        """Return what became of a silent worker that is no longer where it was; None where it may be there.
+        """Return why a silent worker is no longer at its address; None if it may still be there.
 
         Args:
             host: The worker.
-            begun: Since when it is silent, in the loop's time.
+            begun: Since when the worker has been silent, in the loop's time.
 
         Raises:
-            OpsError: That cannot be found out, and the command ends with it.
+            OpsError: The API could not be asked about the worker; the command ends with this error.
         """
         if self._renewal is None or self._connects is None or await self._connects(host):
             return None
@@ -362,15 +360,13 @@ class Fanout:
         quiet: float = 0.0,
         said: processes.Said | None = None,
     ) -> tuple[int | None, processes.Said]:
-        """Run one command line over the master; a master that turns out to be stale is replaced once.
+        """Run one command line over the master; a stale master is replaced once. Return ssh's exit code and the output.
 
-        What it prints is in `said` as it comes. Returns ssh's exit code, and what was printed.
-
-        Its input stays open until it has ended where it is `attended`, see `ssh.converse`.
-        `begun` in the output proves that the command was started: what was started is never started again.
+        ``said`` receives the output as it arrives. If ``attended``, the input stays open until the command ends
+        (`processes.converse`). A command whose output contains ``begun`` has started, and is never started again.
         """
         await self._look_for_taken(host, deadline)
-        # Most often a master is open, and to ask for it first would cost as much as the session itself.
+        # A master is usually open, and checking first would cost as much as the session itself.
         session, replaced = openssh.shared_session, False
         said = said or processes.Said(Output(), Output())
         while True:
@@ -392,7 +388,7 @@ class Fanout:
                 replaced = True
                 await self.masters.drop(host)
             session = openssh.session
-            # What ssh said of itself is not the command's.
+            # The output so far is ssh's own, not the command's.
             said.stdout.data.clear()
             said.stderr.data.clear()
             await self.reach(host, deadline)
@@ -408,10 +404,10 @@ class Fanout:
         attended: bool,
         quiet: float,
     ) -> int | None:
-        """Run it over the master that there is; return ssh's exit code.
+        """Run a command over the open master; return ssh's exit code.
 
         Raises:
-            Unreachable: As `unless_gone`.
+            Unreachable: See `unless_gone`.
         """
         async with (
             self._session(host),
@@ -423,12 +419,12 @@ class Fanout:
 
 
 def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
-    """Return how long a worker had, and for how long it waited besides, which does not count.
+    """Return the time limit of a worker in words, with the waiting time that did not count towards it.
 
     Args:
-        limit: Seconds that it had.
-        begun: When they began, in the loop's time.
-        deadline: When they were over.
+        limit: The limit in seconds.
+        begun: When the attempt began, in the loop's time.
+        deadline: The deadline, extended by the waiting time.
     """
     besides = (deadline.when() or begun) - begun - limit
     return f"{limit:g} s" + (f", plus {besides:.1f} s for its turn and its address" if besides > 0.1 else "")
@@ -444,7 +440,7 @@ def _all_of(exc: Exception) -> Iterator[Exception]:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise the first error for people, or else of the system, that a group of tasks ended with, and not the group."""
+    """Replace an exception group of tasks by its first OpsError, or else its first OSError."""
     try:
         yield
     except ExceptionGroup as group:

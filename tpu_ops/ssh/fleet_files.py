@@ -11,27 +11,27 @@ from tpu_ops.files import unwritable
 from tpu_ops.ssh import known_hosts
 from tpu_ops.ssh.known_hosts import Keys
 
-#: Bytes that one of the files may have.
+#: Largest size of one of these files, in bytes.
 LARGEST = 256 * 1024 * 1024
 
 
 class FleetFiles:
-    """Paths and texts of these files.
+    """Paths and texts of the files of one fleet.
 
     Args:
-        directory: Where what this machine knows of the fleet is kept.
+        directory: The state directory of the fleet.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def ssh_config(self, login: str = "") -> Path:
-        """OpenSSH configuration, one host per worker; another one for each login that a shell has for itself."""
+        """OpenSSH configuration with one host per worker; a login name that a shell overrides has its own file."""
         return self.directory / (f"ssh_config-{login}" if login else "ssh_config")
 
     @property
     def jump_config(self) -> Path:
-        """OpenSSH configuration for a jump that is no worker of the fleet."""
+        """OpenSSH configuration for a jump that is not a worker of the fleet."""
         return self.directory / "jump_config"
 
     @property
@@ -40,7 +40,7 @@ class FleetFiles:
         return self.directory / "known_hosts"
 
     def host_keys(self) -> tuple[dict[str, Keys], set[str]]:
-        """Return the known host keys by alias, and the aliases whose keys only the first contact vouches for."""
+        """Return the known host keys by alias, and the aliases whose keys were trusted on first contact only."""
         text = self.text(self.known_hosts)
         return known_hosts.parse(text), known_hosts.trusted_first(text)
 
@@ -49,10 +49,10 @@ class FleetFiles:
         replace(self.known_hosts, known_hosts.text_of(keys, trusted_first), 0o644)
 
     def text(self, path: Path) -> str:
-        """Return a file's text; empty where there is none.
+        """Return a file's text; empty if the file does not exist.
 
         Raises:
-            OpsError: It cannot be read, or is no regular file.
+            OpsError: The file cannot be read, or is not a regular file.
         """
         try:
             return files.read_regular(path, LARGEST).decode(errors="replace")
@@ -68,10 +68,10 @@ class FleetFiles:
 
 
 def replace(path: Path, text: str, mode: int) -> None:
-    """Replace a file's text at once: a reader sees the old text or the new, never a part.
+    """Replace a file's text atomically.
 
     Raises:
-        OpsError: It cannot be written.
+        OpsError: The file cannot be written.
     """
     try:
         files.replace(path, text, mode)

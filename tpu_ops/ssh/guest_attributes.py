@@ -1,4 +1,4 @@
-"""Learns workers' host keys and instance names from their guest attributes."""
+"""Reads host keys and instance names of workers from their guest attributes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tpu_ops.cloud.pages import PATIENCE
 from tpu_ops.ssh.host_keys import differ
 from tpu_ops.ssh.known_hosts import Keys, valid_key
 
-#: Answers by which the API tells that it shows no guest attributes of a node; after any other it may have some.
+#: Errors with which the API refuses a node's guest attributes; after any other error the node may have some.
 _TOLD = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_DENIED")
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What the guest attributes of workers say.
+    """The content of workers' guest attributes.
 
     Attributes:
         keys: Alias -> its host keys.
         instance_names: Node's full name -> the instance names of its workers.
         reasons: Node's full name -> why its host keys are missing.
-        unheard: Those of the nodes that may publish host keys all the same: the API did not say.
-        trusted_first: Aliases whose keys no node publishes, as far as whoever published a snapshot knows.
+        unheard: Full names of the nodes without an answer: they may publish host keys.
+        trusted_first: Aliases whose keys no node publishes, according to a published snapshot.
     """
 
     keys: dict[str, Keys] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Learned:
 def wanted(
     workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool = False, instance_names: bool = False
 ) -> list[Node]:
-    """Return the serving nodes whose guest attributes are to be asked for.
+    """Return the serving nodes to ask for guest attributes.
 
     Args:
-        workers: Of the fleet.
-        known: Host keys that are known.
-        verify: Whether all are asked, not only those of which a host key is not known.
-        instance_names: Whether those are asked, too, of which an instance name is not known.
+        workers: The workers of the fleet.
+        known: The known host keys.
+        verify: Whether to ask all nodes, instead of those with an unknown host key.
+        instance_names: Whether to also ask nodes with an unknown instance name.
     """
     nodes = {
         worker.node.full_name: worker.node
@@ -58,9 +58,9 @@ def wanted(
 
 
 def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
-    """Ask for guest attributes, all nodes at once; one that cannot be asked for them is left out with its reason.
+    """Ask all nodes for their guest attributes at once; a node that fails is left out, and its reason recorded.
 
-    However many nodes there are, together they may take no longer than a list.
+    All nodes together may take no longer than a listing.
     """
     tpu = tpu.within(PATIENCE * tpu.timeout)
     answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
@@ -85,15 +85,15 @@ def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> L
 
 
 def of_the_same(tpu: Tpu, nodes: Sequence[Node], learned: Learned, known: Mapping[str, Keys]) -> Learned:
-    """Drop what was learned of nodes that were made anew since they were listed: they are asked by name.
+    """Drop what was learned from nodes that were recreated after they were listed.
 
-    Only those are looked at again of which a host key is not the known one.
+    Only nodes with a changed host key are asked again, by name.
 
     Args:
         tpu: The client.
-        nodes: Those that were asked, as they were listed.
+        nodes: The nodes that were asked, as listed.
         learned: Their answers.
-        known: Host keys that are known.
+        known: The known host keys.
     """
     doubtful = [
         node
@@ -121,7 +121,7 @@ def _aliases(node: Node) -> list[str]:
 
 
 def _replaced(tpu: Tpu, node: Node) -> bool:
-    """Return whether a node is no longer the one that was listed; not where that cannot be asked."""
+    """Return whether a node was deleted or recreated since it was listed; False if the API cannot be asked."""
     try:
         return cloud_nodes.get_node(tpu, node.full_name).node_id not in ("", node.node_id)
     except ApiError as exc:

@@ -1,4 +1,4 @@
-"""Guards the host keys of workers that are known, and says of which none is."""
+"""Compares learned host keys with the known ones, and reports workers without a known host key."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tpu_ops.ssh.known_hosts import Keys
 
 
 def keys_of(settings: Settings) -> dict[str, Keys]:
-    """Return the host keys that are known of a fleet, by alias."""
+    """Return the known host keys of a fleet, by alias."""
     return FleetFiles(settings.state_dir).host_keys()[0]
 
 
 def has_keys(settings: Settings, workers: Iterable[Worker]) -> bool:
-    """Return whether host keys of all these workers are known."""
+    """Return whether a host key is known for each of these workers."""
     known = keys_of(settings)
     return all(worker.host_key_alias in known for worker in workers)
 
 
-#: How the reason ends for which this account is not shown what others may be.
+#: End of a reason that says that this account, unlike others perhaps, may not read a node's guest attributes.
 DENIED = "(PERMISSION_DENIED)"
 
 
 class HostKeyAlarm(OpsError):
-    """A worker publishes another host key than the one known for the same node id."""
+    """A worker publishes a host key that differs from the known one of the same node id."""
 
 
 def merge(
@@ -43,18 +43,18 @@ def merge(
     *,
     replaced: Container[str] = (),
 ) -> dict[str, Keys]:
-    """Return the known keys and those that were learned of the nodes that are there.
+    """Return the known host keys, extended by the keys learned from the nodes that exist.
 
-    What is known of a node that is out of sight stays: it may come back, and then with the same keys only. It was
-    perhaps not asked for, is stopped without addresses, or somebody who publishes snapshots left it out.
+    The keys of a node that is not listed stay known, since the node may come back with the same keys. The node may not
+    have been asked, may be stopped without addresses, or may be missing from a published snapshot.
 
     Args:
-        known: From known_hosts.
-        learned: From guest attributes.
+        known: The keys in known_hosts.
+        learned: The keys in the guest attributes.
         workers: All workers of the fleet.
         file: The known_hosts file, for the error.
-        trusted_first: Aliases whose known keys nothing but the first contact vouches for.
-        replaced: Ids of nodes that cannot come back, as others were made under their names: their keys are dropped.
+        trusted_first: Aliases whose known keys were trusted on first contact only.
+        replaced: Ids of nodes that cannot come back, since other nodes now have their names. Their keys are dropped.
 
     Raises:
         HostKeyAlarm: A learned key differs from the known one of the same alias.
@@ -72,26 +72,26 @@ def merge(
 
 
 def differ(known: Keys, found: Keys) -> bool:
-    """Return whether keys cannot be those of the machine whose keys are known.
+    """Return whether two sets of keys cannot be of the same machine.
 
-    A machine may have a further type of key; one that is known may not change, and one at least must be the same.
+    A machine may add a type of key. It may not change a known key, and at least one known key must be found again.
     """
     same = any(known.get(kind) == blob for kind, blob in found.items())
     return not same or any(known.get(kind, blob) != blob for kind, blob in found.items())
 
 
 def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyAlarm:
-    """Return the error for a worker whose host key is not the known one.
+    """Return the error for a worker that publishes a changed host key.
 
     Args:
-        alias: Of the worker.
-        host: Its name.
+        alias: The worker's alias.
+        host: The worker's name.
         file: The known_hosts file.
-        trusted_first: Whether nothing but the first contact vouches for the known key.
+        trusted_first: Whether the known key was trusted on first contact only.
     """
     what = (
-        "it publishes ANOTHER host key than the one that was trusted on first contact; nothing was written. "
-        "Another machine may have answered then"
+        "it publishes a host key that DIFFERS from the one trusted on first contact; nothing was written. "
+        "Another machine may have answered at first contact"
         if trusted_first
         else "the host key CHANGED although the node is the same; nothing was written. Either the worker's disk was "
         "replaced, or another machine answers in its place"
@@ -105,35 +105,35 @@ def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyA
 
 
 def another_machine(places: Sequence[str], alias: str, file: Path, *, published: bool) -> HostKeyAlarm:
-    """Return the error for workers at whose addresses machines answer with other host keys than the known ones.
+    """Return the error for workers at whose addresses machines answer with host keys other than the known ones.
 
     Args:
         places: The workers, with their addresses.
-        alias: Of the first of them.
+        alias: The first worker's alias.
         file: The known_hosts file.
         published: Whether the known key is the one that the node publishes.
     """
     what = (
-        "another machine answers at this address than the one whose host key is known. Either the address was given to "
+        "the machine that answers at this address does not have the known host key. Either the address was given to "
         "another machine, or somebody intercepts connections to it, or the worker's host keys were replaced"
     )
     forget = f"forget the old key with `ssh-keygen -R {alias} -f {shlex.quote(str(file))}` and refresh"
-    own = "reboot the worker, which then publishes it, and verify again" if published else forget
+    own = "reboot the worker, which then publishes the new key, and verify again" if published else forget
     return HostKeyAlarm(
         f"{what} without being published" if published else what,
         where=texts.some(places),
-        fix="do not log in there; compare the fingerprint on the worker's serial console (docs/ssh.md). If it is the "
-        f"worker's own, {own}; if it is not, tell who runs the project's network",
+        fix="do not log in there; compare the fingerprint on the worker's serial console (docs/ssh.md). If the key is "
+        f"the worker's own, {own}; if it is not, report it to the administrator of the project's network",
     )
 
 
 def compared(
     workers: Iterable[Worker], known: Container[str], published: Container[str], reasons: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the serving workers whose known host keys were to be compared: host -> why they could not be, or empty.
+    """Return the result of the comparison per serving worker with a known host key: host -> why it failed, or "".
 
     Args:
-        workers: Of the fleet.
+        workers: The workers of the fleet.
         known: Aliases whose host keys were known before.
         published: Aliases whose host keys were learned.
         reasons: Node's full name -> why its host keys could not be learned.
@@ -148,21 +148,21 @@ def compared(
 
 
 def is_denial(warning: str) -> bool:
-    """Return whether a warning of `missing` is about a node whose host keys others may read."""
+    """Return whether a warning of `missing` is about a node whose host keys this account may not read."""
     return f"{DENIED}); " in warning
 
 
 def about(label: str) -> str:
-    """Return how a warning of `missing` about a node begins."""
+    """Return the beginning of each warning of `missing` about a node."""
     return f"node {label}:"
 
 
 def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mapping[str, str], refresh: str) -> list[str]:
-    """Return one warning per serving node of which workers have no known host key.
+    """Return one warning for each serving node that has workers without a known host key.
 
     Args:
-        workers: Of the fleet.
-        keys: That are known, by alias.
+        workers: The workers of the fleet.
+        keys: The known host keys, by alias.
         reasons: Node's full name -> why its host keys are missing.
         refresh: The command that refreshes the fleet.
     """
@@ -174,14 +174,14 @@ def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mappin
 
 
 def to_trust(worker: Worker, refresh: str) -> str:
-    """Return what to do about a serving worker of which no host key is known, in words that follow its problem.
+    """Return the fix for a serving worker without a known host key, in words that follow its problem.
 
     Args:
         worker: The worker.
         refresh: The command that refreshes the fleet.
     """
     if not worker.node.node_id:
-        return f"the API gives node {worker.label} no id, to which host keys are bound"
+        return f"the API gives node {worker.label} no id, and host keys are bound to the id"
     return (
         f"node {worker.label} publishes no host key: `{refresh} --trust-first {worker.label}` shows its workers' "
         "fingerprints and records the keys once you confirm"
@@ -189,17 +189,17 @@ def to_trust(worker: Worker, refresh: str) -> str:
 
 
 def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str], refresh: str) -> str:
-    """Return why ssh to these workers of a node is refused, and what to do."""
+    """Return why ssh to these workers of a node is refused, and the fix."""
     names = texts.some([worker.host for worker in workers], 4, "others")
     node = workers[0].node
     if not node.node_id:
-        return f"the API gives it no id, to which host keys are bound, so ssh to {names} is refused"
+        return f"the API gives it no id, and host keys are bound to the id, so ssh to {names} is refused"
     reason = reasons.get(node.full_name) or "its guest agent may still be starting"
     if reason.endswith(DENIED):
         return (
-            f"you may not see which host keys it publishes, so ssh to {names} is refused ({reason}); ask for a role"
+            f"you may not read the host keys that it publishes, so ssh to {names} is refused ({reason}); ask for a role"
             " that may read guest attributes, or for a published snapshot (docs/members.md);"
-            f" `{refresh} --trust-first {label}` would believe whoever answers at these addresses"
+            f" `{refresh} --trust-first {label}` would trust any machine that answers at these addresses"
         )
     return (
         f"no host key published for {names}, so ssh there is refused"

@@ -1,4 +1,4 @@
-"""A person's keys: those that their ssh config names, and those that ssh passes over without a word."""
+"""The user's ssh keys: those that their ssh config names, and why ssh does not use one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tpu_ops.errors import UsageError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.known_hosts import valid_key
 
-#: Seconds for ssh-keygen to read a key, whose file may be far away, for ssh to read its configuration, and for an agent
-#: to take a connection.
+#: Seconds for ssh-keygen to read a key (its file may be on a slow file system), for ssh to read its configuration, and
+#: for an agent to accept a connection.
 _LIMIT = 5.0
-#: How a public key begins. In the place of a private one it names a key that an agent holds.
+#: Beginning of a public key. A public key in place of a private one names a key that an agent holds.
 _PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ ")
 
 
 def named(config: Path) -> tuple[tuple[str, str], ...]:
-    """Return the agent and the keys that a person's ssh config names for all hosts, as options (keyword, value).
+    """Return the agent and the keys that the user's ssh config names for all hosts, as options (keyword, value).
 
-    An agent that is not there is left out: ssh would not ask that of SSH_AUTH_SOCK in its place.
+    An agent that does not exist is left out, since ssh would not fall back to SSH_AUTH_SOCK.
     """
-    # Without the first option ssh lists its default keys as well; with the second it passes over misspelt options.
+    # The first option removes ssh's default keys from the output; the second makes ssh ignore misspelt options.
     *words, host = openssh.effective(config, "any")
     try:
         done = subprocess.run(
@@ -45,7 +45,7 @@ def named(config: Path) -> tuple[tuple[str, str], ...]:
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
     agents = [value for key, value in said if key == "identityagent" and Path(os.path.expandvars(value)).is_socket()]
     keys = [value for key, value in said if key == "identityfile" and value != "none"]
-    # In quotes, for blanks. Tokens such as %d stay: ssh expands them.
+    # Quoted, since paths may contain blanks. ssh expands tokens such as %d.
     return (
         *(("IdentityAgent", f'"{agent}"') for agent in agents),
         *(("IdentityFile", f'"{key}"') for key in keys),
@@ -53,7 +53,7 @@ def named(config: Path) -> tuple[tuple[str, str], ...]:
 
 
 def fault(key: Path) -> str:
-    """Return why ssh does not offer a private key, and what to do about it; empty where it does."""
+    """Return why ssh does not offer a private key, and the fix; empty if ssh offers it."""
     try:
         why = _why(key)
     except PermissionError as exc:
@@ -64,7 +64,7 @@ def fault(key: Path) -> str:
     if "passphrase" in why:
         add = f"`ssh-add {quoted}`" if os.environ.get("SSH_AUTH_SOCK") else f'`eval "$(ssh-agent)"; ssh-add {quoted}`'
         return (
-            f"{key} has a passphrase, for which nobody is asked here: {add}, if no agent holds it yet (`ssh-add -l`); "
+            f"{key} has a passphrase, and tpu_ops does not ask for it: {add}, if no agent holds it yet (`ssh-add -l`); "
             "or log in with `tpu_ops ssh HOST` first, and its connection is used"
         )
     if "permissions" in why:
@@ -73,7 +73,7 @@ def fault(key: Path) -> str:
 
 
 def agent_fault() -> str:
-    """Return why ssh finds no agent though one is named, and what to do about it; empty where it finds it."""
+    """Return why ssh cannot reach the agent in SSH_AUTH_SOCK, and the fix; empty if it can or none is set."""
     path = os.environ.get("SSH_AUTH_SOCK", "")
     if not path:
         return ""
@@ -83,18 +83,18 @@ def agent_fault() -> str:
             agent.connect(path)
     except OSError as exc:
         return (
-            f"no ssh agent answers at {path} ({exc.strerror or exc}), which SSH_AUTH_SOCK names: it may be that of an "
-            "earlier login, as in tmux or screen; set it as a new login shell has it"
+            f"no ssh agent answers at {path} ({exc.strerror or exc}), which SSH_AUTH_SOCK names: it may be the agent "
+            "of an earlier login, as in tmux or screen; set it to its value in a new login shell"
         )
     return ""
 
 
 def _why(key: Path) -> str:
-    """Return why OpenSSH cannot use a key without a passphrase, in its words; empty where it can.
+    """Return OpenSSH's reason for not using a key without a passphrase; empty if it can use the key.
 
     Raises:
-        OSError: The key cannot be read, or OpenSSH not be asked.
-        subprocess.TimeoutExpired: It did not say.
+        OSError: The key cannot be read, or ssh-keygen cannot be started.
+        subprocess.TimeoutExpired: ssh-keygen took too long.
     """
     with key.open("rb") as file:
         if _PUBLIC.match(file.read(64)):
@@ -113,15 +113,15 @@ def _why(key: Path) -> str:
 
 
 def ssh_keys(settings: Settings) -> str:
-    """Return the `ssh-keys` metadata that lets the fleet's user in with the fleet's key.
+    """Return the `ssh-keys` metadata that allows the fleet's user to log in with the fleet's key.
 
     Raises:
-        UsageError: There is no key, or its file does not hold exactly one public half.
+        UsageError: No key is set, or the public key's file does not hold exactly one key.
     """
     private = settings.private_key
     if private is None:
         raise UsageError(
-            "no ssh key to let you in on the new node",
+            "there is no ssh key with which to log in on the new node",
             where=f"{settings.file}, key 'private_key'",
             fix="create one (ssh-keygen -t ed25519), or name yours there or in TPU_OPS_PRIVATE_KEY",
         )
@@ -136,5 +136,5 @@ def ssh_keys(settings: Settings) -> str:
         raise UsageError("this is not an ssh public key", where=str(public), fix=fix)
     count = sum(valid_key(*pair) for pair in itertools.pairwise(re.split(r"[\s,;]+", text)))
     if count > 1:
-        raise UsageError(f"this file holds {count} keys, and a node gets one of them", where=str(public), fix=fix)
+        raise UsageError(f"this file holds {count} keys, but a node gets exactly one", where=str(public), fix=fix)
     return f"{settings.user}:{words[0]} {words[1]} {settings.user}"

@@ -1,7 +1,7 @@
-"""The one line in a person's own ssh config that includes a fleet's; everything else there stays, byte for byte.
+"""The line in the user's ssh config that includes a fleet's ssh config; the rest of the file never changes.
 
-Where OpenSSH's reader matters, this follows its readconf.c: an `Include` behind a `Host` or `Match` line holds only
-for what that line matches, and its arguments are patterns of file names.
+The rules follow OpenSSH's readconf.c: an `Include` after a `Host` or `Match` line applies only to the hosts that this
+line matches, and its arguments are patterns of file names.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tpu_ops.errors import OpsError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.client_config import HEADER
 
-#: Names that a warning lists before it only says that there are more, and seconds to wait for another command.
+#: Host names that a warning lists, and seconds to wait for another command that changes the file.
 _SHOWN, _PATIENCE = 4, 10.0
 
-#: Bytes that an ssh config may have.
+#: Largest size of an ssh config, in bytes.
 _LARGEST = 1_000_000
 
 _WORD = re.compile(rb"[^ \t\r\n\f=]+")
@@ -35,9 +35,9 @@ class Include:
     """An `Include` line.
 
     Attributes:
-        number: Of the line, from 1.
-        files: The files that exist and that it includes, in order.
-        conditional: Whether it stands behind a Host or Match line, and so holds only for what that one matches.
+        number: Line number, from 1.
+        files: The existing files that it includes, in order.
+        conditional: Whether it follows a Host or Match line, and so applies only to the hosts that this line matches.
     """
 
     number: int
@@ -54,8 +54,8 @@ def includes(content: bytes, home: Path) -> list[Include]:
     """Return the Include lines of an ssh config, in order.
 
     Args:
-        content: Of the file.
-        home: The person's home directory, for paths that begin with ``~/`` and for relative ones.
+        content: The file's content.
+        home: The user's home directory, for paths that begin with ``~/`` and for relative paths.
     """
     found, conditional = [], False
     for number, line in enumerate(content.split(b"\n"), 1):
@@ -72,7 +72,7 @@ def includes(content: bytes, home: Path) -> list[Include]:
 
 
 def words(text: bytes) -> list[str]:
-    """Split the arguments of a line of an ssh config as OpenSSH does; none where it would refuse them."""
+    """Split the arguments of a line of an ssh config as OpenSSH does; empty if OpenSSH would reject the line."""
     found: list[str] = []
     word, quote, rest = "", "", iter(os.fsdecode(text.lstrip(b" \t=").rstrip()))
     within = False
@@ -98,7 +98,7 @@ def words(text: bytes) -> list[str]:
 
 
 def _files(word: str, home: Path) -> Iterator[Path]:
-    """Return the files that an argument of Include means."""
+    """Return the files that match an argument of Include."""
     if word.startswith("~/"):
         word = f"{home}/{word[2:]}"
     elif not word.startswith(("/", "~")):
@@ -107,20 +107,20 @@ def _files(word: str, home: Path) -> Iterator[Path]:
 
 
 def with_line(content: bytes, fragment: Path) -> bytes:
-    """Return an ssh config with the line that includes a fleet's on top."""
+    """Return an ssh config with the Include line of a fleet as its first line."""
     first, newline, _ = content.partition(b"\n")
     end = b"\r\n" if newline and first.endswith(b"\r") else b"\n"
     return line_of(fragment) + end + content
 
 
 def without_line(content: bytes, fragment: Path) -> bytes:
-    """Return an ssh config without the lines that `with_line` puts there; a person's other ways to include it stay."""
+    """Return an ssh config without the lines that `with_line` adds; lines that the user wrote stay."""
     ours = line_of(fragment)
     return b"".join(line for line in re.split(rb"(?<=\n)", content) if line.strip() != ours)
 
 
 def hosts(text: str) -> set[str]:
-    """Return the hosts of a fleet's ssh config; none where the text is another's."""
+    """Return the hosts of a fleet's ssh config; empty if tpu_ops did not write this text."""
     if not text.startswith(HEADER):
         return set()
     return {name for line in text.splitlines() if line.startswith("Host ") for name in line.split()[1:]}
@@ -128,11 +128,11 @@ def hosts(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done to a person's ssh config, or would be.
+    """The change that a command made, or would make, to the user's ssh config.
 
     Attributes:
         word: ``installed``, ``already there``, ``removed`` or ``not there``.
-        warnings: What the person should know besides.
+        warnings: Warnings for the user.
     """
 
     word: str
@@ -140,7 +140,7 @@ class Outcome:
 
 
 def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
-    """Include a fleet's ssh config from a person's own, unless it is included there already, whatever the host.
+    """Include a fleet's ssh config in the user's ssh config, unless it is included for all hosts already.
 
     Raises:
         OpsError: The file cannot be read or written.
@@ -162,7 +162,7 @@ def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
 
 
 def installed(fragment: Path) -> bool:
-    """Return whether a person's own ssh config includes a fleet's, whatever the host."""
+    """Return whether the user's ssh config includes a fleet's for all hosts."""
     try:
         home = openssh.home()
         found = includes(_read(home / ".ssh" / "config"), home)
@@ -172,7 +172,7 @@ def installed(fragment: Path) -> bool:
 
 
 def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
-    """Take out what `install` put into a person's ssh config.
+    """Remove the line that `install` added to the user's ssh config.
 
     Raises:
         OpsError: The file cannot be read or written.
@@ -191,15 +191,15 @@ def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
 
 
 def unseen(file: Path, workers: Sequence[Worker]) -> str:
-    """Return why OpenSSH does not find one of these workers by a person's ssh config; empty where it finds all."""
+    """Return why OpenSSH does not find one of these workers through the user's ssh config; empty if it finds all."""
     try:
         found = includes(_read(file), openssh.home())
     except OSError as exc:
         return f"{file} cannot be read: {exc.strerror or exc}"
     for path in (path for include in found for path in include.files):
-        # ssh would wait for a pipe for ever, or read a device without end.
+        # ssh would wait for a pipe forever, or read a device without end.
         if path.exists() and not path.is_file() and str(path) != os.devnull:
-            return f"ssh cannot be asked whether it finds the workers: {path}, which is included, is not a regular file"
+            return f"cannot test whether ssh finds the workers: {path}, which is included, is not a regular file"
     for worker in workers:
         try:
             done = subprocess.run(
@@ -211,7 +211,7 @@ def unseen(file: Path, workers: Sequence[Worker]) -> str:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
-            return f"ssh cannot be asked whether it finds {worker.host}: {exc}"
+            return f"cannot test whether ssh finds {worker.host}: {exc}"
         if f"hostkeyalias {worker.host_key_alias}" not in done.stdout.splitlines():
             said = done.stderr.strip() or "something before it in the file, or another fleet, names the same host"
             return f"ssh does not find {worker.host} as this fleet's: {said}"
@@ -223,12 +223,15 @@ def _holds(include: Include, fragment: Path) -> bool:
 
 
 def _same(file: Path, other: Path) -> bool:
-    # Unlike Path.resolve it bears a link that leads back to itself.
+    # Unlike Path.resolve, realpath accepts a symbolic link that leads back to itself.
     return os.path.realpath(file) == os.path.realpath(other)
 
 
 def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[str]:
-    """Yield one warning per other fleet that has hosts of the same names, given on which line this one is included."""
+    """Yield one warning per other included fleet that has hosts of the same names.
+
+    ``number`` is the line that includes this fleet.
+    """
     own = hosts(_text(fragment))
     for include in found:
         for file in include.files:
@@ -239,7 +242,7 @@ def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[
                 first, second = (
                     ("another fleet's", "this one's") if include.number < number else ("this fleet's", "that one's")
                 )
-                yield f"{file} is included as well: {names} means {first}, and {second} of that name is out of reach"
+                yield f"{file} is included as well: {names} means {first}, and {second} of that name cannot be reached"
 
 
 def _text(file: Path) -> str:
@@ -258,7 +261,7 @@ def _read(file: Path) -> bytes:
 
 @contextmanager
 def _held(file: Path) -> Iterator[None]:
-    """Keep other commands of this kind out of a person's ssh config, and say in words what the disk refuses."""
+    """Lock the user's ssh config against other tpu_ops commands; convert OSError to OpsError."""
     try:
         root = files.state_root()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

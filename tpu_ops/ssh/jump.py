@@ -1,4 +1,4 @@
-"""Finds out where ssh connects to for a jump that is no worker of the fleet."""
+"""Finds the address to which ssh connects for a jump that is not a worker of the fleet."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 from tpu_ops.ssh import openssh
 
-#: Seconds for ssh to print what it makes of its configuration, or to ask a connection that is open.
+#: Seconds for ssh to print its effective configuration, or to ask an open master.
 _LIMIT = 5.0
 
 
 def place_of(jump_config: Path, options: Sequence[str], name: str) -> tuple[str, int]:
-    """Return the address and port of a jump; the address is empty where no plain connection says whether it is there.
+    """Return the address and port of a jump; the address is empty if ssh would not connect to it directly.
 
-    That is behind a further proxy, or where a connection is open that ssh takes in place of a new one.
+    ssh does not connect directly if the jump is behind another proxy, or if a master connection to it is open.
 
     Args:
-        jump_config: The OpenSSH configuration that is used for it.
-        options: Options of ssh that go before its name.
-        name: Its name, as ssh gets it.
+        jump_config: The OpenSSH configuration for the jump.
+        options: ssh options that precede the name.
+        name: The jump's name, as ssh gets it.
     """
     unknown = ("", 0)
     *check, host = openssh.control(jump_config, name, "check")

@@ -13,14 +13,14 @@ from tpu_ops.cloud import aliases
 #: Host keys of one alias: key type -> base64 blob.
 Keys = dict[str, str]
 
-#: Comment of a key in known_hosts that was not published but accepted from the worker itself.
+#: Comment of a key in known_hosts that was accepted from the worker itself instead of being published.
 TRUSTED_FIRST = "trusted-on-first-contact"
 
 _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
 
 def valid_key(key_type: str, blob: str) -> bool:
-    """Return whether a host key is one: a blob of base64 that begins with the name of its type and is whole."""
+    """Return whether a host key is valid: complete base64 data that begins with the name of the key's type."""
     if not _KEY_TYPE.fullmatch(key_type):
         return False
     try:
@@ -32,7 +32,7 @@ def valid_key(key_type: str, blob: str) -> bool:
 
 
 def _fields(raw: bytes) -> list[bytes]:
-    """Return the fields that a key consists of, each behind its length (RFC 4251, section 5); none where one is cut."""
+    """Return the length-prefixed fields of a key (RFC 4251, section 5); empty if the last one is incomplete."""
     fields, at = [], 0
     while at < len(raw):
         begin = at + 4
@@ -50,11 +50,11 @@ def fingerprint(blob: str) -> str:
 
 
 def text_of(keys: Mapping[str, Keys], trusted_first: Container[str] = ()) -> str:
-    """Given the keys of each alias, return the text of known_hosts, in a fixed order.
+    """Return the text of known_hosts, in a fixed order.
 
     Args:
-        keys: Of each alias.
-        trusted_first: Aliases whose keys nothing but the first contact vouches for.
+        keys: The keys of each alias.
+        trusted_first: Aliases whose keys were trusted on first contact only.
     """
     lines = []
     for alias in sorted(keys):
@@ -64,9 +64,9 @@ def text_of(keys: Mapping[str, Keys], trusted_first: Container[str] = ()) -> str
 
 
 def parse(text: str) -> dict[str, Keys]:
-    """Return the keys of each alias; lines that this program does not write are passed over.
+    """Return the keys of each alias in the text of known_hosts; ignore lines that tpu_ops does not write.
 
-    So are those of an alias without a node's id: all nodes that have none would share it.
+    An alias without a node id is ignored too: all nodes without an id would share it.
     """
     keys: dict[str, Keys] = {}
     for line in text.splitlines():
@@ -77,5 +77,5 @@ def parse(text: str) -> dict[str, Keys]:
 
 
 def trusted_first(text: str) -> set[str]:
-    """Given the text of known_hosts, return the aliases whose keys nothing but the first contact vouches for."""
+    """Return the aliases in the text of known_hosts whose keys were trusted on first contact only."""
     return {line.split()[0] for line in text.splitlines() if line.split()[3:] == [TRUSTED_FIRST]}

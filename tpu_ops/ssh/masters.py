@@ -1,4 +1,4 @@
-"""Opens and ends master connections: one at a time for each worker, over all processes of this machine."""
+"""Opens and ends master connections: one at a time for each worker, across all processes of this machine."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from tpu_ops.ssh.mux import Master, Unavailable
 from tpu_ops.ssh.processes import CONTROL_LIMIT, quiet
 from tpu_ops.ssh.renewal import paused
 
-#: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
+#: Seconds within which a master must be authenticated; ConnectTimeout covers only the TCP connection.
 OPEN_LIMIT = 25.0
-#: Connections through a proxy that are opened at once: sshd refuses some of more than ten (MaxStartups), and each
-#: gcloud takes a processor for a second.
+#: Connections that are opened through a proxy at once: sshd refuses some of more than ten (MaxStartups), and each
+#: gcloud process takes a second of processor time.
 PROXIES = 8
-#: Other connections that are opened at once: the keys of each take the controller some milliseconds of processor time.
+#: Other connections that are opened at once: each key exchange takes some milliseconds of processor time here.
 WIDTH = 64
 _POLL = 0.05
-#: How often an agent is asked for one worker alone before it is said not to sign, and the seconds from one to the next.
+#: Attempts with one worker at a time before the agent counts as refusing to sign, and the seconds between them.
 _TRIES, _AGAIN = 3, 0.5
-#: The lock of whoever asks it alone; no worker is called so. Seconds to wait for it: many may be before one.
+#: Lock of a process that asks the agent for one worker at a time (no worker has this name), and seconds to wait for
+#: the lock: many others may be queued.
 _AGENT, _AGENT_LIMIT = ".agent", 300.0
 
 _log = logging.getLogger(__name__)
 
-#: Given a worker, says where its master listens; None where that is not known.
+#: Given a worker, returns where its master listens; None if that is unknown.
 FindMaster = Callable[[str], Master | None]
 
 
 class Unreachable(Exception):
-    """No connection to a worker; the text says why, in ssh's own words where it has some.
+    """There is no connection to a worker; the text gives the reason, in ssh's words if there are any.
 
     Attributes:
-        answered: Whether the worker itself answered and refused this person: then its address is right.
-        late: Whether the time was over first. A key may have waited for what only a terminal shows.
-        fix: What to do about it, where that is known.
+        answered: Whether the worker itself refused the user: its address is then correct.
+        late: Whether the attempt timed out. A key may have waited for input that needs a terminal.
+        fix: The fix, if known.
     """
 
     def __init__(self, problem: str, *, answered: bool = False, late: bool = False, fix: str = "") -> None:
@@ -52,21 +53,21 @@ class Unreachable(Exception):
 
 
 class Moved(Unreachable):
-    """No connection where the worker was: it is reached another way by now."""
+    """There is no connection to a worker's former address: the worker now has another one."""
 
 
 class Unsigned(Unreachable):
-    """No connection: the agent that holds the person's key would not sign with it."""
+    """There is no connection: the agent that holds the user's key refused to sign."""
 
 
 class Masters:
-    """Opens master connections: one at a time per worker, over all processes that use the same ssh configuration.
+    """Opens master connections: one at a time per worker, across all processes with the same ssh configuration.
 
     Args:
         ssh_config: The configuration.
         proxied: Workers that are reached through a proxy.
-        find: Says where the master of a worker listens; ssh is asked where it does not know.
-        jump: Through which these are reached, where it is ssh that leads to them.
+        find: Returns where the master of a worker listens; if it returns None, ssh is asked.
+        jump: The jump to the proxied workers, if ssh leads there.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class Masters:
         self._proxied = proxied
         self._find = find
         self._first, self._tried = asyncio.Lock(), False
-        # When a connection to the jump that no longer served was let go, in the loop's time.
+        # _jump_left: when the last stale connection to the jump was closed, in the loop's time.
         self._jump, self._jump_asked, self._jump_left = jump, asyncio.Lock(), float("-inf")
-        # How many workers are being reached beside each other, and for how many the agent is to be asked alone; why it
-        # does not sign even so.
+        # _beside: workers that are being connected concurrently. _alone: workers that wait to be connected one at a
+        # time, because of the agent. _refusal: why the agent refuses even then.
         self._beside, self._alone, self._refusal = 0, 0, ""
         self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
@@ -95,10 +96,10 @@ class Masters:
 
         Args:
             host: The worker.
-            deadline: Of the caller; the time until it is this worker's turn does not count.
+            deadline: The caller's deadline, extended by the time spent in the queue.
 
         Raises:
-            Unreachable: It could not be opened.
+            Unreachable: The connection could not be opened.
         """
         async with self._gates.setdefault(host, asyncio.Lock()):
             if host in self._ready:
@@ -108,17 +109,17 @@ class Masters:
             self._ready.add(host)
 
     def served(self, host: str) -> None:
-        """Know that there is a master to a worker, since a session went over it."""
+        """Record that a worker has an open master, since a session has used it."""
         self._ready.add(host)
 
     def forget(self, hosts: Iterable[str]) -> None:
-        """Have the next `ensure` look again whether there is a master to each of these workers."""
+        """Make the next `ensure` check again whether each of these workers has a master."""
         self._ready.difference_update(hosts)
 
     async def drop(self, host: str) -> None:
-        """Retire a master that no longer serves, so that the next `ensure` opens another.
+        """Retire a stale master, so that the next `ensure` opens another one.
 
-        `stop`, not `exit`: sessions that other processes have over it, if it still serves them, go on.
+        `stop` instead of `exit`: if the master still works, the sessions of other processes continue.
         """
         self._ready.discard(host)
         await quiet(openssh.control(self._config, host, "stop"), CONTROL_LIMIT)
@@ -133,7 +134,7 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def _turn(self, host: str, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
-        """Wait for the turn of a worker; behind a proxy the first goes alone, since the others then share its way."""
+        """Queue a worker. Behind a proxy the first goes alone: the others then share its connection to the proxy."""
         if host in self._proxied:
             async with self._first:
                 if not self._tried:
@@ -149,13 +150,13 @@ class Masters:
             turns.release()
 
     async def _reach(self, host: str, deadline: asyncio.Timeout | None) -> None:
-        """Open a master beside others, or alone where the agent that holds the keys does not sign for many at once.
+        """Open a master concurrently with others, or one at a time if the agent refuses many requests at once.
 
-        gpg-agent signs for a handful, others for as many as they take connections.
+        gpg-agent signs only a handful at once; other agents sign as many as they accept connections.
         """
         if not self._alone:
             async with self._turn(host, deadline):
-                # While this one waited for its turn the agent may have begun to refuse.
+                # The agent may have begun to refuse while this worker was in the queue.
                 if not self._alone:
                     self._beside += 1
                     try:
@@ -179,13 +180,13 @@ class Masters:
 
     async def _open_alone(self, host: str) -> None:
         left = _TRIES
-        # An agent that has refused a worker alone is not waited for again by those that wait for their turn.
+        # If the agent refused one worker on its own, the queued workers do not ask it again.
         while not self._refusal:
             beside = self._beside
             try:
                 return await self._open_unless_open(host)
             except Unsigned as exc:
-                # Others may still be asking it beside this one: those of this process end soon, others are not heard.
+                # A refusal counts only if no other connection of this process asked the agent at the same time.
                 left -= not beside
                 self._refusal = "" if left else str(exc)
             if left:
@@ -205,7 +206,7 @@ class Masters:
             code, said = await quiet(command, OPEN_LIMIT)
         if code and host in self._proxied and openssh.unexplained(said):
             reached, more = await quiet(openssh.attempt(self._config, host), OPEN_LIMIT)
-            # Where that connects, what kept the proxy from it was over in a moment.
+            # If a direct attempt connects, the proxy's failure was temporary.
             code, said = await quiet(command, OPEN_LIMIT) if reached == 0 else (code, more or said)
         if code is None:
             waits = "a key may be waiting for a touch or a passphrase"
@@ -215,15 +216,15 @@ class Masters:
             raise kind(openssh.reason(said, code), answered=openssh.refused(said))
 
     async def _leave_stale_jump(self, begun: float) -> bool:
-        """Let the connection to the jump go where nothing answers over it any more, as after a laptop has slept.
+        """Close the connection to the jump if nothing answers over it any more, for example after a laptop has slept.
 
-        ssh itself gives it up later than it gives up the workers behind it.
+        ssh itself notices this later than it gives up the workers behind the jump.
 
         Args:
-            begun: Since when a worker behind it does not answer, in the loop's time.
+            begun: Since when a worker behind the jump does not answer, in the loop's time.
 
         Returns:
-            Whether there was such a connection since then.
+            Whether a stale connection was closed since then.
         """
         if self._jump is None:
             return False
@@ -235,16 +236,16 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def _locked(self, name: str, limit: float, deadline: asyncio.Timeout | None = None) -> AsyncIterator[None]:
-        """Keep other processes, and what else goes on in this one, from the same for as long as the block lasts.
+        """Hold a lock against other processes, and other tasks of this one, for as long as the block lasts.
 
         Args:
-            name: Of what is locked: a worker, to which only one opens a master, or the agent.
+            name: Name of the lock: a worker's name for opening its master, or the agent's lock.
             limit: Seconds to wait for the lock.
-            deadline: Of the caller; the time until it has the lock does not count.
+            deadline: The caller's deadline, extended by the time spent waiting.
 
         Raises:
-            Unreachable: Another had it for all that time.
-            OpsError: The lock's file cannot be written.
+            Unreachable: The lock was not free within ``limit``.
+            OpsError: The lock file cannot be written.
         """
         try:
             self._locks.mkdir(mode=0o700, exist_ok=True)
@@ -261,29 +262,29 @@ class Masters:
                 while not files.take(handle):
                     if asyncio.get_running_loop().time() > until:
                         raise Unreachable("another process has been opening a connection for too long")
-                    # Another process holds the lock: there is no event of ours to wait for.
+                    # Another process holds the lock, so there is no event to wait for.
                     await asyncio.sleep(_POLL)
             yield
         finally:
             os.close(handle)
 
 
-#: Seconds that one ssh may take to tell its master.
+#: Seconds for one ssh process to tell its master to exit.
 _EXIT_LIMIT = 3.0
 
 
 def end_left(left: Iterable[tuple[str, str]], *, user: str, mux: Path) -> None:
-    """Tell the masters of workers at addresses that they left to exit, as far as there are any.
+    """Tell the masters at addresses that workers have left to exit.
 
-    Failures are passed over: a master that cannot be told ends by itself when its keep-alive is not answered.
+    Failures are ignored: a master that cannot be told ends by itself once its keep-alive is not answered.
 
     Args:
-        left: Addresses, each with the worker's ControlPath.
+        left: The former addresses, each with the worker's ControlPath.
         user: Login name on the workers.
         mux: The directory of the control sockets.
     """
     left = sorted(set(left))
-    # A socket's name is a digest, so that ssh itself has to look for it; none at all is seen at once.
+    # Socket names are digests that only ssh computes, but an empty directory needs no ssh process.
     if not left or not mux.is_dir() or not any(mux.iterdir()):
         return
     commands = [openssh.control_left(control, user, address, "exit") for address, control in left]

@@ -1,7 +1,7 @@
-"""A client of OpenSSH's master: it opens sessions over the master's control socket, without an ssh process for each.
+"""A client of OpenSSH's master: opens sessions over the control socket, without an ssh process for each.
 
-The master reads and writes the three files that come with the request itself. It ends the session when the client
-closes the control socket. Version 4 of the protocol is described in OpenSSH's PROTOCOL.mux; mux.c has its client.
+A request passes three file descriptors, which the master reads and writes itself. The master ends the session when the
+client closes the control socket. OpenSSH's PROTOCOL.mux describes version 4 of the protocol; mux.c has its client.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from tpu_ops.ssh.replies import SSH_FAILED
 HELLO, VERSION = 0x00000001, 4
 NEW_SESSION, ALIVE_CHECK = 0x10000002, 0x10000004
 EXIT_MESSAGE, ALIVE, SESSION_OPENED = 0x80000004, 0x80000005, 0x80000006
-#: The id of a request: every control socket carries one.
+#: Id of the request: each control socket carries only one.
 REQUEST = 0
-#: Longest message that is accepted, in bytes: as long as a master accepts.
+#: Longest message that is accepted, in bytes; a master accepts the same length.
 LONGEST = 256 * 1024
-#: Bytes before each message, which say how long it is.
+#: Bytes of the length before each message.
 HEAD = 4
 
 _NO_ESCAPES = 0xFFFFFFFF
 
 
 class Unavailable(Exception):
-    """A master did not do what it was asked for, and nothing was started."""
+    """A master could not do what was asked; no command was started."""
 
 
 class Master(NamedTuple):
-    """Where the master of a worker listens, if there is one.
+    """Where the master of a worker listens, if it has one.
 
     Attributes:
-        path: Of its control socket.
-        agent: Whether sessions have the person's ssh agent, where the master forwards it.
+        path: Path of its control socket.
+        agent: Whether sessions get the user's ssh agent, if the master forwards it.
     """
 
     path: Path
     agent: bool = False
 
     def must_be_own(self) -> None:
-        """See to it that the control socket is in a directory of this user.
+        """Check that the directory of the control socket belongs to this user.
 
         Raises:
-            Unavailable: It is in somebody else's.
-            OSError: There is no such directory.
+            Unavailable: It belongs to another user.
+            OSError: It does not exist.
         """
-        # The written ssh config does not share connections there either (`openssh.guard`).
+        # The ssh config does not share connections in that case either (`openssh.guard`).
         if self.path.parent.stat().st_uid != os.geteuid():
             raise Unavailable("the directory of the control sockets is not this user's own")
 
 
 def packed(kind: int, *values: int | bytes) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message in the format of the protocol."""
     body = b"".join(
         struct.pack(">I", value) if isinstance(value, int) else struct.pack(">I", len(value)) + value
         for value in (kind, *values)
@@ -67,33 +67,33 @@ def packed(kind: int, *values: int | bytes) -> bytes:
 
 
 def new_session(master: Master, command: str) -> bytes:
-    """Return the request to run a remote command line without a terminal; three files are to follow it."""
+    """Return the request to run a remote command line without a terminal; three file descriptors must follow it."""
     words = (b"", 0, 0, int(master.agent), 0, _NO_ESCAPES, b"", os.fsencode(command))
     return packed(NEW_SESSION, REQUEST, *words)
 
 
 def body_length(head: bytes | bytearray) -> int:
-    """Given the `HEAD` of a message, return how many bytes follow.
+    """Return the length of a message, given its `HEAD`.
 
     Raises:
-        Unavailable: They are more than anybody sends.
+        Unavailable: The length exceeds `LONGEST`.
     """
     (found,) = struct.unpack_from(">I", head)
     if found > LONGEST:
-        raise Unavailable(f"a message of {found} bytes")
+        raise Unavailable(f"the master announces a message of {found} bytes")
     return int(found)
 
 
 def numbers(body: bytes) -> tuple[int, int, int]:
-    """Return the kind of a message and its first two numbers, 0 for what it does not have."""
+    """Return the kind of a message and its first two numbers; missing ones are 0."""
     return struct.unpack(">III", body[:12].ljust(12, b"\0"))
 
 
 def taken(said: bytearray) -> tuple[int, int, int] | None:
-    """Take the first message, as of `numbers`, out of what a master said; None where it has not come whole.
+    """Remove the first message from received data and return it like `numbers`; None if it is incomplete.
 
     Raises:
-        Unavailable: It is longer than anybody's.
+        Unavailable: The message is longer than `LONGEST`.
     """
     if len(said) < HEAD or len(said) < (end := HEAD + body_length(said)):
         return None
@@ -103,29 +103,29 @@ def taken(said: bytearray) -> tuple[int, int, int] | None:
 
 
 def must_greet(message: tuple[int, int, int]) -> None:
-    """See to it that a message is the hello of a master that speaks this version.
+    """Check that a message is the hello of a master with this protocol version.
 
     Raises:
         Unavailable: It is not.
     """
     kind, version, _ = message
     if (kind, version) != (HELLO, VERSION):
-        raise Unavailable(f"message {kind:#x} ({version}) in place of a hello of version {VERSION}")
+        raise Unavailable(f"message {kind:#x} ({version}) instead of a hello of version {VERSION}")
 
 
 def must_answer(message: tuple[int, int, int], wanted: int) -> None:
-    """See to it that a message is the wanted answer to the request.
+    """Check that a message is the expected answer to the request.
 
     Raises:
         Unavailable: It is not.
     """
     kind, request, _ = message
     if (kind, request) != (wanted, REQUEST):
-        raise Unavailable(f"message {kind:#x} in place of {wanted:#x}")
+        raise Unavailable(f"message {kind:#x} instead of {wanted:#x}")
 
 
 def pass_file(control: socket.socket, file: int) -> None:
-    """Give the master one of the files of a session."""
+    """Pass the master one of the three file descriptors of a session."""
     socket.send_fds(control, [b"\0"], [file])
 
 
@@ -133,15 +133,15 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Session:
-    """A remote command line, with what users of ssh's processes know of these.
+    """A remote command line, with the attributes of an ssh process that its callers use.
 
     Args:
-        control: What the master says.
-        files: What the command reads, writes, and writes as its errors.
-        close: Ends the session if it has not ended, and lets go of all this.
+        control: The control socket, for reading.
+        files: The command's standard input, output and error.
+        close: Ends the session if it is still open, and releases its sockets.
 
     Attributes:
-        returncode: Once its end was waited for, the exit code; 255 where none came, as ssh has it.
+        returncode: The exit code, after `wait`; 255 if the master reported none, as for ssh.
     """
 
     def __init__(
@@ -153,10 +153,10 @@ class Session:
         self.returncode: int | None = None
 
     async def wait(self) -> int:
-        """Return the exit code when the session has ended."""
+        """Wait for the end of the session; return the exit code."""
         code = SSH_FAILED
         with contextlib.suppress(OSError, EOFError, Unavailable):
-            # The master hangs up when it has written everything; to do so before would lose some of it.
+            # The master closes the connection after it has written all output; closing it earlier would lose some.
             while self.returncode is None:
                 kind, _, value = await _message(self._control)
                 code = value & 0xFF if kind == EXIT_MESSAGE else code
@@ -166,10 +166,10 @@ class Session:
 
 
 async def check(master: Master, patience: float) -> None:
-    """Return if there is a master that answers.
+    """Return if a master answers.
 
     Raises:
-        Unavailable: There is none, or it does not answer within so many seconds.
+        Unavailable: There is no master, or it does not answer within ``patience`` seconds.
     """
     with _unavailable(), contextlib.ExitStack() as stack:
         async with asyncio.timeout(patience):
@@ -182,10 +182,10 @@ async def open_session(master: Master, command: str, *, limit: int, patience: fl
     """Run a remote command line over a master, without a terminal.
 
     Args:
-        master: Of the worker.
+        master: The worker's master.
         command: The command line.
-        limit: Bytes that one part of its output may have where it is read in parts.
-        patience: Seconds that the master may take until it is known to be one; the worker then takes what it takes.
+        limit: Longest part of its output that is read at once, in bytes.
+        patience: Seconds for the master to answer. The worker's own answer has no limit here.
 
     Raises:
         Unavailable: There is no master, or it opened no session.
@@ -195,7 +195,7 @@ async def open_session(master: Master, command: str, *, limit: int, patience: fl
             control, (reader, writer) = await _connected(master, stack)
         writer.transport.set_write_buffer_limits(0)
         writer.write(new_session(master, command))
-        # The files come behind the whole of it, and past the stream: nothing of that is to be left there.
+        # The descriptors are sent past the stream, after the request: the stream's buffer must be empty first.
         await writer.drain()
         ours = [_passed(control, stack) for _ in range(3)]
         stdin, stdout, stderr = [await _stream(one, stack, limit) for one in ours]
@@ -212,7 +212,7 @@ def _unavailable() -> Iterator[None]:
 
 
 async def _connected(master: Master, stack: contextlib.ExitStack) -> tuple[socket.socket, _Stream]:
-    """Return a control socket on which both sides have said hello."""
+    """Return a control socket after both sides have said hello."""
     master.must_be_own()
     control = stack.enter_context(socket.socket(socket.AF_UNIX))
     control.setblocking(False)
@@ -225,20 +225,19 @@ async def _connected(master: Master, stack: contextlib.ExitStack) -> tuple[socke
 
 async def _stream(one: socket.socket, stack: contextlib.ExitStack, limit: int = LONGEST) -> _Stream:
     reader, writer = await asyncio.open_unix_connection(sock=one, limit=limit)
-    # A writer that nobody holds any more closes its transport.
+    # A writer without references closes its transport.
     stack.callback(_hang_up, one, writer)
     return reader, writer
 
 
 def _hang_up(one: socket.socket, writer: asyncio.StreamWriter) -> None:
-    # One that was closed while it had something to write closes its socket with the last of it; to abort it then fails
-    # in asyncio itself.
+    # A writer that was closed with data left closes its socket after the last of it; aborting it then fails in asyncio.
     if one.fileno() >= 0:
         writer.transport.abort()
 
 
 def _passed(control: socket.socket, stack: contextlib.ExitStack) -> socket.socket:
-    """Give the master one end of a new pair of sockets, and return the other one."""
+    """Pass the master one end of a new socket pair; return the other end."""
     ours, its = socket.socketpair()
     stack.enter_context(ours)
     with its:
@@ -247,6 +246,6 @@ def _passed(control: socket.socket, stack: contextlib.ExitStack) -> socket.socke
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[int, int, int]:
-    """Return the kind of the next message and its first two numbers, 0 for what it does not have."""
+    """Return the kind of the next message and its first two numbers; missing ones are 0."""
     size = body_length(await reader.readexactly(HEAD))
     return numbers(await reader.readexactly(size))

@@ -1,4 +1,4 @@
-"""Runs ssh's processes, and remote command lines over a master or by ssh, and ends them."""
+"""Runs ssh processes, and remote command lines over a master or by ssh, and ends them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tpu_ops.ssh import mux, openssh
 from tpu_ops.ssh.mux import Master, Unavailable
 from tpu_ops.ssh.replies import Output
 
-#: Seconds that ssh may take to talk to a master of this machine.
+#: Seconds for ssh to talk to a master on this machine.
 CONTROL_LIMIT = 5.0
 _POLL = 0.05
 
-#: What runs a remote command line.
+#: A running remote command line.
 Process = asyncio.subprocess.Process | mux.Session
 
 
@@ -31,13 +31,13 @@ async def started(
     limit: int = 2**16,
     held: Sequence[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ssh, or what uses it, for the length of a block; a process that has not ended then is killed.
+    """Run ssh, or a program that uses ssh, for the length of a block; kill the process if it is still running then.
 
     Args:
         command: The command line.
         stdout: Where its output goes; its input and errors are pipes.
-        limit: Bytes that one part of its output may have where it is read in parts.
-        held: Descriptors that it is given, such as those of locks.
+        limit: Longest part of its output that is read at once, in bytes.
+        held: Descriptors that the process inherits, such as those of locks.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -57,12 +57,12 @@ async def started(
 
 @contextlib.asynccontextmanager
 async def session(master: Master | None, command: Sequence[str], *, limit: int = 2**16) -> AsyncIterator[Process]:
-    """Run a remote command line for the length of a block: over a master itself, or by ssh where it opens no session.
+    """Run a remote command line for the length of a block: over a master directly, or by ssh if that fails.
 
     Args:
-        master: Of the worker; None where it is not known where it would listen.
-        command: ssh's command line, whose last word is the remote one.
-        limit: As for `started`.
+        master: The worker's master; None if its address is unknown.
+        command: ssh's command line, whose last word is the remote command line.
+        limit: See `started`.
     """
     direct = None
     if master:
@@ -77,7 +77,7 @@ async def session(master: Master | None, command: Sequence[str], *, limit: int =
 
 
 def _scratch() -> IO[bytes]:
-    """Return a file that is nowhere: in memory, as a full disk is no reason not to reach a worker."""
+    """Return an unnamed file, in memory if possible: a full disk must not prevent connections."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tpu_ops"), "w+b")
     try:
@@ -87,9 +87,9 @@ def _scratch() -> IO[bytes]:
 
 
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
-    """Run a command without input; return its exit code (None: not ended in time, and killed) and what it said.
+    """Run a command without input; return its exit code and output. The code is None if it was killed at the limit.
 
-    Its output goes to a file, not a pipe: a master in the background may keep it open for minutes.
+    Its output goes to a file, not a pipe: a master in the background may keep a pipe open for minutes.
     """
     with _scratch() as said:
         process = await asyncio.create_subprocess_exec(
@@ -112,7 +112,7 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 
 class Said(NamedTuple):
-    """What a process prints, as far as it has come."""
+    """The output of a process so far."""
 
     stdout: Output
     stderr: Output
@@ -121,15 +121,15 @@ class Said(NamedTuple):
 async def converse(
     process: Process, said: Said, data: bytes, begun: bytes, heard: Callable[[], None], *, attended: bool = False
 ) -> None:
-    """Give a process its input and take what it prints, until it has ended.
+    """Write a process's input and read its output until it ends.
 
     Args:
-        process: With three pipes.
-        said: What it prints comes there.
-        data: Its input; one that ends before it has read all is none the worse for it.
-        begun: What it prints first.
-        heard: Called when that has come.
-        attended: Whether its input stays open until it has ended, so that it knows when this process is gone.
+        process: A process with three pipes.
+        said: Receives the output.
+        data: The input; a process may end without reading all of it.
+        begun: The first bytes that the command prints.
+        heard: Called when ``begun`` has arrived.
+        attended: Whether the input stays open until the process ends, so that it notices the end of this process.
     """
     assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
     await asyncio.gather(
@@ -160,25 +160,24 @@ async def _read(
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process that has not ended, collect it, and let go of its pipes.
+    """Kill a process that is still running, collect it, and close its pipes.
 
-    The master of a connection holds these pipes too, as long as the remote command lives; Process.wait would wait
-    for that.
+    A master holds these pipes too, for as long as the remote command lives; Process.wait would wait for that.
     """
     transport = process._transport  # type: ignore[attr-defined] # asyncio has no public way to it
     cancelled: asyncio.CancelledError | None = None
     try:
         if process.returncode is None:
-            # Process.kill and the transport's close would collect a process that has just ended, and asyncio's own
-            # watcher, which then finds none, would report 255.
+            # Process.kill and the transport's close might collect a process that has just ended, and asyncio's own
+            # watcher would then report 255.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        # A killed process is collected at once, and asyncio has no event for that apart from its pipes' ends.
+        # A killed process is collected soon, but asyncio has no event for this apart from the end of its pipes.
         while process.returncode is None:
             try:
                 await asyncio.sleep(_POLL / 10)
             except asyncio.CancelledError as exc:
-                # For the second time, as the loop is closed: the watcher would tell a loop that is gone, and say so.
+                # Cancelled again: the loop is being closed, and asyncio's watcher would complain about a closed loop.
                 cancelled = exc
     finally:
         transport.close()

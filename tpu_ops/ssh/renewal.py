@@ -1,4 +1,4 @@
-"""Looks for workers that do not answer anew: one question for all that fail at about the same time."""
+"""Asks the API about workers that do not answer: once for all that fail at about the same time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Seconds in which further workers that do not answer join the question for the first one.
+#: Seconds in which further workers join the request for the first one.
 GATHER = 0.3
-#: Seconds between the answer to one question and the next question.
+#: Seconds between the answer to one request and the next request.
 AGAIN = 60.0
 
 
 @dataclass(frozen=True)
 class News:
-    """What was learned of a fleet whose workers did not answer.
+    """The answer of the API about a fleet whose workers did not answer.
 
     Attributes:
-        changed: All workers that are reached another way than before, whether they were asked about or not.
-        notes: Worker -> what is known of it now, in words that follow its problem.
-        fixes: Worker that is known to be out of reach -> what to do about it.
+        changed: All workers with a new way, whether they were asked about or not.
+        notes: Worker -> its current state, in words that follow its problem.
+        fixes: Worker that is out of reach -> the fix.
     """
 
     changed: frozenset[str] = frozenset()
@@ -33,15 +33,15 @@ class News:
     fixes: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Given the workers that do not answer, finds out what became of them. It may block; what it raises ends the command.
+#: Given the workers that do not answer, asks the API about them. It may block; an exception from it ends the command.
 Renew = Callable[[Sequence[str]], News]
 
 
 class Renewal:
-    """Asks on behalf of many tasks.
+    """Asks the API on behalf of many tasks.
 
     Args:
-        renew: Asks once.
+        renew: Makes one request.
     """
 
     def __init__(self, renew: Renew) -> None:
@@ -52,11 +52,11 @@ class Renewal:
         self._answered = float("-inf")
 
     async def news(self, host: str, since: float) -> News:
-        """Return what became of a worker that has not answered.
+        """Return the news about a worker that has not answered.
 
         Args:
             host: The worker.
-            since: When the attempt to reach it began, in the loop's time: what was learned later is news for it.
+            since: When the attempt to reach it began, in the loop's time: a later answer of the API counts as news.
         """
         if self._asking is None:
             if since <= self._answered:
@@ -65,7 +65,7 @@ class Renewal:
                 return replace(self._news, changed=frozenset())
             self._asking = asyncio.create_task(self._ask())
         self._hosts.append(host)
-        # One that no longer wants the answer takes it from none of the others.
+        # A task that is cancelled must not cancel the request for the others.
         return await asyncio.shield(self._asking)
 
     async def _ask(self) -> News:
@@ -82,7 +82,7 @@ class Renewal:
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Call what blocks; a process that is interrupted meanwhile does not wait for its end."""
+    """Call a blocking function in a thread; a process that is interrupted meanwhile does not wait for its end."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 

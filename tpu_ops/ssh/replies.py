@@ -1,27 +1,27 @@
-"""What comes back from one worker: how a command ended there, or what the host program answered."""
+"""The results from one worker: how a command ended there, or what the launcher answered."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tpu_ops.ssh import envelope, openssh
 
-#: What ssh itself ends with when it fails; a remote command may end with the same.
+#: ssh's own exit code for a failure; a remote command may end with the same code.
 SSH_FAILED = 255
-#: How the problem of a command begins that took too long, and of one that is not known to have begun by then.
+#: Beginnings of the problem of a command that took too long, and of one that may not have started.
 LATE, MUTE = "did not end within", "did not answer within"
-#: Bytes that are kept of what one stream of one worker brings, and about as many of its end as are kept besides.
+#: Bytes that are kept of one stream of one worker, and about how many bytes of its end are kept in addition.
 LONGEST, _TAIL = 64 * 2**20, 64 * 2**10
 
 
 class Output:
-    """What one stream of a worker brings; of what is too long the beginning, the end, and how the command ended.
+    """The output on one stream of a worker: if it is too long, its beginning, its end, and the end marker.
 
     Args:
-        marker: Of the envelope; empty where the stream does not tell how a command ended.
+        marker: The envelope's marker; empty if the stream has no end marker.
 
     Attributes:
-        data: What is kept.
-        cut: Whether something was dropped.
+        data: The bytes that are kept.
+        cut: Whether bytes were dropped.
     """
 
     def __init__(self, marker: str = "") -> None:
@@ -36,17 +36,17 @@ class Output:
             self._drop()
 
     def shown(self, body: bytes) -> bytes:
-        """Given what of it is a command's own, return that without what stands behind the cut."""
+        """Return the command's own output without the bytes after the cut, given the whole output of the command."""
         return body[: max(0, len(body) - len(self.data) + LONGEST)] if self.cut else body
 
     def _drop(self) -> None:
-        """Drop all between the beginning and the end, but for the line that tells how the command ended."""
+        """Drop the bytes between the beginning and the end, except for the end marker."""
         self.cut = True
         if self._told:
             line = len(self._told) + len("255\n")
             at = self.data.find(self._told, self._kept - line + 1)
             if 0 <= at < len(self.data) - _TAIL:
-                # What the command has left behind prints so much after it.
+                # Background processes of the command printed more than _TAIL after the end marker.
                 del self.data[self._kept : at]
                 self._kept = min(self._kept, at) + line
         del self.data[self._kept : -_TAIL]
@@ -57,12 +57,12 @@ class Result(NamedTuple):
 
     Attributes:
         host: The worker.
-        code: The command's own exit code (128 + n for signal n); None where its end was not seen.
-        stdout: What it printed, without what the login shell printed before it.
-        stderr: What it and the login shell printed there.
-        problem: Why there is no exit code; empty where there is one.
-        reached: Whether the worker was reached at all.
-        cut: Whether it printed more than is kept.
+        code: The command's own exit code (128 + n for signal n); None if its end marker did not arrive.
+        stdout: The command's output, without what the login shell printed before it.
+        stderr: The error output of the command and the login shell.
+        problem: Why there is no exit code; empty if there is one.
+        reached: Whether the worker was reached.
+        cut: Whether the output was longer than what is kept.
     """
 
     host: str
@@ -80,7 +80,7 @@ class Result(NamedTuple):
 
 
 def result_of(host: str, marker: str, code: int | None, stdout: Output, stderr: Output) -> Result:
-    """Given what came of a command in the envelope, and the code of what ran it from here, return its result."""
+    """Return the result of a command in the envelope, given its streams and the exit code of the local process."""
     body, own, started = envelope.open_envelope(bytes(stdout.data), marker)
     errors, cut = envelope.behind_marker(bytes(stderr.data), marker), stdout.cut or stderr.cut
     said = "" if own is not None else openssh.reason(errors.decode(errors="replace"), code)
@@ -93,28 +93,28 @@ def result_of(host: str, marker: str, code: int | None, stdout: Output, stderr: 
 
 
 def late(found: Result, limit: str, *, begun: bool) -> Result:
-    """Given what came of a command until its time was over, return its result.
+    """Return the result of a command that exceeded its time limit.
 
-    It may have ended, and what it has left behind holds the session open; and one that is not known to have begun may
-    begin yet, or have begun unheard.
+    The command itself may have ended while a background process holds the session open. A command without a beginning
+    marker may still start, or may have started unnoticed.
 
     Args:
-        found: What came of it.
-        limit: The time, in words.
-        begun: Whether it is known to have begun.
+        found: The result at the time limit.
+        limit: The time limit, in words.
+        begun: Whether the command is known to have started.
     """
     return found._replace(code=None, problem=f"{LATE if begun else MUTE} {limit}", reached=begun)
 
 
 class Reply(NamedTuple):
-    """What the host program of one worker answered.
+    """The answer of the launcher on one worker.
 
     Attributes:
         host: The worker.
-        value: The answer; empty where there is none.
-        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the refusal's own kind.
-        problem: What went wrong, for people.
-        fix: What to do about it; may be empty.
+        value: The answer; empty if there is none.
+        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the launcher's kind of error.
+        problem: What went wrong, for the user.
+        fix: The fix; may be empty.
     """
 
     host: str
@@ -130,12 +130,12 @@ class Reply(NamedTuple):
 
     @property
     def reached(self) -> bool:
-        """Whether the worker was reached at all."""
+        """Whether the worker was reached."""
         return self.kind != "unreachable"
 
 
 def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
-    """Given the host program's answer, or None and what was said instead, return the reply."""
+    """Return the reply, given the launcher's answer, or None and the error output instead."""
     if isinstance(answer, dict):
         if answer.get("ok"):
             return Reply(host, answer)

@@ -1,4 +1,4 @@
-"""Room for the files that many sessions at once take."""
+"""Raises the limit of open files for many concurrent sessions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 from tpu_ops.errors import OpsError
 
-#: Files that one session has open at most, a copy of its log and the lock of its connection included; and all the rest.
+#: Most open files of one session, including its log copy and its connection's lock, and of everything else.
 _FILES, _OTHER_FILES = 8, 128
-#: Files that are allowed where the system lets a process have them. The connection to a jump host is opened by whoever
-#: comes first, perhaps for one worker, and afterwards carries those to all of them, each with some files of its own.
+#: Open files that are allowed if the system permits it. The first session opens the connection to a jump, perhaps for
+#: one worker only, but the connection later carries the sessions to all workers, each with some open files.
 _AMPLE = 8192
 
 
 def make(sessions: int) -> None:
-    """Let this process have open what so many sessions at once take: the usual limit is meant for far fewer.
+    """Allow this process the open files of so many sessions: the usual limit is far lower.
 
     Raises:
         OpsError: The system does not allow it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        # Those of now are in /dev/fd, on Linux and macOS alike.
+        # /dev/fd lists the open files, on Linux and macOS alike.
         now = len([*Path("/dev/fd").iterdir()])
     except OSError:
-        # It takes a file to look there: none is left.
+        # Listing the directory needs an open file: none is left.
         now = soft
     need = now + _OTHER_FILES + _FILES * sessions
     ample = max(need, _AMPLE if hard == resource.RLIM_INFINITY else min(_AMPLE, hard))
     if soft == resource.RLIM_INFINITY or soft >= ample:
         return
-    # macOS has a limit below the hard one.
+    # macOS has another limit, below the hard one.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (ample, hard))
         return

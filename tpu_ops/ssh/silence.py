@@ -1,6 +1,6 @@
-"""Says which workers are waited for: those that do not answer over a connection that was open already.
+"""Reports silent workers: those that do not answer over a connection that was already open.
 
-Such a connection may lead to where the worker was. OpenSSH gives it up when several of its own probes are not answered.
+Their connection may lead to a former address. OpenSSH closes it after several of its own probes are unanswered.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tpu_ops import texts
 if TYPE_CHECKING:
     from asyncio import TimerHandle
 
-#: Seconds without an answer after which that is said, and in which further silent workers join.
+#: Seconds without an answer after which a worker is reported, and in which further silent workers join the report.
 PATIENCE, GATHER = 4.0, 0.5
-#: Seconds without an answer after which it is found out whether the worker is still where it was: ssh would wait for
-#: 10 s for a new connection, and for 20 s for an answer over an old one.
+#: Seconds without an answer after which the API is asked whether the worker has moved. ssh would wait 10 s for a new
+#: connection, and 20 s for an answer over an old one.
 LOOK_AFTER = 1.5
 
 _log = logging.getLogger(__name__)
 
 
 def say(hosts: Iterable[str]) -> None:
-    """Say that these workers are waited for."""
+    """Report that these workers are silent."""
     names = sorted(set(hosts), key=texts.natural)
     _log.info("%s %s silent: waiting for an answer", texts.some(names, 4, "others"), "is" if len(names) == 1 else "are")
 
@@ -39,11 +39,11 @@ class Silence:
 
     @contextmanager
     def watch(self, host: str, quiet: float = 0.0) -> Iterator[Callable[[], None]]:
-        """Say so if a worker is silent; yields what is to be called once it has answered.
+        """Report a worker if it stays silent; yields a function to call once it has answered.
 
         Args:
             host: The worker.
-            quiet: Seconds that what it was asked for takes by itself.
+            quiet: Seconds that the request itself takes.
         """
         timer = _later(PATIENCE + quiet, self._add, host)
         try:

@@ -1,4 +1,4 @@
-"""An answer of the host program that goes on as frames."""
+"""An answer of the launcher that continues as frames."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tpu_ops.protocol import wire
 from tpu_ops.ssh import openssh, processes
 from tpu_ops.ssh.replies import Reply, reply_of
 
-#: As `Fanout.unless_gone`.
+#: Type of `Fanout.unless_gone`.
 UnlessGone = Callable[[str], AbstractAsyncContextManager[object]]
 
-#: Seconds for the host program to begin its answer: what it starts may hang with the connection alive.
+#: Seconds for the launcher to begin its answer: it may hang although the connection is alive.
 LIMIT = 45.0
 
 
 class Broken(Exception):
-    """A stream ended before its END frame, or went on with what is no frame; the text says why."""
+    """A stream ended before its END frame, or contained something other than frames; the text gives the reason."""
 
 
 class Frame(NamedTuple):
@@ -31,10 +31,10 @@ class Frame(NamedTuple):
 
 
 class Stream:
-    """One such answer, of one worker.
+    """The framed answer of one worker.
 
     Attributes:
-        heard_at: When the last bytes of a frame came, in the event loop's time: a slow line takes its time for each.
+        heard_at: When the last bytes of a frame arrived, in the event loop's time.
     """
 
     heard_at = 0.0
@@ -46,11 +46,11 @@ class Stream:
         self._marker = marker
 
     async def answer(self) -> Reply:
-        """Return the answer that comes before the frames; a refusal is the whole of it.
+        """Return the answer that precedes the frames; no frames follow a refusal.
 
         Raises:
-            Broken: It did not come in time.
-            Unreachable: The worker is no longer where it was.
+            Broken: The answer did not come in time.
+            Unreachable: The worker is no longer at its address.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         beginning = wire.beginning(self._marker)
@@ -67,10 +67,10 @@ class Stream:
         return reply_of(self.host, wire.find_answer(answer, self._marker), "", 0)
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Yield frames until the END frame, that one included; all are of the kinds that the protocol has.
+        """Yield frames up to and including the END frame; all have a kind of the protocol.
 
         Raises:
-            Broken: The connection ended before, or something else came in a frame's place.
+            Broken: The connection ended before the END frame, or something other than a frame arrived.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         while True:
@@ -80,7 +80,7 @@ class Stream:
                     version = f"version {wire.PROTOCOL} of the protocol"
                     raise Broken(f"its launcher sent a frame of kind {kind!r}, which {version} does not have")
                 if size > wire.MAX_FRAME:
-                    raise Broken(f"a frame of {size} bytes")
+                    raise Broken(f"its launcher sent a frame of {size} bytes, more than {wire.MAX_FRAME}")
                 payload = await self._exactly(size)
             except asyncio.IncompleteReadError:
                 code, said = await self._last_words()
@@ -90,10 +90,10 @@ class Stream:
                 return
 
     async def _exactly(self, size: int) -> bytes:
-        """Read so many bytes.
+        """Read exactly ``size`` bytes.
 
         Raises:
-            asyncio.IncompleteReadError: The output ended before.
+            asyncio.IncompleteReadError: The output ended early.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         payload = bytearray()
@@ -106,7 +106,7 @@ class Stream:
         return bytes(payload)
 
     async def _last_words(self) -> tuple[int | None, str]:
-        """Return how ssh ended and what it said."""
+        """Return ssh's exit code and error output."""
         assert self._process.stderr is not None  # noqa: S101 - for the type checker
         try:
             async with asyncio.timeout(processes.CONTROL_LIMIT):

@@ -15,18 +15,18 @@ from tpu_ops.ssh import openssh
 from tpu_ops.ssh.fleet_files import FleetFiles
 from tpu_ops.ssh.mux import Master
 
-#: Where workers listen.
+#: Port of the workers' sshd.
 SSH_PORT = 22
-#: Nodes that a warning names.
+#: Nodes that a warning lists.
 _MOST_NODES = 8
 
 
-#: Hexadecimal digits of a worker's own part of its control socket's name, and bytes of the whole name: ssh's %C is a
-#: digest of 40, of this machine's name and the address, port and user that it connects to.
+#: Hexadecimal digits of the worker's part of a control socket's name, and bytes of the whole name. ssh's %C is a digest
+#: of 40 digits, made of this machine's name and the address, port and user of the connection.
 _ALIAS_DIGITS = 8
 CONTROL_NAME = 40 + 1 + _ALIAS_DIGITS
 
-#: Seconds that gcloud may take until ssh hears the worker: it starts slowly, and several of them still more so.
+#: Seconds to connect through gcloud, which starts slowly, and more slowly if several start at once.
 _IAP_PATIENCE = 20
 
 
@@ -34,12 +34,12 @@ class Way(NamedTuple):
     """How one worker is reached.
 
     Attributes:
-        address: What ssh connects to; empty where there is no way.
+        address: The address for ssh; empty if there is no way.
         proxy: ssh's ProxyCommand, or empty.
-        problem: Why there is no way, in words that follow the worker's name; empty where there is one.
-        control: ssh's ControlPath. It is bound to the worker and the way, not to the address alone: behind proxies two
-            workers may have the same one.
-        patience: ssh's ConnectTimeout in seconds, where it differs from the others'.
+        problem: Why there is no way, in words that follow the worker's name; empty if there is one.
+        control: ssh's ControlPath. It depends on the worker and the way, not only on the address: behind proxies two
+            workers may have the same address.
+        patience: ssh's ConnectTimeout in seconds if it differs from the default; else 0.
     """
 
     address: str
@@ -53,19 +53,19 @@ class Ways:
     """Finds the way to each worker of a fleet.
 
     Args:
-        settings: Of the fleet.
-        files: Of the fleet.
+        settings: The fleet's settings.
+        files: The fleet's files.
         mux: The directory of the control sockets.
-        workers: All workers of the projects and zones: filters narrow what is listed, and not what a jump may be.
+        workers: All workers of the projects and zones, since the jump need not pass the fleet's filters.
 
     Attributes:
         jump: Worker of the fleet through which others are reached, or empty.
-        jump_place: Address and port of that; the address is empty where there is no such worker, or it has none.
-        jump_alias: Its alias in known_hosts, or empty.
-        outside: Name, as ssh gets it, of a jump that is no worker of the fleet, or empty.
-        outside_options: Options of ssh that go before that.
-        lead: How ssh reaches the jump, a worker or not; None where there is none.
-        jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
+        jump_place: Address and port of this worker; the address is empty if there is none.
+        jump_alias: Alias of this worker in known_hosts, or empty.
+        outside: Name, as ssh gets it, of a jump that is not a worker of the fleet, or empty.
+        outside_options: ssh options that precede this name.
+        lead: How ssh reaches the jump, a worker or not; None if there is no jump.
+        jump_config: OpenSSH configuration for a jump that is not a worker of the fleet, or empty.
     """
 
     def __init__(self, settings: Settings, files: FleetFiles, mux: Path, workers: Iterable[Worker]) -> None:
@@ -77,7 +77,7 @@ class Ways:
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = {worker.host: worker for worker in workers}
-            # A node means its worker 0, as for `tpu_ops ssh`.
+            # The name of a node means its worker 0, as for `tpu_ops ssh`.
             place = next((host for host in (place, f"{place}-w0") if host in known), place)
             own = place in known
             self.jump = place if own else ""
@@ -91,12 +91,12 @@ class Ways:
                 self.jump_place, self.jump_alias = (self._address(known[place])[0], port), known[place].host_key_alias
 
     def lost_jump(self, names: Collection[str]) -> str:
-        """Given names and labels of nodes, return a warning where the jump seems to be of one and is no worker."""
+        """Return a warning if the jump has the name of one of these nodes, or of a worker, but is not a worker."""
         if not {self.outside, re.sub(r"-w[0-9]+$", "", self.outside)} & {*names}:
             return ""
         return (
-            f"proxy_jump {self.outside}: no worker of the projects and zones is called that now, so ssh takes it for "
-            "a machine outside the fleet, without the fleet's host key; "
+            f"proxy_jump {self.outside}: no worker of the projects and zones has that name now, so ssh uses a "
+            "machine outside the fleet, without the fleet's host key; "
             f"`{self._settings.command('list')}` shows the workers"
         )
 
@@ -106,7 +106,7 @@ class Ways:
         return bool(self._proxy) or self._settings.iap
 
     def of(self, worker: Worker) -> Way:
-        """Return the way to a worker: a proxy is taken only where its external address is not to be had."""
+        """Return the way to a worker; a proxy is used only if the worker has no usable external address."""
         found, problem = self._address(worker)
         if problem:
             return Way("", problem=problem)
@@ -123,7 +123,7 @@ class Ways:
         return Way(found, proxy, control=control, patience=_IAP_PATIENCE)
 
     def master(self, worker: Worker) -> Master | None:
-        """Return where ssh's master for a worker listens, if there is one; None where there is no way to the worker."""
+        """Return where the master of a worker would listen; None if there is no way to the worker."""
         way = self.of(worker)
         if not way.control:
             return None
@@ -133,12 +133,12 @@ class Ways:
     def control(self, worker: Worker, found: str) -> str:
         """Return ssh's ControlPath for a worker at an address.
 
-        Another proxy or key makes another one, so that no connection is used which was opened another way.
+        It depends on the proxy and the key, so that a connection that was opened another way is never used.
         """
         return control_path(self._mux, worker, f" {self._settings.private_key} {self._proxy_to(worker, found)}")
 
     def _proxy_to(self, worker: Worker, found: str) -> str:
-        """Return the ProxyCommand to a worker at an address; empty where there is none."""
+        """Return the ProxyCommand to a worker at an address, or ""."""
         if found != worker.internal_ip:
             return ""
         if not self._settings.iap:
@@ -146,14 +146,14 @@ class Ways:
         return _iap_command(worker) if worker.instance_name else ""
 
     def _block_of(self, jump: Worker) -> str:
-        """Return why no worker can be reached through a worker, or nothing."""
+        """Return why no other worker can be reached through this one, or ""."""
         why = "which has no external address" if self._address(jump)[1] else ""
         if jump.node.state not in SERVING_STATES:
             why = f"whose node is {jump.node.state}"
         return f"is to be reached through {jump.host} (proxy_jump), {why}" if why else ""
 
     def _address(self, worker: Worker) -> tuple[str, str]:
-        """Return a worker's address, and why it has none to be reached by."""
+        """Return a worker's address, and why it has no usable one."""
         if worker.host == self.jump:
             lacking = "has no external address, and the others are to be reached through it"
             return worker.external_ip, "" if worker.external_ip else lacking
@@ -163,24 +163,24 @@ class Ways:
 
 
 def control_path(mux: Path, worker: Worker, how: str = "") -> str:
-    """Return ssh's ControlPath for a worker that is reached in some way, as its options take it."""
+    """Return ssh's ControlPath for a worker, in the syntax of ssh options; ``how`` identifies the way."""
     own = hashlib.sha256(f"{worker.host_key_alias}{how}".encode()).hexdigest()[:_ALIAS_DIGITS]
     return _socket(mux, f"%C.{own}")
 
 
 def _socket(mux: Path, name: str) -> str:
-    """Return the path of a control socket as ssh's options take it; its name may hold tokens."""
-    # The directory needs no more than quotes: `ssh_files.mux_dir` takes only plain ones.
+    """Return the path of a control socket in the syntax of ssh options; its name may contain tokens."""
+    # Quotes are enough for the directory: `client_config.mux_dir` accepts only plain paths.
     return f'"{mux}/{name}"' if " " in str(mux) else f"{mux}/{name}"
 
 
 def host_name(worker: Worker, way: Way) -> str:
-    """Return what ssh connects to: an address, or a name that cannot exist, so that no other machine answers."""
+    """Return the address for ssh, or a name that cannot be resolved, so that no other machine answers."""
     return way.address or f"{worker.host}.has-no-address.invalid"
 
 
 def problems(ways: Iterable[tuple[Worker, Way]]) -> list[str]:
-    """Return one warning per reason for which workers have no way, however many there are; names the workers."""
+    """Return one warning per reason for which workers have no way, with the names of the workers."""
     lacking: dict[str, dict[str, list[Worker]]] = {}
     for worker, way in ways:
         if way.problem:
@@ -198,7 +198,7 @@ def problems(ways: Iterable[tuple[Worker, Way]]) -> list[str]:
 
 
 def _folded(label: str, workers: Sequence[Worker]) -> str:
-    """Workers of one node, sorted by index, as a node set: ``pod-w[0-2,5]``."""
+    """Return the workers of one node, sorted by index, as a node set: ``pod-w[0-2,5]``."""
     runs: list[list[int]] = []
     for worker in workers:
         if runs and runs[-1][-1] == worker.index - 1:
@@ -210,7 +210,7 @@ def _folded(label: str, workers: Sequence[Worker]) -> str:
 
 
 def address(worker: Worker, connect_with: Sequence[str]) -> str:
-    """Return the address to reach a worker by, of the preferred kind it has; empty where it has none."""
+    """Return a worker's address of the first kind that it has; empty if it has none."""
     for kind in connect_with:
         if found := worker.external_ip if kind == "external" else worker.internal_ip:
             return found
@@ -218,7 +218,7 @@ def address(worker: Worker, connect_with: Sequence[str]) -> str:
 
 
 def _jump_words(jump: str) -> tuple[list[str], str]:
-    """Given ``[user@]host[:port]``, return it as ssh's options and the host."""
+    """Split ``[user@]host[:port]`` into ssh options and the host."""
     user, _, place = jump.rpartition("@")
     options = ["-l", user] if user else []
     host, colon, port = place.rpartition(":")
@@ -231,17 +231,17 @@ def _jump_words(jump: str) -> tuple[list[str], str]:
 def _jump_command(ssh_config: Path, options: Sequence[str], place: str) -> str:
     """Return the ProxyCommand of a jump.
 
-    Nothing here keeps ssh from asking for a passphrase or a second factor: the commands and Ansible run it without a
-    terminal, where it cannot ask, and a person's own ssh has one.
+    ssh may ask for a passphrase or a second factor: the commands and Ansible run it without a terminal, where it cannot
+    ask, but the user's own ssh has a terminal.
     """
     words = ["ssh", "-F", str(ssh_config).replace("%", "%%"), *options]
     return f"{shlex.join(words)} -W '[%h]:%p' {shlex.quote(place)}"
 
 
 def _jump_config(mux: Path) -> str:
-    """Return the text of the OpenSSH configuration for a jump: the person's own, and one connection for all.
+    """Return the OpenSSH configuration for a jump: the user's own configuration, and one connection for all workers.
 
-    Without one connection that all share, many workers at once would be more than the jump's sshd lets in.
+    Without the shared connection, many workers at once would exceed the number of logins that the jump's sshd accepts.
     """
     lines = ["# Written by tpu_ops: your own configuration, and one connection to the jump for all workers behind it."]
     with contextlib.suppress(OpsError):
