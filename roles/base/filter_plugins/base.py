@@ -10,7 +10,7 @@ from typing import Any
 #: Generations before v5e. JAX asks for transparent hugepages on v5e and newer (jax/_src/cloud_tpu_init.py, JAX 0.10.2).
 EARLIER = ("v2-", "v3-", "v4-")
 
-#: Units that keep the clock, by the name of their package; Google's images come with chrony.
+#: Units that synchronize the clock, by the name of their package. Google's images contain chrony.
 CLOCKS = {
     "chrony": "chrony.service",
     "ntpsec": "ntpsec.service",
@@ -19,19 +19,19 @@ CLOCKS = {
     "systemd-timesyncd": "systemd-timesyncd.service",
 }
 
-#: What the module ca_certificates takes from a file.
+#: One certificate, as the module ca_certificates finds it in a file.
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def certificate_paths(names: list[str], directory: str) -> list[str]:
-    """Given base_ca_certificates, return the files on this machine; relative ones are below a directory."""
+    """Given base_ca_certificates, return the files on this machine; relative paths start at the directory."""
     return [str(Path(directory, _expanded(name))) for name in names]
 
 
 def _expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError:  # There is no such account, and therefore no such file.
+    except RuntimeError:  # The account in ~NAME does not exist, and so neither does the file.
         return Path(name)
 
 
@@ -50,7 +50,7 @@ def _certificate_fault(path: Path) -> str:
     except OSError as exc:
         return str(exc.strerror)
     if data.startswith(b"$ANSIBLE_VAULT;"):
-        return ""  # Ansible decrypts it for the module ca_certificates, which looks again.
+        return ""  # A vault file. Ansible decrypts it later, and the module ca_certificates checks its content.
     certificates = PEM.findall(data)
     if not certificates:
         return "it contains no certificate"
@@ -63,14 +63,14 @@ def _certificate_fault(path: Path) -> str:
 
 
 def hugepages_wanted(setting: str, accelerator_type: str) -> str:
-    """Return what transparent hugepages are to be on a worker of this accelerator type; empty leaves them alone."""
+    """Return the setting of transparent hugepages for this accelerator type; empty for no change."""
     if setting != "auto":
         return "" if setting == "keep" else setting
     return "always" if accelerator_type and not accelerator_type.startswith(EARLIER) else ""
 
 
 def clock(units: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Given the units that are there, return package and unit of what keeps the clock, or is to keep it."""
+    """Given the worker's units, return package and unit of the time service that it has, or that is to be installed."""
     package = next((package for package, unit in CLOCKS.items() if unit in units), "systemd-timesyncd")
     return {"package": package, "unit": CLOCKS[package]}
 
@@ -81,14 +81,14 @@ def clock_faults(servers: list[str], sync: bool, package: str, readers: list[str
     Args:
         servers: base_ntp_servers.
         sync: base_time_sync.
-        package: What keeps the clock.
+        package: The package of the time service.
         readers: Files of chrony's configuration that name its directory of sources.
     """
     if not (servers and sync) or package == "systemd-timesyncd" or (package == "chrony" and readers):
         return []
-    why = f"{package} keeps the clock here, whose servers this role does not set"
+    why = f"{package} synchronizes the clock here, and this role cannot set its servers"
     if package == "chrony":
-        why = "chrony keeps the clock here, and its configuration does not read /etc/chrony/sources.d"
+        why = "chrony synchronizes the clock here, and its configuration does not read /etc/chrony/sources.d"
         why += " (sourcedir, since chrony 4.0)"
     way = f"set them in its own configuration and leave the list empty here, or remove it: apt-get purge {package}"
     return [f"base_ntp_servers: {why}; {way}"]

@@ -23,7 +23,7 @@ description:
     except in comments. Files of roles, C(tpu_ops-*), are left alone.
   - Keeps the original text of changed lines in O(record). A line that nobody has changed since is restored as soon as
     its mirror is removed from O(mirrors) or changed.
-  - Warns of mirrors of an address that is in no source. One that was replaced earlier counts as being there.
+  - Warns if no source has the address of a mirror. An address that an earlier run replaced counts as present.
 options:
   mirrors:
     description: By the beginning of an address, what replaces it. The longest match is used.
@@ -57,7 +57,7 @@ files:
   returned: always
 """
 
-#: Texts of a file of sources, line by line the same but for addresses: as it was left, and as it was. The newest first.
+#: The text of a file of sources after and before the module's change; only addresses differ. The newest pair is first.
 Texts = List[Tuple[str, str]]
 
 
@@ -65,7 +65,7 @@ def mirrored(text: str, mirrors: dict[str, str]) -> str:
     """Given the text of a file of sources, return it with the mirrors' addresses."""
     if not mirrors:
         return text
-    # A slash at the end of one side only would make another address.
+    # With a slash at the end of one side only, the new address would have one slash too many or too few.
     pairs = {old.rstrip("/"): new.rstrip("/") for old, new in mirrors.items()}
     ordered = sorted(pairs, key=len, reverse=True)
     pattern = re.compile(r"(?<![^\s])(%s)(?=[/\s]|$)" % "|".join(map(re.escape, ordered)))
@@ -82,9 +82,9 @@ def addresses(text: str) -> list[str]:
 
 
 def unmatched(mirrors: dict[str, str], texts: list[str]) -> list[str]:
-    """Given mirrors and the sources' texts before all changes, return a warning for each mirror that is of no source.
+    """Return a warning for each mirror whose address is in none of the sources' texts before all changes.
 
-    Other mirrors of the same addresses do not matter: each is tried alone.
+    Each mirror is tried alone, so that other mirrors of the same address do not matter.
     """
     named = ", ".join(sorted({address for text in texts for address in addresses(text)}))
     return [
@@ -95,7 +95,7 @@ def unmatched(mirrors: dict[str, str], texts: list[str]) -> list[str]:
 
 
 def turned_back(text: str, texts: Texts) -> str:
-    """Given the text of a file of sources and its record, return it as it was, except for what was changed since."""
+    """Given a file of sources and its record, return the original text; lines that were changed since stay."""
     if not texts:
         return text
     left, was = next((pair for pair in texts if pair[0] == text), texts[0])
@@ -107,17 +107,17 @@ def turned_back(text: str, texts: Texts) -> str:
 
 
 def without_login(text: str) -> str:
-    """Return a text whose addresses hold no login: it may be a password, or a token."""
+    """Return the text without logins in its addresses: a login may be a password or a token."""
     return re.sub(r"//[^/\s]*@", "//***@", text)
 
 
 def shown(diff: dict[str, str]) -> dict[str, str]:
-    """Return a diff whose addresses hold no login."""
+    """Return the diff without logins in its addresses."""
     return {key: without_login(text) for key, text in diff.items()}
 
 
 def read_record(path: str) -> Dict[str, Texts]:
-    """Return a record; empty where there is none.
+    """Return the record; empty if the file does not exist.
 
     Raises:
         ValueError: It cannot be read.
@@ -132,7 +132,7 @@ def read_record(path: str) -> Dict[str, Texts]:
 
 
 def write_record(path: str, record: Dict[str, Texts]) -> None:
-    """Write a record at once; an empty one goes."""
+    """Write the record atomically; delete the file of an empty record."""
     if not record:
         os.unlink(path)
         return
@@ -167,7 +167,7 @@ def main() -> None:
     plains: list[str] = []
     for path in sorted(found for name in names for found in glob.glob(os.path.join(directory, name))):
         if os.path.basename(path).startswith("tpu_ops-"):
-            # A role's own, which would write it back: its address is a variable.
+            # Another role writes this file and would restore the address, which is a variable of that role.
             continue
         before = read(path)
         plain = turned_back(before, record.get(path, []))
@@ -182,11 +182,12 @@ def main() -> None:
         module.warn(warning)
     if not module.check_mode:
         if texts and module.params["stamp"]:
-            # If this run dies before the lists are refreshed, or fails to refresh them, the next one does it.
+            # If this run dies or fails before it refreshes the lists, the next run refreshes them.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(module.params["stamp"])
         if after_record != record:
-            # If this run dies in between, the next one knows the lines of every file, whichever were reached.
+            # The record is written first: if this run dies halfway, the next run knows the original lines of every
+            # file.
             both = {path: after_record.get(path, []) + record.get(path, []) for path in {*after_record, *record}}
             write_record(place, both)
         for path, text in texts.items():

@@ -55,7 +55,7 @@ removed:
 
 PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
-#: What the name of a certificate's file ends with while it leaves.
+#: Suffix of the file of a certificate that is being removed.
 LEAVING = ".leaving"
 
 
@@ -75,7 +75,7 @@ def split_pem(text: str) -> dict[str, str]:
 
 
 def bundled(path: str) -> set[str]:
-    """Return the digests of all certificates in the bundle; empty where there is no usable bundle."""
+    """Return the digests of all certificates in the bundle; empty if the bundle is missing or invalid."""
     try:
         return set(split_pem(read(path)))
     except ValueError:
@@ -96,7 +96,7 @@ def main() -> None:
     directory = module.params["directory"]
     present = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     known = bundled(module.params["bundle"])
-    # What the system trusts without this directory needs no file in it.
+    # A certificate that the system trusts anyway needs no file in this directory.
     others = known - {digest for name in present for digest in bundled(os.path.join(directory, name))}
     wanted: dict[str, str] = {}
     for position, text in enumerate(module.params["certificates"]):
@@ -112,20 +112,20 @@ def main() -> None:
     if changed and not module.check_mode:
         tool = module.get_bin_path("update-ca-certificates", opt_dirs=["/usr/sbin"])
         os.makedirs(directory, mode=0o755, exist_ok=True)
-        # update-ca-certificates reads *.crt only. The file itself goes last: it tells the next run, should this one die
-        # in between, that the bundle still holds the certificate.
+        # update-ca-certificates reads *.crt only. The renamed file is deleted last: if this run dies before that, the
+        # file tells the next run that the bundle still contains the certificate.
         leaving = {name: name if name.endswith(LEAVING) else name + LEAVING for name in removed}
         for name, other in leaving.items():
             os.replace(os.path.join(directory, name), os.path.join(directory, other))
         for name in added:
             put(os.path.join(directory, name), files[name], 0o644)
         if tool is None:
-            # The package's own installation reads the directory.
+            # The installation of the package reads the directory.
             module.warn(
                 "update-ca-certificates is missing; the certificates take effect once ca-certificates is installed"
             )
         else:
-            # --fresh also drops the links of certificates that left.
+            # --fresh also removes the links of removed certificates.
             module.run_command([tool, "--fresh"], check_rc=True)
         for name in leaving.values():
             os.unlink(os.path.join(directory, name))

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that sets transparent hugepages and reports the kernel's answer; runs on Python 3.8."""
+"""Module that sets transparent hugepages and reports what the kernel accepted; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def main() -> None:
     refused = ""
     if before != value:
         try:
-            # Opening changes nothing and has the same answer as a write where the file system is read-only.
+            # Check mode only opens the file: on a read-only file system this fails as a write would, and it changes
+            # nothing.
             with open(path, "r+") as stream:
                 if not module.check_mode:
                     stream.write(value)

@@ -27,7 +27,7 @@ FROM_ENV = {"secret": "from_env", "login": "login_from_env", "session_token": "s
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:(?P<port>[0-9]{1,5}))?")
 
-#: What every reader of these line-based files accepts as one word.
+#: Characters that all programs that read these line-based files accept in one word.
 WORD = re.compile(r"[!$%&'()*+,./0-9:;<=>?@A-Z\[\]^_`a-z{|}~-]+")
 
 
@@ -37,7 +37,7 @@ def credentials_variables(entries: list[Entry]) -> list[str]:
 
 
 def resolved(entry: Entry, environment: dict[str, str]) -> Entry:
-    """Return an entry with its values from the environment and those that its kind implies."""
+    """Return an entry completed with values from the environment and with the defaults of its kind."""
     found = dict(entry)
     for field, option in FROM_ENV.items():
         if name := found.pop(option, ""):
@@ -48,18 +48,18 @@ def resolved(entry: Entry, environment: dict[str, str]) -> Entry:
 
 
 def place(entry: Entry) -> tuple[str, ...]:
-    """Return what two entries must not share."""
+    """Return the place that an entry is written to; two entries must not have the same one."""
     kind = entry.get("kind")
     file = "netrc" if kind in ("wandb", "netrc") else str(kind)
     key = {"netrc": "host", "git": "host", "aws": "profile", "file": "path"}.get(file, "")
     default = "default" if key == "profile" else ""
-    # With git, a host can have a line for each login.
+    # ~/.git-credentials can have several logins for one host.
     login = str(entry.get("login")) if file == "git" else ""
     return (str(entry.get("person")), file, str(entry.get(key) or default), login)
 
 
 def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
-    """Return what is wrong with where an entry takes its secrets from."""
+    """Return the faults of the options that name an entry's secrets."""
     faults = []
     for field, option in FROM_ENV.items():
         name = str(entry.get(option) or "")
@@ -73,7 +73,7 @@ def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
 
 
 def missing(name: str) -> str:
-    """Return that an entry lacks a key, and how it is given."""
+    """Return the message for a missing key, with the variable that may hold its value."""
     return f"{name} is missing; add it" + (f", or its variable as {FROM_ENV[name]}" if name in FROM_ENV else "")
 
 
@@ -97,7 +97,7 @@ def value_faults(entry: Entry) -> list[str]:
 
 
 def credentials_faults(entries: list[Entry], environment: dict[str, str], accounts: list[str]) -> list[str]:
-    """Given the entries, the controller's variables and the accounts there will be, return every fault."""
+    """Given the entries, the controller's variables and the present and future accounts, return every fault."""
     faults = []
     places = [place(resolved(entry, environment)) for entry in entries]
     for position, entry in enumerate(entries):
@@ -125,7 +125,7 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
 
 
 def credentials_here(entries: list[Entry], elsewhere: list[str]) -> list[Entry]:
-    """Return the entries that count on a worker: all but those to be written for people of other nodes only."""
+    """Return the entries for this worker, without those to be written for people who belong on other nodes only."""
     return [
         entry for entry in entries if entry.get("person") not in elsewhere or entry.get("state", "present") == "absent"
     ]

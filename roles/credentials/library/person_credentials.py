@@ -91,14 +91,14 @@ faults:
 
 Entry = Dict[str, Any]
 
-#: Seconds that the work in one person's home may take: whatever serves it may not answer, as a mount by FUSE.
+#: Seconds that the work in one person's home may take: a FUSE mount in it may never answer.
 TIME_LIMIT = 60
 
 
 def edits(entry: Entry) -> list[tuple[str, Edit, int | None]]:
-    """Given an entry, return the files below the home that it is about, each with its edit and its mode.
+    """Given an entry, return the files below the home that it changes, each with its edit and its mode.
 
-    A mode of None leaves that of a file that is there.
+    A mode of None keeps the mode of an existing file.
 
     Raises:
         PersonFault: There is nothing to write.
@@ -123,10 +123,10 @@ def edits(entry: Entry) -> list[tuple[str, Edit, int | None]]:
 
 
 def look(path: str) -> tuple[str, int | None]:
-    """Return a file's text and mode; no text and no mode where there is none.
+    """Return a file's text and mode; None for both if the file does not exist.
 
     Raises:
-        PersonFault: Something else is there.
+        PersonFault: The path is not a regular file of this person.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -142,7 +142,7 @@ def look(path: str) -> tuple[str, int | None]:
 
 
 def write(path: str, text: str, mode: int) -> None:
-    """Replace a file atomically; missing directories are created for the person alone."""
+    """Replace a file atomically; missing directories are created with mode 0700."""
     path = os.path.realpath(path)
     umask = os.umask(0o077)
     try:
@@ -153,11 +153,12 @@ def write(path: str, text: str, mode: int) -> None:
 
 
 def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
-    """Apply a person's entries to the files of one home; return changed files, faults and odd lines."""
+    """Apply a person's entries to the files of one home; return changed files, faults and lines that git ignores."""
     changed: dict[str, None] = {}
     faults = []
     read_by_git: dict[str, str] = {}
-    # Several entries may concern one file; each has to see it as the earlier ones left it, in check mode as well.
+    # Several entries may change one file. Each has to start from the text that the earlier ones left, in check mode
+    # too.
     texts: dict[str, tuple[str, int | None]] = {}
     for entry, name, edit, secret_mode in [(each, *part) for each in entries for part in edits(each)]:
         path = os.path.join(home, name)
@@ -216,7 +217,7 @@ def main() -> None:
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # The home of a person who has left is gone; in check mode the role users has not created the account yet.
+            # A removed person has no home any more. In check mode, the role users has not created a new account yet.
             if any(entry["state"] == "present" for entry in entries):
                 if module.check_mode:
                     changed.append("~%s" % name)

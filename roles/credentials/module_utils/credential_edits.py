@@ -1,4 +1,4 @@
-"""How the texts of files with credentials are changed, entry by entry; runs on Python 3.8."""
+"""Edits of the texts of files with credentials, one entry at a time; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Edit = Callable[[str], str]
 
 #: An argument in a netrc: quoted within its line, or up to the next space; a password may begin with `#` or `"`.
 ARGUMENT = re.compile(r'"(?:\\.|[^"\\\n])*"(?!\S)|\S+')
-#: A word where none is expected: `#` begins a comment.
+#: A word outside of an argument, where `#` begins a comment.
 WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
 PARTS = ("machine", "default", "macdef")
-#: The empty line that ends a macdef, where nothing follows.
+#: The empty line that ends a macdef at the end of the file.
 MACRO_END = re.compile(r"\n\n\Z")
 #: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
 WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
-#: A line of ~/.git-credentials that git reads at all (credential_from_url_gently of git): it has login and secret.
+#: A line of ~/.git-credentials that git does not ignore (credential_from_url_gently of git): it has login and secret.
 READ_BY_GIT = re.compile(r"[^:/\s][^:/]*://[^:@/?#]*:[^@/?#]*@.*")
 
 
@@ -34,7 +34,7 @@ def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
         if match is None:
             return parts
         word = match[0]
-        # An argument that was forgotten at the end of its line costs no other entry.
+        # An argument that is missing at the end of a line must not swallow the next entry.
         argument = argument and not (word in PARTS and "\n" in text[position : match.start()])
         position = match.end()
         if word.startswith("#") and not argument:
@@ -62,7 +62,7 @@ def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
         if login is not None and len(own) == 1 and own[0][2] == wanted:
             return text
         block = "" if login is None else "machine %s\n  login %s\n  password %s\n" % (host, login, secret)
-        # In the place of the old one; nothing after the default is read.
+        # The new entry takes the place of the old one, since programs read nothing after the entry default.
         default = [part for part in parts if part[2][0] == "default"]
         where = min((start for start, _, _ in own + default), default=len(text))
         for start, end, _ in reversed(own):
@@ -80,9 +80,9 @@ def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
 
 
 def closed_up(before: str, ended: int, after: str) -> str:
-    """Given what is before and after an entry that goes, return the former without empty lines in front of a comment.
+    """Given the text before and after a removed entry, return the text before it without empty lines before a comment.
 
-    Since 3.11, Python's netrc reads no file with one.
+    Since 3.11, Python's netrc rejects a file with an empty line before a comment.
     """
     gap = before[ended:]
     if "\n" not in gap or not after.lstrip(" \t").startswith("#"):
@@ -92,7 +92,7 @@ def closed_up(before: str, ended: int, after: str) -> str:
 
 
 def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
-    """Return the edit that sets keys of one profile; None removes a key, and the profile where none is left."""
+    """Return the edit that sets keys of one profile; None removes a key, and a profile without keys is removed."""
 
     def edit(text: str) -> str:
         lines = text.splitlines()
@@ -145,19 +145,19 @@ def passed_over(text: str) -> list[int]:
 
 
 def git_edits(host: str, login: str, secret: str | None) -> tuple[Edit, Edit]:
-    """Return the edits of ~/.git-credentials (git-credential-store(1)) and, to be made after it, of ~/.gitconfig.
+    """Return the edit of ~/.git-credentials (git-credential-store(1)) and that of ~/.gitconfig, to be made after it.
 
     The one line of this login on the host is made, or removed without a secret; lines of other logins and for paths
     stay, and git is told to read the file as long as there is one for the host.
     """
     wanted = [] if secret is None else ["https://%s:%s@%s" % (quote(login, safe=""), quote(secret, safe=""), host)]
     hosts_line = re.compile(r"https://([^/?#]*@)?%s([/?#]|\s*$)" % re.escape(host), re.IGNORECASE)
-    left = ["unknown as long as the file was not read"]
+    left = ["the first edit has not run yet, so the lines are unknown"]
 
     def edit(text: str) -> str:
         lines = text.splitlines()
         own = [line for line in lines if whole_host(line) == (login, host.lower())]
-        # git takes the first line that fits.
+        # git uses the first line that matches.
         after = lines if own == wanted else wanted + [line for line in lines if line not in own]
         left[:] = [line for line in after if hosts_line.match(line.strip())]
         return text if after is lines else "".join(line + "\n" for line in after)

@@ -1,4 +1,4 @@
-"""Filters that check the list of mounts and complete it; no side effects, so that their tests are tables."""
+"""Filters that check and complete the list of mounts; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 Mount = dict[str, Any]
 
-#: Ways to name a disk.
+#: The keys that can name a disk.
 NAMES = ("device", "uuid", "label")
-#: Paths that systemd, shells and people accept as they are.
+#: Paths that need no quoting in shells or in names of systemd units.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 #: Directories of the system, with everything below them (hier(7), file-hierarchy(7)).
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
@@ -28,17 +28,17 @@ PARENTS = (
     "/var",
     "/var/lib",
     "/var/log",
-    "/var/tmp",  # noqa: S108 - named to be refused
+    "/var/tmp",  # noqa: S108 - in the list of refused paths
 )
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
-#: What the role decides itself, and what systemd or mount(8) would not treat as a mount option.
+#: Options that the role sets itself, and words that systemd or mount(8) do not treat as mount options.
 TAKEN = {
     *("auto", "noauto", "nofail", "user", "users", "nouser", "owner", "group", "defaults"),
     *("bind", "rbind", "remount", "loop", "ro", "rw", "discard", "nodiscard", "noload", "norecovery"),
 }
-#: How each type of file system is mounted with its journal left alone (ext4(5), xfs(5)).
+#: The option that mounts each type of file system without replaying its journal (ext4(5), xfs(5)).
 NO_JOURNAL = {"ext4": "noload", "xfs": "norecovery"}
-#: Package with mkfs of each type (Debian and Ubuntu).
+#: The package that contains mkfs for each type (Debian and Ubuntu).
 PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}
 
 
@@ -53,7 +53,7 @@ def path_fault(path: str) -> str:
 
 
 def name_faults(mount: Mount) -> list[str]:
-    """Return what is wrong with how an entry names its disk."""
+    """Return the faults of the keys by which an entry names its disk."""
     named = [key for key in NAMES if mount.get(key)]
     faults = []
     if len(named) > 1:
@@ -73,7 +73,7 @@ def name_faults(mount: Mount) -> list[str]:
 
 
 def mount_faults(mount: Mount) -> list[str]:
-    """Return what is wrong with one entry, looked at alone."""
+    """Return the faults of one entry that do not depend on the others."""
     faults = [f"path {fault}"] if (fault := path_fault(str(mount.get("path", "")))) else []
     faults += name_faults(mount)
     if mount.get("state", "mounted") == "absent":
@@ -94,7 +94,7 @@ def mount_faults(mount: Mount) -> list[str]:
 
 
 def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) -> list[str]:
-    """Given disks_mounts and the accounts and groups that there will be, return every fault with its entry."""
+    """Given disks_mounts and the present and future accounts and groups, return every fault with its entry."""
     if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
         return ["disks_mounts: is not a list of entries, each with path and other keys"]
     faults = []
@@ -131,7 +131,7 @@ def disks_complete(mounts: list[Mount], trim: str) -> list[Mount]:
 
 def _complete(mount: Mount, trim: str) -> Mount:
     fstype, read_only = mount.get("fstype", "ext4"), bool(mount.get("read_only"))
-    # Each is given even if it is the default: a remount keeps options that are not given.
+    # Defaults are listed too: a remount keeps each option that it does not name.
     own = ["ro", NO_JOURNAL[fstype]] if read_only else ["rw", "discard" if trim == "discard" else "nodiscard"]
     kept = {key: mount[key] for key in (*NAMES, "path", "format", "owner", "group", "mode", "state") if mount.get(key)}
     return {**kept, "fstype": fstype, "read_only": read_only, "options": [*own, "nofail", *mount.get("options", [])]}
@@ -144,7 +144,7 @@ def disks_packages(mounts: list[Mount]) -> list[str]:
 
 
 def disks_enabled_mounts(units: dict[str, dict[str, str]]) -> list[str]:
-    """Given the worker's units, return the mounts that somebody has enabled; the role's own are among them."""
+    """Given the worker's units, return all enabled mounts, including the role's own."""
     return sorted(name for name, unit in units.items() if name.endswith(".mount") and unit["enabled"] == "enabled")
 
 

@@ -78,37 +78,37 @@ actions:
   returned: always
 """
 
-#: How long udev may take to make the links of a new file system, in seconds.
+#: Seconds that udev may take to make the links of a new file system.
 LINK_TIMEOUT = 30.0
-#: Nothing is discarded: what a disk held that only looked blank can still be read from it.
+#: mkfs must not discard blocks: if the disk only looked blank, its data can still be read.
 MKFS = {
-    # No blocks reserved for root: nothing of the system writes there.
+    # No blocks are reserved for root, since the system does not write to a data disk.
     "ext4": ["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-K"],
 }
 
 
-#: How a file system that is not mounted is checked; nothing is repaired.
+#: Commands that check an unmounted file system and repair nothing.
 CHECK = {"ext4": "e2fsck -fn %s", "xfs": "xfs_repair -n %s"}
 
 
-class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
+class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module_utils
     """The module at work on one worker."""
 
     about = "disks_mounts: "
 
     def at(self, path: str) -> Mounted | None:
-        """Return what is seen at a path that something is mounted at."""
+        """Return the mount that is visible at a path, or None."""
         found = [each for each in self.mounts() if each.target == path]
         return found[-1] if found else None
 
-    # Looking
+    # Read-only checks
 
     def disk(self, mount: Mount) -> Disk:
-        """Return what is known of an entry's disk.
+        """Return what blkid and the kernel report about an entry's disk.
 
         Raises:
-            Refusal: There is none, or its contents cannot be determined.
+            Refusal: There is no such disk, or its contents cannot be determined.
         """
         path = resolve(mount)
         code, out = self.run("blkid", "-p", "-o", "export", path, check=False)
@@ -120,10 +120,10 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
         return Disk(path, number, names, read("/sys/dev/block/%s/ro" % number).strip() == "1")
 
     def check(self, mount: Mount, leaving: list[str]) -> Disk:
-        """Check an entry that is to be mounted, after others have left their paths; return its disk.
+        """Check an entry that is to be mounted, given the paths that this run unmounts first; return its disk.
 
         Raises:
-            Refusal: It cannot be done without losing data.
+            Refusal: The entry cannot be mounted without losing data.
         """
         disk = self.disk(mount)
         fstype = disk.names.get("TYPE", "")
@@ -158,14 +158,14 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
             held = used_by(mount["path"], disk.number, self.mounts())
             if held:
                 raise Refusal(
-                    "it is mounted without replaying its journal, and only a new mount can be written to safely; used"
+                    "it is mounted without its journal, and must be unmounted before it can be written to safely; used"
                     " by %s: end that and run again" % held
                 )
         self.check_accounts(mount)
         return disk
 
     def check_accounts(self, mount: Mount) -> None:
-        """Refuse an owner or group that does not exist; check mode creates none, so there it may still come."""
+        """Reject an owner or group that does not exist. Check mode does not, since it creates no accounts."""
         for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
             if mount[key] and not mount[key].isdigit() and not self.module.check_mode:
                 try:
@@ -177,7 +177,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
                     ) from exc
 
     def check_blank(self, mount: Mount, disk: Disk) -> None:
-        """Refuse to format what should not be."""
+        """Reject a disk that must not be formatted."""
         if not mount["format"]:
             raise Refusal("%s holds no file system; set format: true to have one made" % disk.path)
         if disk.read_only:
@@ -188,7 +188,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
                 " hand (`blkdiscard -z`)" % (disk.path, disk.path)
             )
         try:
-            # Exclusive: the kernel refuses it while anything uses the disk.
+            # With O_EXCL, the kernel refuses to open a disk that is in use.
             handle = os.open(disk.path, os.O_RDONLY | os.O_EXCL)
         except OSError as exc:
             reason = "in use; end the processes that use it" if exc.errno == errno.EBUSY else exc.strerror
@@ -204,7 +204,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
                 " (`blkdiscard -z`)" % (disk.path, place)
             )
 
-    # Doing
+    # Changes
 
     def format(self, mount: Mount, disk: Disk) -> None:
         """Make a file system on a blank disk and wait for its links."""
@@ -213,7 +213,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
             self.run("udevadm", "settle", "--timeout=%d" % LINK_TIMEOUT, check=False)
 
     def linked(self, disk: Disk) -> str:
-        """Return the disk's UUID once its link leads to it; fail where another disk has the same."""
+        """Wait for the link of the disk's UUID and return the UUID; fail if another disk has the same one."""
         _, out = self.run("blkid", "-p", "-o", "export", disk.path)
         uuid: str = parse_blkid(out)["UUID"]
         link, deadline = "/dev/disk/by-uuid/" + uuid, time.monotonic() + LINK_TIMEOUT
@@ -231,7 +231,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
         return uuid
 
     def mounted(self, mount: Mount) -> None:
-        """Have an entry mounted as it says."""
+        """Mount an entry with its options, unit and ownership; format its disk first if it is blank."""
         path, name = mount["path"], unit_name(mount["path"])
         disk = self.disk(mount)
         blank = not disk.names
@@ -260,7 +260,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
         self.ownership(mount)
 
     def anew(self, mount: Mount, there: Mounted, disk: Disk) -> None:
-        """Unmount a file system whose journal was left alone, and mount it with its journal."""
+        """Unmount a file system that was mounted without its journal, and mount it with the journal."""
         path, name = mount["path"], unit_name(mount["path"])
         if "ro" not in there.options.split(",") + there.super_options.split(","):
             self.module.warn(
@@ -270,22 +270,22 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
         if not self.act("unmount %s and mount it again (%s)" % (path, ", ".join(wrong_options(mount, there)))):
             return
         self.unmount(path)
-        # Until systemd has seen that, it considers the unit started.
+        # systemd considers the unit started until it has noticed the unmount.
         deadline = time.monotonic() + LINK_TIMEOUT
         while self.run("systemctl", "is-active", "--quiet", name, check=False)[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.1)  # polls systemd until the deadline
         self.systemctl("start", name)
 
     def unmount(self, path: str) -> None:
-        """Unmount a path; fail with what holds it."""
-        # Not systemctl: it would stop the services that work there first, runs among them.
+        """Unmount a path; the error names what keeps it in use."""
+        # Not by systemctl, which would first stop the services that use the mount, such as runs.
         code, _ = self.run("umount", path, check=False)
         if code or self.at(path):
             used_by = ", ".join(filter(None, (processes_below(path), exports_below(path))))
             self.fail("%s cannot be unmounted; used by %s: end that and run again" % (path, used_by or "something"))
 
     def write_unit(self, mount: Mount, uuid: str) -> None:
-        """Have the unit written, loaded and enabled."""
+        """Write, load and enable the mount unit."""
         name = unit_name(mount["path"])
         path, text = os.path.join(UNITS, name), unit_text(mount, uuid)
         self.load(name, written=self.write(path, text, name))
@@ -293,15 +293,16 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
             self.run("systemctl", "enable", "--quiet", name)
 
     def ownership(self, mount: Mount) -> None:
-        """Have owner, group and mode of the root of the file system as asked."""
+        """Set owner, group and mode of the root of the file system."""
         path = mount["path"]
         try:
-            # Whoever may write to a directory on the way could put a link there, and get what that leads to.
+            # If others can write to a directory on the way, they could put a link there and get ownership of its
+            # target.
             root, missing = open_directory(path)
         except Refused as exc:
             self.fail("%s: %s" % (path, exc))
         found = os.fstat(root)
-        # Only check mode, which makes no accounts, gets -1 for one of them.
+        # An id is -1 only in check mode, which creates no accounts.
         owner = number(mount["owner"], pwd.getpwnam) if mount["owner"] else found.st_uid
         group = number(mount["group"], grp.getgrnam) if mount["group"] else found.st_gid
         who = mount["owner"] or found.st_uid, mount["group"] or found.st_gid
@@ -318,7 +319,7 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
             os.close(root)
 
     def absent(self, mount: Mount) -> None:
-        """Have an entry unmounted, without its unit and its mount point."""
+        """Unmount an entry, and remove its unit and its mount point."""
         path, name = mount["path"], unit_name(mount["path"])
         unit, there = os.path.join(UNITS, name), self.at(mount["path"])
         if there is not None and self.act("unmount %s" % path):
@@ -328,25 +329,25 @@ class DataDisks(Worker):  # type: ignore[misc] # Ansible alone knows module_util
                 self.run("systemctl", "disable", "--quiet", name)
             self.remove(unit, name)
             self.load(written=True)
-        # In check mode the directory below a mount cannot be seen.
+        # In check mode the disk is still mounted and hides the directory.
         if os.path.isdir(path) and self.at(path) is None and not os.listdir(path) and self.act("remove %s" % path):
             os.rmdir(path)
 
     def check_absent(self, mount: Mount) -> None:
-        """Refuse to unmount what is not a data disk, or not the named one."""
+        """Reject an unmount if another disk is mounted there, or something other than a disk."""
         there = self.at(mount["path"])
         if there is None:
             return
         if there.number.startswith("0:"):
             raise Refusal("what is mounted there is not a disk but %s; remove the entry from the list" % there.fstype)
         named = mount["device"] or mount["uuid"] or mount["label"]
-        # Where the unit is this role's, the disk may have been detached already.
+        # If the unit belongs to this role, the disk may have been detached already.
         ours = os.path.exists(os.path.join(UNITS, unit_name(mount["path"])))
         if named and not ours and device_number(resolve(mount)) != there.number:
             raise Refusal("another disk is mounted there (device %s); name that one" % there.number)
 
     def unlisted(self, listed: list[str]) -> list[str]:
-        """Return this role's units of paths that are not listed."""
+        """Return this role's units for paths that are not listed."""
         names = {unit_name(path) for path in listed}
         paths = sorted(glob.glob(UNITS + "/*.mount"))
         return [path for path in paths if os.path.basename(path) not in names and read(path).startswith(HEADER)]
@@ -370,7 +371,7 @@ def main() -> None:
     )
     take_turn(module, "data disks")
     work, mounts = DataDisks(module), module.params["mounts"]
-    # What leaves makes room for what comes.
+    # Unmount first: an entry may use the path or the disk of an absent one.
     leaving = [mount for mount in mounts if mount["state"] == "absent"]
     coming = [mount for mount in mounts if mount["state"] == "mounted"]
     refusals: list[str] = []

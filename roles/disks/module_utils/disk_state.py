@@ -1,4 +1,4 @@
-"""What disks and mounts a worker has, and what a mount unit says; runs on Python 3.8."""
+"""Disks and mounts of a worker, and the text of mount units; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_fst
 DISKS = "/dev/disk"
 WANTS = UNITS + "/local-fs.target.wants"
 HEADER = "# Written by Ansible (role disks); changes are lost."
-#: Options that can be seen on a mount, and are there exactly where they are asked for.
+#: Options that the kernel reports for a mount if, and only if, they were requested.
 VISIBLE = frozenset(("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync", "discard"))
-#: How the kernel shows that a journal is left alone, whatever the option is called (noload, norecovery).
+#: The word by which the kernel reports a mount without its journal (noload, norecovery).
 NO_JOURNAL = "norecovery"
-#: Bytes that are read at one place of a disk that may be blank; a power of two.
+#: Bytes that are read at one place to find out whether a disk is blank; a power of two.
 PIECE = 1 << 20
-#: Bytes at its beginning that are read completely: every file system writes there first.
+#: Bytes at the beginning of the disk that are read completely: every file system writes there first.
 HEAD = 256 * PIECE
-#: How many places are read, evenly over the disk; XFS puts copies of its superblock at the quarters.
+#: Number of places that are read, evenly over the disk; XFS has copies of its superblock at the quarters.
 SAMPLES = 256
-#: Bytes in a block group of ext4, whose superblock's copies are in the groups 1 and powers of 3, 5 and 7, and most that
-#: XFS puts into one of its parts (mke2fs(8), mkfs.xfs(8)).
+#: Bytes in a block group of ext4, and the most bytes in an allocation group of XFS (mke2fs(8), mkfs.xfs(8)). ext4 keeps
+#: copies of its superblock in the groups 1 and powers of 3, 5 and 7.
 EXT4_GROUP, XFS_PART = 32768 * 4096, (1 << 40) - 4096
-#: What the kernel's NFS server has exported to clients that have asked for it (nfsd(7)).
+#: The kernel's list of exports that NFS clients have used (nfsd(7)).
 EXPORTS = "/proc/fs/nfsd/exports"
-#: A mount as the module's argument has it.
+#: An entry of the module's argument mounts.
 Mount = Dict[str, Any]
 
 
@@ -63,14 +63,14 @@ def unit_text(mount: Mount, uuid: str) -> str:
 
 
 def parse_blkid(text: str) -> dict[str, str]:
-    """Given the answer of `blkid -p -o export`, return its pairs about what the disk holds; a blank one has none."""
+    """Given the output of `blkid -p -o export`, return the pairs about the disk's contents; none for a blank disk."""
     pairs = {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
-    # For a partition it also reports its location.
+    # For a partition, blkid also reports the partition's location.
     return {key: value for key, value in pairs.items() if key != "DEVNAME" and not key.startswith("PART_ENTRY_")}
 
 
 def places(size: int) -> list[int]:
-    """Given the size of a disk in bytes, return where it is checked before it counts as blank, in bytes."""
+    """Given the size of a disk, return the positions that must be zero if it is blank; all in bytes."""
     found = {*range(0, HEAD, PIECE), size - PIECE, *(size * part // SAMPLES for part in range(SAMPLES))}
     found |= {EXT4_GROUP * factor**power for factor in (3, 5, 7) for power in range(1, 20)}
     found |= set(range(0, size, XFS_PART))
@@ -78,7 +78,7 @@ def places(size: int) -> list[int]:
 
 
 def first_data(stream: BinaryIO) -> int | None:
-    """Return roughly where a disk holds something other than zeros, in bytes; None if it looks blank."""
+    """Return roughly the byte at which a disk holds data other than zeros; None if it looks blank."""
     size = stream.seek(0, os.SEEK_END)
     for place in places(size):
         stream.seek(place)
@@ -88,15 +88,16 @@ def first_data(stream: BinaryIO) -> int | None:
 
 
 def wrong_options(mount: Mount, mounted: Mounted) -> list[str]:
-    """Return the options that a mount has and should not have, or lacks."""
+    """Return the options that a mount lacks, or has without a request."""
     wrong = VISIBLE & (frozenset(mount["options"]) ^ _options(mounted))
     return sorted(wrong | ({NO_JOURNAL} if lacks_journal(mount, mounted) else set()))
 
 
 def lacks_journal(mount: Mount, mounted: Mounted) -> bool:
-    """Return whether what is to be written to is mounted with its journal left alone.
+    """Return whether a mount that should be writable was mounted without its journal.
 
-    A remount keeps it so: ext4 is then written to without a journal, and XFS stays read-only (ext4(5), xfs(5)).
+    A remount does not change this: ext4 would be written to without a journal, and XFS would stay read-only (ext4(5),
+    xfs(5)).
     """
     return "ro" not in mount["options"] and NO_JOURNAL in _options(mounted)
 
@@ -109,11 +110,12 @@ def resolve(mount: Mount) -> str:
     """Return the device file of an entry's disk.
 
     Raises:
-        Refusal: There is none, or more than one.
+        Refusal: There is no such disk, or more than one.
     """
     if mount["uuid"] or mount["label"]:
         kind = "uuid" if mount["uuid"] else "label"
-        # As udev writes names that are no file names; what is not ASCII stays (blkid_encode_string of libblkid).
+        # udev encodes characters that are invalid in file names, but keeps non-ASCII ones (blkid_encode_string of
+        # libblkid).
         label = "".join(c if re.match(r"[\w#+.:=@-]|[^\0-\x7f]", c) else "\\x%02x" % ord(c) for c in mount["label"])
         names = (mount["uuid"].lower(), mount["uuid"].upper()) if mount["uuid"] else (label,)
         links = [path for path in glob.glob("%s/by-%s/*" % (DISKS, kind)) if os.path.basename(path) in names]
@@ -123,7 +125,7 @@ def resolve(mount: Mount) -> str:
     else:
         name, wanted = mount["device"], "named %s" % mount["device"]
         every = [path for path in glob.glob(DISKS + "/by-id/*") if not re.search(r"-part\d+$", path) or "-part" in name]
-        # By serial: how udev's rules and Google's form their links from it.
+        # The prefixes that the rules of udev and Google put before a serial in their links.
         forms = (name, "google-" + name, "virtio-" + name)
         links = [path for path in every if os.path.basename(path) in forms or path.endswith("_" + name)]
     found = sorted({os.path.realpath(path) for path in links if os.path.exists(path)})
@@ -144,7 +146,7 @@ def device_number(path: str) -> str:
 
 
 def check_unit(path: str) -> None:
-    """Refuse a path that somebody else manages."""
+    """Reject a path whose mount unit does not belong to this role."""
     check_fstab(path)
     unit = os.path.join(UNITS, unit_name(path))
     if os.path.lexists(unit) and (os.path.islink(unit) or not read(unit).startswith(HEADER)):
@@ -152,12 +154,12 @@ def check_unit(path: str) -> None:
 
 
 def used_by(path: str, number: str, mounts: list[Mounted]) -> str:
-    """Return what keeps a disk mounted at a path: processes and exports below it, further mounts, and in containers.
+    """Return what keeps a disk in use: processes, exports and mounts below its path, and mounts in containers.
 
     Args:
         path: The mount point.
-        number: Major and minor number of the disk.
-        mounts: What is mounted on the host.
+        number: The disk's major and minor number.
+        mounts: The mounts of the host.
     """
     found = [processes_below(path), exports_below(path), _containers(number)]
     found += sorted(
@@ -169,7 +171,7 @@ def used_by(path: str, number: str, mounts: list[Mounted]) -> str:
 
 
 def _containers(number: str) -> str:
-    """Return processes that have a disk mounted on their own, so that the host's umount does not reach them."""
+    """Return processes that have the disk in their own mount namespace, which umount on the host does not change."""
     spaces = {os.readlink("/proc/self/ns/mnt")}
     found = set()
     for link in glob.glob("/proc/[0-9]*/ns/mnt"):
@@ -189,7 +191,7 @@ def _containers(number: str) -> str:
 def stays_mounted(mountinfo: str, number: str) -> bool:
     """Given mountinfo of another mount namespace, return whether a disk stays mounted there when the host unmounts it.
 
-    A mount that is shared with the host's or follows it (master) goes with it (mount_namespaces(7)).
+    A mount that shares propagation with the host's, or is a slave of it, is unmounted with it (mount_namespaces(7)).
     """
     lines = [line.partition(" - ")[0].split(" ") for line in mountinfo.split("\n") if line]
     return any(
@@ -199,7 +201,7 @@ def stays_mounted(mountinfo: str, number: str) -> bool:
 
 
 def exports_below(path: str) -> str:
-    """Return the directories below a path that the kernel's NFS server exports: no process has them open."""
+    """Return the directories below a path that the kernel's NFS server exports; no process has these open."""
     lines = (line.split() for line in read(EXPORTS).splitlines())
     found = sorted({words[0] for words in lines if words and (words[0] + "/").startswith(path + "/")})
     way = "if it is no longer in nfs_exports, --tags nfs ends it"

@@ -23,7 +23,7 @@ KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa
 PULL: dict[str, dict[str, str]] = {
     "ff-only": {"pull.ff": "only", "pull.rebase": "false"},
     "merge": {"pull.ff": "true", "pull.rebase": "false"},
-    # git refuses to rebase if pull.ff is only, which may be the setting for everybody.
+    # git refuses to rebase if pull.ff is "only", which the settings for everybody may contain.
     "rebase": {"pull.ff": "true", "pull.rebase": "true"},
     "unset": {},
 }
@@ -34,7 +34,7 @@ LOCKED = "has a passphrase, which nobody can type on a worker; remove it with ss
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text is a host, optionally with a port; an invalid one stops ssh, whatever it connects to."""
+    """Return whether a text is a host, optionally with a port. An invalid host in ssh's files breaks every ssh."""
     match = HOST.fullmatch(text)
     return match is not None and 0 < int(match["port"] or 22) < 65536
 
@@ -54,7 +54,7 @@ def host_key_fault(key: str) -> str:
 
 
 def private_key_fault(key: str) -> str:
-    """Given a deploy key's text, return what is wrong in words that hold nothing of it, or the empty string.
+    """Given a deploy key's text, return its fault without a part of the key, or the empty string.
 
     The form of OpenSSH's own keys is described in PROTOCOL.key of its sources: magic, then the cipher's name.
     """
@@ -88,7 +88,7 @@ def setting_faults(settings: dict[str, Any]) -> list[str]:
 
 
 def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
-    """Return what is wrong with git_people, given which accounts there are or will be."""
+    """Return the faults of git_people, given the present and future accounts."""
     faults = []
     names = [entry.get("person") for entry in people]
     for position, entry in enumerate(people):
@@ -109,7 +109,7 @@ def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
 
 
 def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
-    """Return what is wrong with the pinned host keys."""
+    """Return the faults of the pinned host keys."""
     faults = []
     for host, keys in host_keys.items():
         if not is_host(str(host)):
@@ -125,12 +125,12 @@ def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
 
 
 def deploy_name(entry: Entry) -> str:
-    """Return the host name in URLs for which a deploy key counts."""
+    """Return the host name in URLs that use a deploy key."""
     return str(entry.get("alias") or str(entry.get("host")).partition(":")[0])
 
 
 def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]], groups: list[str]) -> list[str]:
-    """Return what is wrong with git_deploy_keys, in words that hold nothing of the keys."""
+    """Return the faults of git_deploy_keys; the messages contain no part of a key."""
     faults = []
     names = [deploy_name(entry) for entry in deploy_keys]
     for position, entry in enumerate(deploy_keys):
@@ -162,7 +162,7 @@ def git_faults(
     deploy_keys: list[Entry],
     known: dict[str, list[str]],
 ) -> list[str]:
-    """Given the role's variables and the accounts and groups that there will be, return every fault with its key."""
+    """Given the role's variables and the present and future accounts and groups, return every fault with its key."""
     return [
         *(f"git_settings: {fault}" for fault in setting_faults(settings)),
         *people_faults(people, known["accounts"]),
@@ -185,7 +185,7 @@ def git_config_text(settings: dict[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text as written between the double quotes of a git configuration file."""
+    """Return the text escaped for a double-quoted value of a git configuration file."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -210,7 +210,7 @@ def git_people_files(people: list[Entry], directory: str) -> list[Entry]:
 
 
 def git_known_hosts(host_keys: dict[str, list[str]]) -> str:
-    """Return the text of the known_hosts file; hosts with a port as OpenSSH writes them (sshd(8))."""
+    """Return the text of the known_hosts file; a host with a port has OpenSSH's form [host]:port (sshd(8))."""
     lines = ["# Written by Ansible; changes are lost."]
     lines += [f"{_known_name(host)} {key.strip()}" for host, keys in sorted(host_keys.items()) for key in keys]
     return "\n".join(lines) + "\n"
@@ -223,10 +223,10 @@ def _known_name(host: str) -> str:
 
 
 def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], directory: str) -> str:
-    """Return ssh's configuration for the forges: pinned keys only, and the deploy key for those who may read it.
+    """Return ssh's configuration for the forges: pinned keys only, and a deploy key for users who can read it.
 
-    ssh refuses a private key to its owner if a group can read it (ssh(1)), so root has a copy of its own. A key is
-    offered only to people who can read it; otherwise ssh would use it instead of the person's own.
+    ssh rejects a private key that its owner shares with a group (ssh(1)), so root has a separate copy. Only users who
+    can read a deploy key get its line; for others, ssh would try it instead of their own key.
     """
     hosts = sorted({host.partition(":")[0] for host in host_keys})
     aliases = [str(entry["alias"]) for entry in deploy_keys if entry.get("alias")]
@@ -251,7 +251,7 @@ def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], di
         lines += [
             f"Host {' '.join(hosts + aliases)}",
             f"    GlobalKnownHostsFile {directory}/known_hosts",
-            # Only the pinned keys count, strictly, and none that a person has accepted.
+            # ssh accepts only the pinned keys, and none from a user's known_hosts.
             "    UserKnownHostsFile /dev/null",
             "    StrictHostKeyChecking yes",
             "    UpdateHostKeys no",

@@ -16,7 +16,7 @@ from ansible.module_utils.worker import output
 
 DOCUMENTATION = r"""
 module: git_includes
-short_description: Have git include the fleet's configuration, and check that git and ssh read it
+short_description: Include the fleet's configuration in git's, and check that git and ssh read it
 description:
   - Adds C(config) of O(directory) to the end of /etc/gitconfig, and each person's file in its directory C(people) to
     the beginning of that person's ~/.gitconfig, which is written with the person's own rights. Everything else in these
@@ -76,7 +76,7 @@ TIME_LIMIT = 60
 
 
 def with_include(text: str, path: str, *, first: bool) -> str:
-    """Given the text of a git configuration, return it with an include of a path at its beginning or its end."""
+    """Given the text of a git configuration, return it with an include of a path at the beginning or at the end."""
     if include_lines(text, path):
         return text
     section = "[include]\n\tpath = %s\n" % path
@@ -99,7 +99,7 @@ def include_lines(text: str, path: str) -> list[int]:
 
 
 def without_include(text: str, path: str) -> str:
-    """Return the text without includes of a path, and without a section that holds nothing else."""
+    """Return the text without includes of a path, and without sections that this leaves empty."""
     lines = text.splitlines(keepends=True)
     for position in reversed(include_lines(text, path)):
         del lines[position]
@@ -111,7 +111,7 @@ def without_include(text: str, path: str) -> str:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace a file atomically and keep its mode; of a link, replace the target. Empty text removes the file."""
+    """Replace a file, or the target of a link, atomically and keep the mode. Empty text removes the file."""
     path = os.path.realpath(path)
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -124,10 +124,10 @@ def replace(path: str, text: str) -> None:
 
 
 def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> dict[str, str] | None:
-    """Make one configuration include a file, or not; return the diff, or None if nothing changed.
+    """Add or remove the include of a file in one configuration; return the diff, or None if nothing changed.
 
     Raises:
-        OSError: It is not a configuration file, or cannot be read or written.
+        OSError: The configuration is not a regular file, or cannot be read or written.
     """
     before = read(file)
     after = with_include(before, include, first=first) if wanted else without_include(before, include)
@@ -143,12 +143,12 @@ def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> 
 
 
 def names_in(directory: str) -> list[str]:
-    """Return the names in a directory; none where there is no such directory."""
+    """Return the names in a directory; none if the directory does not exist."""
     return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
 
 
 def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
-    """Given git's list of settings, key and value parted by a line feed and ended by NUL, return those that differ."""
+    """Given the output of `git config --list -z`, return the settings whose value differs from the wanted one."""
     found = {}
     for entry in listing.split("\0"):
         key, _, value = entry.partition("\n")
@@ -162,7 +162,7 @@ def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
 
 
 def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
-    """Return the hosts for which ssh reads other host keys than those of a file."""
+    """Return the hosts for which ssh does not read its host keys from a file."""
     wrong = []
     for host in hosts:
         told = output("ssh", "-G", "-F", "/etc/ssh/ssh_config", host)
@@ -172,7 +172,7 @@ def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
 
 
 class Includes:
-    """What the module is asked for, and what it found and did."""
+    """The module's arguments, and its results so far."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -182,7 +182,7 @@ class Includes:
         self.faults: list[str] = []
 
     def mend_system(self) -> None:
-        """Have everybody's configuration include the fleet's."""
+        """Include the fleet's configuration in /etc/gitconfig."""
         path = self.module.params["system"]
         try:
             diff = mend(path, os.path.join(self.directory, "config"), wanted=True, first=False, check=self.check)
@@ -192,11 +192,11 @@ class Includes:
             self.diffs += [diff] if diff else []
 
     def mend_person(self, name: str, *, wanted: bool) -> None:
-        """Have a person's configuration include the person's file, or no longer."""
+        """Add or remove the include of the person's file in the person's ~/.gitconfig."""
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # Check mode may not have created the account; if an account is gone, so is the file in its home.
+            # There is no home to change: the account was removed, or check mode has not created it.
             if wanted and not self.check:
                 self.faults.append(
                     "git_people: %s has no account; create one, or remove the entry from the list" % name
@@ -213,7 +213,7 @@ class Includes:
             self.diffs += [diff] if diff else []
 
     def remove_others(self, directory: str, names: list[str]) -> None:
-        """Remove files of a directory that are not listed."""
+        """Remove the files in a directory that are not listed."""
         for name in names_in(os.path.join(self.directory, directory)):
             if name in names:
                 continue
@@ -223,7 +223,7 @@ class Includes:
                 os.unlink(path)
 
     def prove(self) -> None:
-        """Ask ssh and git what they read."""
+        """Check with ssh and git which host keys and settings they use."""
         known_hosts, system = os.path.join(self.directory, "known_hosts"), self.module.params["system"]
         if not os.path.exists(known_hosts):
             return
@@ -243,7 +243,7 @@ def main() -> None:
         argument_spec={
             "directory": {"type": "path", "required": True},
             "people": {"type": "list", "elements": "str", "required": True},
-            # Names of files; Ansible would treat the word as a secret.
+            # no_log: False, since Ansible would take "keys" for secrets; they are names of files.
             "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
             "settings": {"type": "dict", "default": {}},
             "hosts": {"type": "list", "elements": "str", "default": []},
@@ -258,7 +258,7 @@ def main() -> None:
         includes.mend_person(name, wanted=name in people)
     includes.remove_others("people", people)
     includes.remove_others("keys", module.params["keys"])
-    # Check mode has not written what this would read.
+    # Check mode has not written the files that this check reads.
     if not (module.check_mode and includes.diffs):
         includes.prove()
     changed_paths = [diff["before_header"] for diff in includes.diffs]

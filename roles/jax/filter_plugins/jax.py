@@ -1,4 +1,4 @@
-"""Filters that know which JAX and PyTorch/XLA run on which Python; no effects, so that their tests are tables."""
+"""Filters with the versions of JAX and PyTorch/XLA for each Python; no effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 #: The newest JAX for each Python, resolved from the package index on the date below with `uv pip compile
-#: --python-version 3.8 --only-binary jaxlib` and so on. A Python whose JAX is older than the table's newest runs
-#: no later one. A change of the table also changes the date and the description of jax_version.
+#: --python-version 3.8 --only-binary jaxlib` and so on. A Python in the table cannot run a newer JAX than its own,
+#: unless it has the newest one of the table. When you change the table, change the date and the description of
+#: jax_version too.
 NEWEST_JAX: dict[tuple[int, ...], tuple[int, ...]] = {
     (3, 8): (0, 4, 13),
     (3, 9): (0, 4, 30),
@@ -19,11 +20,11 @@ NEWEST_JAX: dict[tuple[int, ...], tuple[int, ...]] = {
 }
 NEWEST_JAX_DATE = "2026-11-27"
 
-#: First torch_xla of a row -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. Each row
-#: extends to the next one; 2.9.0 was the newest version.
+#: First torch_xla of a range -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. Each
+#: range ends at the next row; 2.9.0 was the newest version.
 TORCH_XLA_PYTHONS = {(2, 5): ((3, 9), (3, 11)), (2, 8): ((3, 10), (3, 13))}
 
-#: Packages that the build of PyTorch for GPUs needs: gigabytes that no TPU VM can use.
+#: Packages that PyTorch's build for GPUs needs: gigabytes that are useless on a TPU VM.
 CUDA = "nvidia-.*|cuda-.*|triton"
 
 
@@ -40,13 +41,13 @@ def dotted(version: tuple[int, ...]) -> str:
 def jax_or_newest(jax_version: str, python_version: str) -> str:
     """Given jax_version and a Python (major.minor), return the version of JAX that the environment gets.
 
-    It is empty if neither jax_version nor the table gives one; `jax_python_fault` then says why.
+    The result is empty if neither jax_version nor the table gives a version; `jax_python_fault` then says why.
     """
     return jax_version or dotted(NEWEST_JAX.get(numbers(python_version), ()))
 
 
 def jax_python_fault(jax_version: str, python_version: str) -> str:
-    """Given a version of JAX and of Python (major.minor), return why they do not go together, or the empty string."""
+    """Given versions of JAX and Python (major.minor), return why they are incompatible, or the empty string."""
     python = numbers(python_version)
     first, last, newest = min(NEWEST_JAX), max(NEWEST_JAX), max(NEWEST_JAX.values())
     if python < first:
@@ -68,9 +69,9 @@ def jax_python_fault(jax_version: str, python_version: str) -> str:
 
 
 def torch_faults(torch_xla_version: str, torch_version: str, python_version: str, chosen_by: str) -> list[str]:
-    """Given versions of torch_xla, torch and Python (major.minor), return why they do not go together.
+    """Given versions of torch_xla, torch and Python (major.minor), return why they are incompatible.
 
-    The last argument is the variable that decides which Python it is.
+    The last argument is the name of the variable that sets the Python version.
     """
     faults = []
     for name, version in (("jax_torch_xla_version", torch_xla_version), ("jax_torch_version", torch_version)):
@@ -98,8 +99,8 @@ def torch_faults(torch_xla_version: str, torch_version: str, python_version: str
 
 
 def jax_faults(values: dict[str, Any], python_version: str, python_source: str) -> list[str]:
-    """Given the role's variables, the version of Python and its source, return why they do not go together."""
-    # A fault is about two variables, and at least one of them is more than a default.
+    """Given the role's variables, the version of Python and its source, return why they are incompatible."""
+    # The message names the two variables, so that the user can change either.
     chosen_by = "python_source" if python_source == "distribution" else "python_version"
     if values["jax_framework"] == "torch_xla":
         return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version, chosen_by)
@@ -120,7 +121,7 @@ def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
         module, package = "torch_xla", "torch_xla"
     else:
         version = values["jax_version"]
-        # Without a version the check fails first, and reads the other requirements even so.
+        # Without a version, `jax_faults` stops the role, but this list has to be valid until then.
         requirements = [f"jax{extra}=={version}" if version else f"jax{extra}"]
         module, package = "jax, jaxlib", "jax"
     return [

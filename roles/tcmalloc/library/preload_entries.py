@@ -44,25 +44,25 @@ files:
   returned: always
 """
 
-#: The output of a command, without another one inside; it may be a part of an entry.
+#: A command substitution without another one inside; it may be a part of an entry.
 OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
-#: An entry of the list: an expansion that joins others to the list, as ${LD_PRELOAD:+$LD_PRELOAD:}, or a path.
+#: An entry of the list: a path, or an expansion that adds entries, such as ${LD_PRELOAD:+$LD_PRELOAD:}.
 JOINED = r"\$\{\w+:?[-=+][^{}\n]*\}"
 ENTRY = re.compile(r"%s|(?:\$\{\w+\}|%s|(?!\$\{)[^\s:])+" % (JOINED, OUTPUT))
 
-#: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE, with the value quoted or not.
+#: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE; quotes are optional.
 ASSIGNMENT = r"(?P<name>\b%s)=(?P<quote>[\"']?)(?P<value>%s)(?P=quote)"
 SHELL_ASSIGNMENT = re.compile(
     ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|(?:%s|\$\{[^{}\n\"']*\}|[^\s\"';&|])*" % OUTPUT)
 )
 PAM_ASSIGNMENT = re.compile(ASSIGNMENT % ("(?:DEFAULT|OVERRIDE)", r"(?<=[\"'])[^\"'\n]*|[^\s\"']*"))
 
-#: The shells that read such files.
+#: The shells that read files such as /etc/profile.
 SHELLS = ("/bin/sh", "/bin/bash")
 
 
 def keep_entries(value: str, library: str) -> str:
-    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator."""
+    """Given the value of LD_PRELOAD, return it without the library; other entries keep their order and separator."""
     is_library = re.compile(r"(?:^|[\s/])%s[^/]*$" % re.escape(library))
     entries = ENTRY.findall(value)
     kept = [entry for entry in entries if re.match(JOINED, entry) or not is_library.search(entry)]
@@ -85,10 +85,10 @@ def strip_list(text: str, library: str) -> str:
 
 
 def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, commands: bool) -> str:
-    """Given the text of a file of assignments, return it without the library in any value that the pattern finds.
+    """Given the text of a file of assignments, return it without the library in the values that the pattern matches.
 
-    An assignment that becomes empty is removed, with its line if nothing else is in it. If a shell cannot read the text
-    before that line alone, it needs a command there, which is then `:`.
+    An assignment that becomes empty is removed, with its line if the line holds nothing else. Where the shell needs a
+    command in this line, as in the body of an `if`, the line becomes `:`.
     """
     lines: list[str] = []
     for line in text.splitlines(True):
@@ -132,7 +132,7 @@ def is_for_shells(path: str) -> bool:
 
 
 def lines_left(path: str, text: str, library: str) -> list[int]:
-    """Return the numbers of the lines that still give the library to LD_PRELOAD, as far as that can be seen."""
+    """Return the numbers of the lines that still seem to add the library to LD_PRELOAD."""
     if os.path.basename(path) == "ld.so.preload":
         return []
     given = re.compile(r"\bLD_PRELOAD\b.*=.*" + re.escape(library))

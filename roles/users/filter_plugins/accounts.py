@@ -1,7 +1,7 @@
-"""Filters that compare the people of a worker with its accounts; no side effects, so that their tests are tables.
+"""Filters that compare people with a worker's accounts; no side effects, so that their tests are tables.
 
-A person is what the filter `people_here` returns, the state what the module `people_state` does, accounts and groups
-are facts of the worker.
+The filter `people_here` returns the people, the module `people_state` the state. Accounts and groups are facts of the
+worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAUNCHER_GROUP = "tpu-run"
 
 HEADER = "# Written by Ansible; changes are lost.\n"
 
-#: In a person's file of keys, before the groups that the list gave, so that they are known when they leave the list.
+#: The line in a person's file of keys that names the groups that the list gave, so that the role can take them back.
 GROUPS_LINE = "# Groups: "
 
 
@@ -26,14 +26,15 @@ def _present(people: list[Person]) -> list[Person]:
 
 
 def people_changes(people: list[Person], worker: dict[str, Any], state: State) -> list[Person]:
-    """Return the accounts to make or correct, as arguments of ansible.builtin.user.
+    """Return the accounts to create or correct, as arguments of ansible.builtin.user.
 
-    Accounts of people present that differ, and of unlisted people who are in the launcher's group or another one that
-    the list gave them.
+    These are the accounts of present people that differ from the list, and those of unlisted people who are still in
+    the launcher's group or in another group that the list gave them.
 
     Args:
         people: Those who belong on the worker.
-        worker: The worker's facts `accounts` and `groups`, and `skip_done`: whether to leave out who is as listed.
+        worker: The worker's facts `accounts` and `groups`, and `skip_done`: whether to leave out people whose account
+            matches the list.
         state: What `people_state` found.
     """
     accounts, changes = worker["accounts"], []
@@ -48,13 +49,13 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
             | ({"uid": person["uid"]} if person["uid"] else {})
             | {
                 "groups": sorted(has - loses | set(person["groups"]) if loses else set(person["groups"])),
-                # Groups that others gave stay.
+                # Groups that the role did not give stay.
                 "append": not loses,
                 "expired": person["name"] in state["expired"],
                 "returns": person["name"] in state["ownerless_homes"],
             }
         )
-    # People who leave lose the groups with the account.
+    # The removal of an account also removes its groups.
     listed = {person["name"] for person in people}
     for name in sorted({*worker["groups"].get(LAUNCHER_GROUP, []), *state["given_groups"]} - listed):
         loses = set(accounts[name]["groups"]) & _given(name, state) if name in accounts else set()
@@ -65,7 +66,7 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
 
 
 def _given(name: str, state: State) -> set[str]:
-    """Return the groups of a person that the list may revoke."""
+    """Return the groups of a person that the role gave and may take back."""
     return {LAUNCHER_GROUP, *state["given_groups"].get(name, [])}
 
 
@@ -81,9 +82,9 @@ def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
 
 
 def people_leaving(people: list[Person], worker: dict[str, Any], state: State) -> list[dict[str, str]]:
-    """Return name and home of people who should be absent but are not yet, or whose home should no longer be kept.
+    """Return name and home of people who should be absent but still have an account, or a home that should go.
 
-    If done work is not to be skipped, of all people who should be absent.
+    Without `skip_done`, return all people who should be absent.
     """
     return [
         {"name": person["name"], "home": person["home"]}
@@ -100,7 +101,7 @@ def people_leaving(people: list[Person], worker: dict[str, Any], state: State) -
 def key_files(people: list[Person], state: State, directory: str) -> list[dict[str, str]]:
     """Return the keys directory and exactly the role's files in it, as entries of `managed_files`.
 
-    What others put there stays, except for the files of people who are listed.
+    Other files there stay, except files with the names of listed people.
     """
     files = {
         person["name"]: _groups_line(person) + "".join(f"{key}\n" for key in person["keys"])
@@ -133,14 +134,14 @@ def _full(person: Person) -> bool:
 def people_refusals(
     people: list[Person], worker: dict[str, Any], state: State, connecting_user: str = "", own_keys: Iterable[str] = ()
 ) -> list[str]:
-    """Return why this worker must not be changed, each with person and key.
+    """Return the reasons not to change this worker, each with person and key.
 
     Args:
         people: Those who belong on the worker.
         worker: The worker's facts `accounts`.
         state: What `people_state` found.
         connecting_user: The account that Ansible logs in with.
-        own_keys: The public keys that it may use for that, as far as they are known; at least one of them must stay.
+        own_keys: The known public keys with which Ansible may log in; at least one of them must stay.
     """
     accounts = worker["accounts"]
     faults = [
@@ -153,7 +154,7 @@ def people_refusals(
     way = "this run logs in with it; connect as another user, or keep it"
     before = {*state["role_keys"], *state["home_keys"]}
     after = {*state["home_keys"], *(" ".join(line.split()[:2]) for line in me["keys"])} if me else {*state["home_keys"]}
-    # Any one of them may be the way in.
+    # It is not known which of these keys let this run in.
     mine = before.intersection(" ".join(key.split()[:2]) for key in own_keys)
     if before and (not after or (mine and not mine & after)):
         faults.append(f"{connecting_user}: keys: the key of this account would be removed; {way}")
@@ -165,12 +166,12 @@ def people_refusals(
 
 
 def nobody_refusals(everybody: list[Person], state: State) -> list[str]:
-    """Return why a worker on which this role has let people in must not be given a list without anybody.
+    """Return why the role rejects an empty list on a worker to which it has given people access.
 
-    That is rather another fleet's list, or that of a new directory, than everybody's leave.
+    An empty list is probably the list of another fleet or of a new directory, not the wish to remove everybody.
 
     Args:
-        everybody: users_people and users_more_people, wherever they belong.
+        everybody: users_people and users_more_people, for all nodes.
         state: What `people_state` found.
     """
     names = sorted({*state["key_files"], *state["role_sudo"]})
@@ -182,7 +183,7 @@ def nobody_refusals(everybody: list[Person], state: State) -> list[str]:
 
 
 def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[str]]:
-    """Return, for each name, the keys that the list gives the person: those that may stay in the metadata."""
+    """Return the listed keys of each name, which may stay in the metadata."""
     return {
         name: [
             " ".join(key.split()[:2]) for person in _present(people) if person["name"] == name for key in person["keys"]
@@ -192,7 +193,7 @@ def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[st
 
 
 def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> list[str]:
-    """Return what the role leaves as it is, in one line each, and the way out.
+    """Return what the role does not change, one line each, with the way to change it.
 
     Args:
         workers: All workers' variables by name.
@@ -228,7 +229,7 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
 
 
 def _taken(workers: Mapping[str, Mapping[str, Any]]) -> set[tuple[Any, str]]:
-    """Return the nodes and people whose keys this run has removed from the metadata."""
+    """Return the pairs of node and person whose keys this run has removed from the metadata."""
     return {
         (variables.get("tpu_node_label"), line.strip().partition(":")[0])
         for variables in workers.values()
@@ -247,7 +248,7 @@ def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def _root_line(name: str, way: str) -> str:
-    """Return that an account is root by a rule of sudo for it or one of its %groups, or by a group."""
+    """Return the line about an account that is root through a rule of sudo, for it or a %group, or through a group."""
     if way.startswith("%") or way == name:
         return f"{name}: sudo is full, whatever the list says, because of a rule for {way}"
     return (
@@ -257,12 +258,12 @@ def _root_line(name: str, way: str) -> str:
 
 
 def shells_without(shells: list[str], packages: list[str]) -> list[str]:
-    """Return the login shells that no package of the same name brings."""
+    """Return the login shells that are not provided by a package of the same name."""
     return [shell for shell in shells if shell.rpartition("/")[2] not in packages]
 
 
 class FilterModule:
-    """Filters of the role users that compare."""
+    """Filters of the role users that compare the list with a worker."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

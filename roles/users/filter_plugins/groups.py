@@ -1,4 +1,4 @@
-"""Filters on groups with a number of their own; no side effects, so that their tests are tables."""
+"""Filters that check users_groups; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 Group = dict[str, Any]
 
-#: What groupadd of Debian and Ubuntu accepts without being forced.
+#: Names that groupadd of Debian and Ubuntu accepts without --force-badname.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
-#: Group IDs that are nobody's by the distribution (Debian Policy 9.2.2: below 100 they are the same everywhere).
+#: Group IDs that the distribution does not reserve (Debian Policy 9.2.2: those below 100 are the same everywhere).
 NUMBERS = range(100, 60000)
 
-#: Groups that the worker has from elsewhere and that mean root, and that of the launcher, which its role makes.
+#: Groups that users_groups must not name: those that mean root, and that of the launcher, which its role creates.
 TAKEN = ("root", "sudo", "admin", "wheel", "google-sudoers", "tpu-run")
 
 
 def people_groups(people: list[dict[str, Any]], listed: list[Group], there: list[str]) -> list[Group]:
-    """Return name and gid, 0 where any will do, of every group to make: those of users_groups and of people present.
+    """Return name and gid of every group to create, for users_groups and present people; gid 0 means any number.
 
     Args:
         people: Those who belong on the worker.
@@ -33,11 +33,11 @@ def people_groups(people: list[dict[str, Any]], listed: list[Group], there: list
 def group_faults(
     listed: list[Group], lists: dict[str, list[dict[str, Any]]], gids: dict[str, int], accounts: dict[str, Any]
 ) -> list[str]:
-    """Return what is wrong with users_groups.
+    """Return the faults of users_groups.
 
     Args:
         listed: users_groups.
-        lists: Variable -> the people that it lists.
+        lists: Variable -> the people in it.
         gids: The worker's fact: group -> number.
         accounts: The worker's fact.
     """
@@ -60,7 +60,7 @@ def group_faults(
         elif numbers.setdefault(gid, name) != name:
             faults.append(f"{where}: gid {gid} is already that of {numbers[gid]}; give each a different one")
         elif gid in uids:
-            # useradd gives a person's own group the number of the account.
+            # useradd gives a person's own group the number of the account's uid.
             faults.append(f"{where}: gid {gid} is {uids[gid]}, whose own group gets this number; choose another")
         else:
             faults += [f"{where}: {fault}" for fault in _conflicts(name, gid, gids, accounts)]
@@ -83,7 +83,7 @@ def _faults(name: str, gid: str, people: set[str]) -> list[str]:
 
 
 def _conflicts(name: str, gid: str, gids: dict[str, int], accounts: dict[str, Any]) -> list[str]:
-    """Return what the worker has against it."""
+    """Return the conflicts of a group with the worker's groups and accounts."""
     has = gids.get(name)
     if has is not None and str(has) != gid:
         way = f"groupmod --gid {gid} {name}, and find / -xdev -gid {has} -exec chgrp -h {name} {{}} +"

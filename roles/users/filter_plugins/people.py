@@ -1,4 +1,4 @@
-"""Filters that check the people of a fleet as they are listed; no side effects, so that their tests are tables."""
+"""Filters that check the list of people; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 Person = dict[str, Any]
 
-#: What useradd of Debian and Ubuntu accepts without being forced.
+#: Names that useradd of Debian and Ubuntu accepts without --badname.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-#: What makes it one.
+#: The advice for an invalid name.
 LETTERS = "use at most 32 lowercase letters, digits, - and _, not starting with a digit or -"
 
-#: What a field of /etc/passwd can contain (passwd(5)).
+#: Texts that a field of /etc/passwd can contain (passwd(5)).
 FIELD = re.compile(r"[^:\n\x00-\x1f]*")
 SHELL = re.compile(r"/[^:\s]+")
 
-#: Key types that OpenSSH 8.2 to 10 accept for logging in (ssh-keygen(1); ssh-dss left in 7.0), and how many fields
-#: follow the type in the key (RFC 4253 6.6, RFC 5656 3.1, RFC 8709 4, OpenSSH's PROTOCOL.u2f).
+#: Key types that OpenSSH 8.2 to 10 accept for logins (ssh-keygen(1); ssh-dss was disabled in 7.0), and the number of
+#: fields after the type in the key (RFC 4253 6.6, RFC 5656 3.1, RFC 8709 4, OpenSSH's PROTOCOL.u2f).
 KEY_TYPES = {
     "ssh-ed25519": 1,
     "ssh-rsa": 2,
@@ -38,13 +38,13 @@ TYPE_AND_KEY = re.compile(r"(?:ssh|ecdsa)-[\w.@-]+\s+AAAA[A-Za-z0-9+/]")
 #: Length of an Ed25519 key (RFC 8032 5.1.5).
 ED25519_BYTES = 32
 
-#: Bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
+#: The fewest bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
 RSA_BITS = 1024
 
-#: User IDs of people's accounts, without those of the system and of nobody (Debian Policy 9.2.2).
+#: User IDs for people's accounts: those of the system and of "nobody" are left out (Debian Policy 9.2.2).
 PEOPLE_UIDS = range(1000, 60000)
 
-#: Shells that only a package of the same name provides; where packages put them.
+#: Shells that only a package of the same name provides, and the directories that packages put them into.
 SHELLS = ("elvish", "fish", "mksh", "tcsh", "xonsh", "yash", "zsh")
 SHELL_DIRECTORIES = ("/bin", "/usr/bin")
 
@@ -57,8 +57,8 @@ LAUNCHER_GROUP = "tpu-run"
 #: Groups that mean root on Debian, Ubuntu and Google's images (google-guest-agent, accounts).
 ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
-#: Groups that are as good as root by what their members may use: Docker's and LXD's daemons, which run as root
-#: (docs.docker.com, "Docker daemon attack surface"; LXD's documentation, "Security"), and the raw disks.
+#: Groups whose members can become root: they may use the raw disks, or the daemons of Docker and LXD, which run as root
+#: (docs.docker.com, "Docker daemon attack surface"; LXD's documentation, "Security").
 ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 
 
@@ -82,7 +82,7 @@ def key_fault(key: str) -> str:
 
 def _entry_fault(key: str) -> str:
     """Given an entry of keys, return why it is not one public key in one line, or the empty string."""
-    # Checked first: a private key also has more than one line.
+    # A private key also has several lines, so this check comes before theirs.
     if "PRIVATE KEY" in key:
         return "this is a private key; give the public one, and replace the key pair"
     if (count := len(TYPE_AND_KEY.findall(key))) > 1:
@@ -159,9 +159,9 @@ def people_faults(
 
 
 def _uid_faults(name: str, uid: Any, entry: str, numbers: dict[str, tuple[Any, str]]) -> list[str]:
-    """Return what is wrong with a person's uid among those before, and add it to them: name -> uid and its entry.
+    """Return the faults of a person's uid, given those of earlier entries (name -> uid and entry), and add it to them.
 
-    The whole fleet counts, wherever its people belong: NFS and disks carry user IDs from node to node.
+    People of all nodes are compared: NFS and disks carry user IDs from node to node.
     """
     if not str(uid).isdigit() or int(uid) not in PEOPLE_UIDS:
         return [f"uid must be a number from {PEOPLE_UIDS[0]} to {PEOPLE_UIDS[-1]}, not {uid}"]
@@ -202,7 +202,7 @@ def _person_faults(person: Person) -> list[str]:
 
 
 def _belonging(people: list[Person], place: dict[str, Any] | None) -> list[Person]:
-    """Return those who belong on a worker: all who name neither nodes nor groups of nodes, and those who name it."""
+    """Return the people who belong on a worker: their entry names it, or neither nodes nor groups of nodes."""
     if place is None:
         return people
     nodes, groups = set(place["nodes"]), set(place["groups"])
@@ -215,7 +215,7 @@ def _belonging(people: list[Person], place: dict[str, Any] | None) -> list[Perso
 
 
 def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
-    """Given everybody, return those who belong on a worker, every key filled in.
+    """Given all people, return those who belong on a worker, with a value for every key.
 
     Args:
         people: users_people and users_more_people.
@@ -240,7 +240,7 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
 
 
 def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]]) -> list[str]:
-    """Return, for each person, nodes and groups of nodes that the inventory does not have, as a sentence.
+    """Return a sentence for each person whose nodes or groups of nodes are not in the inventory.
 
     Nodes come and go, so this is not a fault, but it may be a misspelt name.
 
@@ -248,7 +248,7 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
         lists: Variable -> the people that it lists.
         groups: The inventory's groups, with their hosts.
     """
-    # The inventory's groups of nodes; where nodes share a name, the zone follows it.
+    # The inventory's groups of nodes. If several nodes have the same name, the group's name ends with the zone.
     nodes = {name.removeprefix("node_") for name in groups if name.startswith("node_")}
 
     def known(node: str) -> bool:
@@ -285,13 +285,13 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
 def shell_faults(
     lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return login shells that a worker lacks and that certainly no package provides.
+    """Return login shells that a worker lacks and that no package of this run can provide.
 
     Args:
         lists: Variable -> the people that it lists.
         place: The worker, as `people_here` takes it.
         paths: The worker's fact `paths`.
-        coming: Packages that are installed before the accounts are made, `facts_coming_packages`.
+        coming: Packages that will be installed before the accounts are created, `facts_coming_packages`.
     """
     return [
         f"{where}: shell {shell} does not exist, and no package that this playbook installs brings it; add its package"
@@ -304,7 +304,7 @@ def shell_faults(
 def shell_warnings(
     lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return, given what `shell_faults` gets, login shells that packages still to be installed may provide."""
+    """Return login shells that packages of this run may still provide; takes the arguments of `shell_faults`."""
     return [
         f"{where}: shell {shell} does not exist yet; unless one of {', '.join(coming)} brings it, the worker will be"
         " refused"
@@ -314,7 +314,7 @@ def shell_warnings(
 
 
 def _lacking(lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str]) -> list[tuple[str, str]]:
-    """Return entry and login shell of those present whose shell the worker cannot execute."""
+    """Return entry and login shell of present people whose shell the worker cannot execute."""
     return [
         (f"{variable}[{position}]: {person.get('name')}", person["shell"])
         for variable, people in lists.items()
@@ -356,7 +356,7 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
         return []
     faults = []
     if number is None and name in groups:
-        # useradd would give it the group that all such accounts share.
+        # The account could not get its own group; useradd would put it into the group that all such accounts share.
         faults.append(
             "a group of this name exists without such an account; choose another name, or remove the group:"
             f" groupdel {name}"
@@ -382,8 +382,8 @@ def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str 
     Args:
         names: The login names in it.
         connecting_user: The account that Ansible logs in with.
-        fleet_file: The inventory file that a node's worker comes from, with the settings for the API; None for a host
-            that is not a node's worker, whose metadata are not changed.
+        fleet_file: The inventory file of a node's worker, with the settings for the API. None for a host that is not a
+        node's worker and has no metadata to change.
     """
     faults = []
     if names and fleet_file is not None and not fleet_file.endswith(FLEET_FILES):
@@ -403,7 +403,7 @@ def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str 
 
 
 class FilterModule:
-    """Filters of the role users that judge the list."""
+    """Filters of the role users that check the list."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -13,8 +13,8 @@ short_description: Remove people's ssh keys from a TPU node's metadata
 description:
   - Runs on the controller with the Python that runs Ansible, and uses the Cloud TPU API with the settings and
     credentials of the fleet.
-  - The API accepts metadata only as a whole and keeps whatever was written last. They are read right before they are
-    written; do not change them in another way at the same time.
+  - The API accepts metadata only as a whole, and the last write wins. The module reads them right before it writes; do
+    not change them in another way at the same time.
 options:
   fleet_file:
     description: The fleet's inventory/tpu_vm.yml.
@@ -37,7 +37,7 @@ author: [tpu_ops]
 """
 
 EXAMPLES = r"""
-- name: Let nobody log in as ada through the metadata
+- name: Remove all keys of ada from the metadata
   node_metadata_keys:
     fleet_file: inventory/tpu_vm.yml
     node: projects/p/locations/us-central2-b/nodes/pod
@@ -58,7 +58,7 @@ ENTRY = "ssh-keys"
 
 
 def parted(text: str, people: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-    """Given the metadata's ssh-keys and people with the keys that stay, return the lines to keep and to remove."""
+    """Given the metadata's ssh-keys, and for each person the keys that stay, return the lines to keep and to remove."""
     stay: list[str] = []
     go: list[str] = []
     for line in text.splitlines():

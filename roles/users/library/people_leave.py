@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that removes the accounts of people who leave: their processes, their home as asked; runs on Python 3.8."""
+"""Module that ends people's processes, removes or keeps their homes and removes their accounts; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ short_description: End the processes of people, keep, archive or remove their ho
 options:
   people:
     description: >-
-      The people who leave, each with C(name) and C(home) (keep, archive or remove). A name without an account but with
-      a home that was kept and closed is handled as well; a name with neither has already left.
+      The people who leave, each with C(name) and C(home) (keep, archive or remove). A name without an account can still
+      have a home that was kept and closed, which is then handled. A name with neither needs no work.
     type: list
     elements: dict
     required: true
@@ -42,7 +42,7 @@ author: [tpu_ops]
 """
 
 EXAMPLES = r"""
-- name: Say goodbye
+- name: Remove an account and archive its home
   people_leave:
     people:
       - {name: charles, home: archive}
@@ -56,16 +56,16 @@ archives:
   returned: always
 """
 
-#: Seconds for killed processes to disappear; a process that waits for a device takes longer, and only a reboot ends it.
+#: Seconds for killed processes to disappear. A process that waits for a device takes longer: only a reboot ends it.
 KILL_TIMEOUT = 30
-#: What systemd and cron would start in the person's name (logind's linger files, cron's spool on Debian).
+#: Files by which systemd and cron start programs as the person (logind's linger files, cron's spool on Debian).
 STARTERS = ("/var/lib/systemd/linger", "/var/spool/cron/crontabs")
-#: What people keep of their runs (tpu_ops/host/store.py); only root can create anything beside it.
+#: People's records of their runs (tpu_ops/host/store.py). Only root can create other files in this directory.
 RUN_FILES = "/var/lib/tpu_ops/runs/*/files"
 
 
 class Fault(Exception):
-    """Something that must not continue; the text is for people."""
+    """An error that stops the removal; its text is the message for the user."""
 
 
 def processes_of(uid: int, proc: str = "/proc") -> list[int]:
@@ -88,7 +88,7 @@ def end_processes(uid: int, patience: float) -> None:
     """End all processes of a user: SIGTERM once, then SIGKILL until none is left.
 
     Raises:
-        Fault: Some are still there after half a minute.
+        Fault: Some processes are still there after half a minute.
     """
 
     def send(number: signal.Signals) -> None:
@@ -100,7 +100,7 @@ def end_processes(uid: int, patience: float) -> None:
         while processes_of(uid):
             if time.monotonic() > until:
                 return False
-            time.sleep(0.05)  # polls the processes until the deadline
+            time.sleep(0.05)  # the processes are polled until the deadline
         return True
 
     send(signal.SIGTERM)
@@ -108,7 +108,7 @@ def end_processes(uid: int, patience: float) -> None:
         return
     until = time.monotonic() + KILL_TIMEOUT
     while time.monotonic() < until:
-        # Stopped first, so that none starts another while the list is processed.
+        # SIGSTOP first, so that no process starts another one while the list is processed.
         send(signal.SIGSTOP)
         send(signal.SIGKILL)
         if wait(time.monotonic() + 0.5):
@@ -117,7 +117,7 @@ def end_processes(uid: int, patience: float) -> None:
 
 
 def mounts_below(path: str, mountinfo: str) -> list[str]:
-    """Given the text of /proc/self/mountinfo, return what is mounted on a directory or below it."""
+    """Given the text of /proc/self/mountinfo, return the mounts on a directory or below it."""
     targets = [mounted.target for mounted in parse_mounts(mountinfo)]
     return sorted(target for target in targets if target == path or target.startswith(path + "/"))
 
@@ -130,7 +130,7 @@ def home_fault(name: str, home: str, uid: int) -> str:
         return ""
     if not stat.S_ISDIR(entry.st_mode):
         return "%s is not a directory; set home: keep" % home
-    # A home that somebody else owns is shared, or is not a home.
+    # A directory of another owner is shared, or is not a home.
     if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s; set home: keep, or chown it" % (home, name)
     mountinfo = read("/proc/self/mountinfo")
@@ -144,7 +144,7 @@ def tar(*arguments: str) -> None:
     """Run tar, without a time-out: homes may be large.
 
     Raises:
-        Fault: It failed; the text is what it said.
+        Fault: tar failed; the text is its output.
     """
     options = ["--gzip", "--acls", "--xattrs", "--numeric-owner", "--warning=no-timestamp"]
     done = subprocess.run(
@@ -165,7 +165,7 @@ def archive(name: str, home: str, directory: str) -> str:
     """Archive a home, compare the archive with it byte by byte, and return its path.
 
     Raises:
-        Fault: The archive is not complete; then there is none, and the home is untouched.
+        Fault: The archive is incomplete. It is deleted, and the home is untouched.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chown(directory, 0, 0)
@@ -197,7 +197,7 @@ def command(*arguments: str, fails: bool = True) -> None:
     """Run a program of the system.
 
     Raises:
-        Fault: It failed, unless that does not matter.
+        Fault: The program failed, unless failure is allowed.
     """
     done = subprocess.run(
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False
@@ -209,7 +209,7 @@ def command(*arguments: str, fails: bool = True) -> None:
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
-    """Put a person's name before what goes wrong."""
+    """Put the person's name before the message of a fault."""
     try:
         yield
     except (Fault, OSError, subprocess.TimeoutExpired) as exc:
@@ -217,7 +217,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def close(path: str, uid: int) -> None:
-    """Have a directory of a user belong to root and let nobody else in; what is somebody else's, or none, stays."""
+    """Give a user's directory to root with mode 0700; do nothing if it is missing or has another owner."""
     if not os.path.isdir(path) or os.stat(path).st_uid != uid:
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -229,11 +229,11 @@ def close(path: str, uid: int) -> None:
 def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
     """Remove a person; return the archive of the home, or the empty string.
 
-    Each step may be done already: an interrupted run is completed by the next. The account is removed last, so that the
-    next run finds it. No login is possible from the first step on.
+    Each step may be done already, so that the next run can complete an interrupted one. The account is removed last, so
+    that the next run finds it. The first step prevents further logins.
 
     Raises:
-        Fault: Something failed; what was not done yet is untouched.
+        Fault: A step failed; the later steps were not started.
     """
     try:
         account = pwd.getpwnam(name)
@@ -252,7 +252,7 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
         archived = archive(name, home, directory) if home_wish == "archive" else ""
         shutil.rmtree(home)
     if account:
-        # The next account may get the same user ID, and must not own anything of this person.
+        # The next new account may get the same user ID, and must not own this person's files.
         for path in [home, *glob.glob(RUN_FILES)]:
             close(path, account.pw_uid)
         command("userdel", name)
@@ -260,7 +260,7 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
 
 
 def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd]) -> str:
-    """Return whose processes or home would be removed together with an account, or the empty string."""
+    """Return why the removal of an account would affect another person's processes or home, or the empty string."""
     home = os.path.realpath(account.pw_dir)
     for other in accounts:
         if other.pw_name == account.pw_name:
@@ -277,7 +277,7 @@ def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd])
 
 
 def has_left(name: str, home_wish: str) -> bool:
-    """Return whether a person has neither an account nor a home that should no longer be kept."""
+    """Return whether a person has no account, and no home that should be removed."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -286,7 +286,7 @@ def has_left(name: str, home_wish: str) -> bool:
 
 
 def faults_of(people: list[dict[str, str]]) -> list[str]:
-    """Return why people or their homes must not be removed, for all people."""
+    """Return, for all people, the reasons not to remove them or their homes."""
     faults = []
     for person in people:
         name = person["name"]

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that reads what the role users needs to know of a worker in one call; runs on Python 3.8."""
+"""Module that reads the state of a worker's accounts for the role users in one call; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ options:
     type: path
     required: true
   prove:
-    description: Whether to fail if sshd, once it reads its configuration, would not read O(keys_directory).
+    description: Whether to fail if sshd would not read O(keys_directory) after a reload.
     type: bool
     default: false
 author: [tpu_ops]
@@ -64,7 +64,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 expired:
-  description: People whose account has expired, so that nobody can log in to it.
+  description: People whose account has expired, which prevents logins.
   type: list
   returned: always
 homeless:
@@ -80,7 +80,7 @@ ownerless_homes:
   type: list
   returned: always
 taken_homes:
-  description: By name of an account that does not exist yet, the owner of the directory where its home would be.
+  description: By name of an account that does not exist yet, the owner of the directory at the path of its future home.
   type: dict
   returned: always
 numbered_homes:
@@ -96,7 +96,7 @@ foreign_key_files:
   type: list
   returned: always
 given_groups:
-  description: By name, further groups that the role gave, as the person's file in the keys directory says.
+  description: By name, further groups that the role gave, from the person's file in the keys directory.
   type: dict
   returned: always
 role_keys:
@@ -116,7 +116,7 @@ other_sudo:
   type: list
   returned: always
 sshd_keys_files:
-  description: Where a new start of sshd would look for keys.
+  description: Where sshd would look for keys after a restart.
   type: list
   returned: always
 other_keys_files:
@@ -124,7 +124,7 @@ other_keys_files:
   type: list
   returned: always
 keys_fault:
-  description: Why sshd would not look for keys where O(sshd_file) says, and the way out; empty if it would.
+  description: Why sshd would ignore the directory in O(sshd_file), and the fix; empty if sshd would use it.
   type: str
   returned: always
 sshd_behind:
@@ -133,10 +133,10 @@ sshd_behind:
   returned: always
 foreign:
   description: >-
-    By login name, what the role leaves as it is; C(agent) and C(own) are keys in the home that are not in the person's
-    list, written by Google's guest agent and by others, C(root) what makes root beyond what was granted: users and
-    %groups of sudo rules, except rules that ask for a password if the account has none, and groups as good as root,
-    unless the role takes them back or O(connecting_user) is in them.
+    By login name, what the role does not change. C(agent) and C(own) are keys in the home that are not in the person's
+    list, written by Google's guest agent and by others. C(root) lists rights of root beyond those in the list: users
+    and %groups of sudo rules, and groups as good as root. Left out are rules that ask for a password if the account has
+    none, groups that the role takes back, and groups of O(connecting_user).
   type: dict
   returned: always
 """
@@ -144,32 +144,32 @@ foreign:
 #: The line that Google's guest agent puts before each key of its own (google-guest-agent, non_windows_accounts.go).
 AGENT_MARK = "# Added by Google"
 KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9+/]+=*)(?:\s+(.*))?$")
-#: How each of the role's files begins.
+#: The beginning of each file of the role.
 HEADER = "# Written by Ansible"
-#: Where sshd looks for keys in a home; the guest agent writes there.
+#: The file in a home in which sshd looks for keys; the guest agent writes to it.
 HOME_KEYS = ".ssh/authorized_keys"
-#: How a person's file of keys names the groups that the role gave.
+#: The line of a person's file of keys that names the groups that the role gave.
 GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
-#: What decides whether a password is asked for: the last of these in a rule, otherwise settings for everybody or for
-#: some (sudoers(5)).
+#: The tags that decide whether sudo asks for a password. The last tag in a rule counts; without a tag, the Defaults
+#: lines decide (sudoers(5)).
 PASSWORD_TAG = re.compile(r"\b(NO)?PASSWD\s*:")
 DEFAULTS = re.compile(r"^Defaults(?::\s*(\S+))?\s+(.*)$")
-#: As the filter `people_faults` has them. Google's guest agent puts each account that it makes into docker and lxd, and
-#: never takes it out of them again (google-guest-agent, non_windows_accounts.go).
+#: The same groups as in the filter `people_faults`. Google's guest agent adds each account that it creates to docker
+#: and lxd, and never removes it from them (google-guest-agent, non_windows_accounts.go).
 ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 SUDOERS = "/etc/sudoers"
 SHADOW = "/etc/shadow"
-#: Written by sshd each time that it reads its configuration.
+#: The file that sshd writes each time it reads its configuration.
 PID_FILE = "/run/sshd.pid"
 LARGEST = 1 << 20
 
 
 def read(path: str) -> str:
-    """Return the text of a regular file; empty where it is something else, too large or cannot be read."""
+    """Return the text of a regular file; empty if it is not a regular file, is too large or cannot be read."""
     try:
-        # A person can have a link to any device in the home, and to open one may do something: a watchdog starts.
+        # A person may have put a link to a device there, and opening a device can have effects: a watchdog starts.
         place = os.open(path, os.O_PATH)
         try:
             entry = os.fstat(place)
@@ -199,7 +199,7 @@ def authorized_keys(text: str) -> list[dict[str, Any]]:
 
 
 def described(key: dict[str, Any]) -> str:
-    """Return a key as people know it: its fingerprint, and its comment in one line of plain letters."""
+    """Return fingerprint and comment of a key, with the comment as one line of printable ASCII."""
     try:
         blob = base64.b64decode(key["key"].split()[1], validate=True)
     except (binascii.Error, ValueError):
@@ -210,7 +210,7 @@ def described(key: dict[str, Any]) -> str:
 
 
 def sudo_rules(text: str) -> list[str]:
-    """Given a sudoers text, return users and %groups that it allows every command."""
+    """Given a sudoers text, return the users and %groups who may run every command."""
     found = [SUDO_ALL.match(line) for line in sudo_lines(text)]
     return sorted({rule.group(1) for rule in found if rule})
 
@@ -227,7 +227,7 @@ def unasked_rules(text: str) -> list[str]:
 
 
 def authenticates(who: str, lines: list[str]) -> bool:
-    """Given lines of sudoers, return whether a user or %group is asked for a password where the rule does not say."""
+    """Given lines of sudoers, return whether sudo asks a user or %group for a password if the rule has no tag."""
     asked = True
     for names, settings in (found.groups() for found in map(DEFAULTS.match, lines) if found):
         for setting in (part.strip() for part in settings.split(",")):
@@ -237,13 +237,13 @@ def authenticates(who: str, lines: list[str]) -> bool:
 
 
 def sudo_lines(text: str) -> list[str]:
-    """Return the lines of a sudoers text, comments left out."""
+    """Return the lines of a sudoers text without comments."""
     lines = text.replace("\\\n", " ").splitlines()
     return [line.strip() for line in lines if not line.lstrip().startswith("#")]
 
 
 def other_sudoers(own: str) -> str:
-    """Return the text of sudo's files other than the role's own."""
+    """Return the text of all of sudo's files except the role's own."""
     folder = os.path.dirname(own)
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if "." not in name and not name.endswith("~")]
@@ -251,19 +251,19 @@ def other_sudoers(own: str) -> str:
 
 
 def with_password(text: str) -> list[str]:
-    """Given the text of /etc/shadow, return the accounts that a password opens (shadow(5))."""
+    """Given the text of /etc/shadow, return the accounts with a usable password (shadow(5))."""
     fields = [line.split(":") for line in text.splitlines()]
     return [entry[0] for entry in fields if len(entry) > 1 and not entry[1].startswith(("!", "*"))]
 
 
 def expired_accounts(text: str, today: int) -> list[str]:
-    """Given the text of /etc/shadow and today in days since 1970, return whose account has expired."""
+    """Given the text of /etc/shadow and today in days since 1970, return the expired accounts."""
     fields = [line.split(":") for line in text.splitlines()]
     return [entry[0] for entry in fields if len(entry) > 7 and entry[7].isdigit() and int(entry[7]) <= today]
 
 
 def read_accounts(names: list[str]) -> dict[str, pwd.struct_passwd]:
-    """Return the accounts of those names that have one."""
+    """Return the accounts of these names; names without an account are left out."""
     accounts = {}
     for name in names:
         try:
@@ -274,25 +274,25 @@ def read_accounts(names: list[str]) -> dict[str, pwd.struct_passwd]:
 
 
 def given_groups(directory: str, names: list[str]) -> dict[str, list[str]]:
-    """Given the directory of keys and names of files in it, return the groups that they name, where they do."""
+    """Given the directory of keys and names of files in it, return the groups that each file names."""
     found = {name: GROUPS.search(read(os.path.join(directory, name))) for name in names}
     return {name: match[1].split() for name, match in found.items() if match}
 
 
 def sshd_keys_files() -> list[str]:
-    """Return the files in which sshd would look for keys after a new start, but for users with a rule of their own."""
+    """Return the files in which sshd would look for keys after a restart; Match rules for single users do not count."""
     told = output("/usr/sbin/sshd", "-T", "-C", "user=nobody,host=localhost,addr=127.0.0.1")
     found = [line.split()[1:] for line in told.splitlines() if line.startswith("authorizedkeysfile ")]
     return found[0] if found else []
 
 
 def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[str]:
-    """Return the files in which sshd looks for keys because of others, so that it continues to do so.
+    """Return the files of keys that others have configured in sshd, so that sshd goes on reading them.
 
     Args:
-        listed: All files in which it looks.
-        own_text: The role's file of sshd's configuration: its last word is the role's files, also where the role has
-            moved to another directory since.
+        listed: All files in which sshd looks for keys.
+        own_text: The role's file of sshd's configuration. Its last word is the path of the role's files, perhaps still
+            in an earlier directory.
         directory: The role's directory of keys.
     """
     words = own_text.split() if own_text.startswith(HEADER) else []
@@ -301,7 +301,7 @@ def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[s
 
 
 def taken_homes(names: list[str]) -> dict[str, str]:
-    """Given people without an account, return whose directory would be their home, except root's."""
+    """Given people without an account, return who owns the directory of their future home, unless it is root."""
     found = {}
     for name in names:
         owner = home_owner(usual_home(name))
@@ -312,12 +312,12 @@ def taken_homes(names: list[str]) -> dict[str, str]:
 
 
 def sshd_behind(path: str) -> bool:
-    """Return whether sshd has not read a file of its configuration since that was written."""
+    """Return whether a file of sshd's configuration is newer than sshd's last read of it."""
     try:
         written, loaded = os.stat(path).st_mtime, os.stat(PID_FILE).st_mtime
     except OSError:
         return False
-    # A time in the future means that the clock was set back; nothing can be said then.
+    # A time in the future means that the clock was set back, so that times cannot be compared.
     return loaded < written <= time.time()
 
 
@@ -328,13 +328,13 @@ def foreign(
     rules: list[str],
     alike: list[str],
 ) -> dict[str, Any]:
-    """Return what an account has that the list does not give the person; empty if there is nothing.
+    """Return the keys and rights of an account that the list does not give the person.
 
     Args:
         person: One of the module's people.
-        groups: Those that the account is in.
+        groups: The groups of the account.
         home_keys: The keys in its home.
-        rules: Users and %groups whom sudo lets do everything.
+        rules: Users and %groups who may run every command with sudo.
         alike: Groups as good as root that the account is in and stays in.
     """
     absent = person["state"] == "absent"
@@ -343,7 +343,7 @@ def foreign(
     granted = {person["name"]} | {"%" + group for group in groups}
     found = {
         "agent": sorted({described(key) for key in others if key["agent"]}),
-        # A person who leaves loses that file; only what would let the person in again is of interest.
+        # The removal of a person also removes this file; only the guest agent's keys could recreate the account.
         "own": [] if absent else sorted({described(key) for key in others if not key["agent"]}),
         "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules) | set(alike)),
     }
@@ -353,7 +353,8 @@ def foreign(
 def root_alike(name: str, groups: list[str], given: list[str], connecting_user: str) -> list[str]:
     """Given an account's groups and those that the role gave, return the others that are as good as root.
 
-    The role takes its own back. None for the account that Ansible logs in with, which has full sudo in any case.
+    The role takes back the groups that it gave. The account that Ansible logs in with gets an empty list, since it has
+    full sudo in any case.
     """
     return [] if name == connecting_user else sorted(set(groups) & set(ROOT_ALIKE_GROUPS) - set(given))
 

@@ -1,4 +1,4 @@
-"""Who owns a person's home; runs on Python 3.8."""
+"""The owners of people's homes; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HOMES = "/home"
 
 
 def usual_home(name: str) -> str:
-    """Return the home that useradd gives a person."""
+    """Return the home that useradd gives a new account."""
     return os.path.join(HOMES, name)
 
 
 def home_owner(home: str) -> int | None:
-    """Return the number of the account that a home belongs to; None where there is no such directory."""
+    """Return the uid that owns a home; None if the directory does not exist."""
     try:
         entry = os.lstat(home)
     except OSError:
@@ -25,7 +25,7 @@ def home_owner(home: str) -> int | None:
 
 
 def ownerless(name: str, home: str) -> bool:
-    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
+    """Return whether a home has no owner: it was closed when its person was removed, or its uid has no account."""
     try:
         entry = os.lstat(home)
         if home != usual_home(name) or not stat.S_ISDIR(entry.st_mode):

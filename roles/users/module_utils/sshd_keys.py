@@ -1,4 +1,4 @@
-"""Where sshd's configuration says which files of keys it reads; runs on Python 3.8."""
+"""The lines of sshd's configuration that set the files of keys; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import os
 from typing import NamedTuple
 
 CONFIG = "/etc/ssh/sshd_config"
-#: Files that include each other; sshd's own limit (servconf.c).
+#: The deepest nesting of Include that sshd allows (servconf.c).
 DEPTH = 16
 
 
 class Line(NamedTuple):
-    """One AuthorizedKeysFile line, or without a number the position of the role's file."""
+    """One AuthorizedKeysFile line; without a number, the position of the role's file."""
 
     file: str
     number: int
     paths: list[str]
-    #: Whether it applies to some logins only.
+    #: Whether the line applies to some logins only.
     matched: bool
 
     def __str__(self) -> str:
-        """Return the line as people look for it."""
+        """Return the line with its file and number."""
         return "%s:%d: AuthorizedKeysFile %s" % (self.file, self.number, " ".join(self.paths))
 
 
 def keys_lines(file: str, own: str, *, matched: bool = False, depth: int = 0) -> list[Line]:
-    """Return the AuthorizedKeysFile lines in the order in which sshd reads them; it uses the first.
+    """Return the AuthorizedKeysFile lines in the order in which sshd reads them; the first one counts.
 
     Args:
         file: The file to begin with.
-        own: The role's file, whose position is returned whether it exists or not.
+        own: The role's file; its position is returned even if it does not exist.
         matched: Whether the file is included for some logins only.
-        depth: How many files include this one.
+        depth: The nesting depth of this file's Include.
     """
     found = [Line(file, 0, [], matched)] if file == own else []
     try:
@@ -57,7 +57,7 @@ def keys_lines(file: str, own: str, *, matched: bool = False, depth: int = 0) ->
 
 
 def keys_fault(own: str, wanted: str) -> str:
-    """Return why sshd would not use the role's file, and the way out; empty if it would.
+    """Return why sshd would not use the role's file, and the fix; empty if it would.
 
     Args:
         own: The role's file.
@@ -77,12 +77,12 @@ def keys_fault(own: str, wanted: str) -> str:
 
 
 def proof_fault(own: str, wanted: str, listed: list[str]) -> str:
-    """Return why sshd does not find the role's keys, with every line that may be why; empty where it does.
+    """Return why sshd does not find the role's keys, with every line that may be the cause; empty if it does.
 
     Args:
         own: The role's file.
         wanted: What stands for the role's files of keys in a line AuthorizedKeysFile.
-        listed: Where sshd says that it looks.
+        listed: The files in which sshd says it looks for keys.
     """
     if wanted in listed:
         return ""

@@ -1,4 +1,4 @@
-"""Filters that check projects and decide what to ask forges; no side effects, so that their tests are tables."""
+"""Filters that check projects and list the questions to forges; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 Project = dict[str, Any]
 
-#: Forms of a remote that git(1) fetches from without running a helper of the remote's choice (git-clone(1), GIT URLS).
-#: Fewer than `remote_faults` of the role facts takes, whose pattern no other role's filters can import: a project may
-#: follow a branch, which no digest holds as it holds Oh My Zsh, so that http and ftp are left out, and blanks and odd
-#: names with them; and scheme and user are told apart, by which a password is found.
+#: Forms of a remote for which git runs no helper program that the URL chooses (git-clone(1), GIT URLS).
+#: `remote_faults` of the role facts accepts more forms, such as http and ftp: it is for remotes pinned by a digest, and
+#: a project may follow a branch. Scheme and user are separate groups, so that a password can be found.
 URL = re.compile(
     r"(?P<scheme>https|ssh|git)://((?P<user>[^@/\s]+)@)?[^@/\s]+/\S*"
     r"|file:///\S+"
@@ -20,24 +19,24 @@ URL = re.compile(
     r"|(?!(https?|ssh|git|ftps?|file):/)([A-Za-z0-9_][A-Za-z0-9_.-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])"
     r":(?!//|:)\S+"
 )
-#: What git-check-ref-format(1) refuses in names of branches and tags.
+#: Patterns that git-check-ref-format(1) rejects in names of branches and tags.
 BAD_REF = re.compile(r"^[-/]|[\s~^:?*\[\\\0]|\.\.|@\{|/$|\.lock$|//")
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*\])?")
 MODE = re.compile(r"0?[0-7]{3}")
-#: As `path_faults` of the role facts takes it, whose filters no other role's can import.
+#: Equal to the pattern of `path_faults` in the role facts: filters cannot import another role's filters.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 ABSOLUTE = "give a path that starts with /, without spaces or .."
 
 
 def project_path(project: Project, directory: str) -> str:
-    """Return where a project's clone is."""
+    """Return the path of a project's clone."""
     return str(project.get("path") or f"{directory.rstrip('/')}/{project.get('name')}")
 
 
 def url_fault(url: str) -> str:
-    """Return what is wrong with a remote, or the empty string; a password in it is not repeated."""
+    """Return the fault of a remote, or the empty string; the message contains no password."""
     match = URL.fullmatch(url)
     if match is None:
         return "is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
@@ -50,7 +49,7 @@ def url_fault(url: str) -> str:
 
 
 def value_faults(project: Project, path: str) -> list[str]:
-    """Return what is wrong with a project's values one by one."""
+    """Return the faults of a project's single values."""
     faults = []
     if not NAME.fullmatch(str(project.get("name", ""))):
         faults.append("name must consist of letters, digits, ., _ and -")
@@ -65,7 +64,7 @@ def value_faults(project: Project, path: str) -> list[str]:
     if not isinstance(mode, str) or not MODE.fullmatch(mode) or mode[-3] != "7":
         faults.append(f"mode {mode!r} is not an octal string such as '0755' that gives the owner access")
     elif project.get("owner", "root") == "root" and int(mode, 8) & 0o022:
-        # git runs what the configuration of a clone names, and root runs git in it.
+        # git runs programs that the clone's configuration names, and root runs git in this clone.
         faults.append(f"mode {mode!r} lets others write to a project of root, which would make them root; set owner")
     for part in project.get("editable") or []:
         match = EDITABLE.fullmatch(str(part))
@@ -75,7 +74,7 @@ def value_faults(project: Project, path: str) -> list[str]:
 
 
 def workspace_faults(projects: list[Project], directory: str, known: dict[str, list[str]]) -> list[str]:
-    """Given the projects and the accounts and groups that there will be, return every fault with project and key."""
+    """Given the projects and the present and future accounts and groups, return every fault with project and key."""
     faults = []
     paths = [project_path(project, directory) for project in projects]
     names = [project.get("name") for project in projects]
@@ -104,20 +103,20 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
 
 
 def environment_paths(environments: Any) -> dict[str, str]:
-    """Given python_environments, return the path of each by its name; the role python says what else is wrong with it.
+    """Given python_environments, return name -> path; the role python reports other faults of the variable.
 
-    If that role is not part of the play, nobody has checked the value.
+    If the role python is not part of the play, nothing has checked the value.
     """
     entries = [entry for entry in environments if isinstance(entry, dict)] if isinstance(environments, list) else []
     return {str(entry.get("name")): str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in entries}
 
 
 def workspace_environment_faults(projects: list[Project], environment: str, environments: Any) -> list[str]:
-    """Return environments that are neither a name nor a path, and projects to be installed that have none.
+    """Return faults for environments that are neither a name nor a path, and for installed projects without one.
 
     Args:
         projects: The projects.
-        environment: That of projects without one of their own, workspace_environment.
+        environment: workspace_environment, the environment of projects that name none.
         environments: python_environments.
     """
     words = [("workspace_environment: ", environment)]
@@ -152,7 +151,7 @@ def workspace_environment_warnings(
 
     Args:
         projects: The projects.
-        environment: That of projects without one of their own, workspace_environment.
+        environment: workspace_environment, the environment of projects that name none.
         jax_venv: The environment that the role jax makes.
         environments: python_environments, which the role python makes.
     """
@@ -168,7 +167,7 @@ def workspace_environment_warnings(
 
 
 def workspace_only_faults(projects: list[Project], only: str) -> list[str]:
-    """Given all projects and C(workspace_only), return what is wrong with the latter."""
+    """Given all projects and workspace_only, return the faults of workspace_only."""
     if not only:
         return []
     name, ref = named(only)
@@ -184,13 +183,13 @@ def workspace_only_faults(projects: list[Project], only: str) -> list[str]:
 
 
 def named(only: str) -> tuple[str | None, str]:
-    """Given C(workspace_only), return the project, None where it is the only one, and the ref."""
+    """Given workspace_only, return the project and the ref; the project is None if it was not named."""
     name, sign, ref = str(only).partition("@")
     return (name, ref) if sign else (None, name)
 
 
 def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
-    """Given all projects and C(workspace_only), return those to check out, with the refs that apply."""
+    """Given all projects and workspace_only, return the projects to check out, with their refs."""
     if not only:
         return projects
     name, ref = named(only)
@@ -208,8 +207,8 @@ def workspace_everywhere(
 
     Args:
         workers: Their names in the inventory.
-        hostvars: Ansible's own. What a play or the role's defaults set is not among them.
-        own: The projects of the worker that asks, which knows those as well.
+        hostvars: Ansible's hostvars, which lack the variables of plays and the defaults of roles.
+        own: The projects of the current worker, which include those variables and defaults.
     """
     found = {}
     for worker in workers:
@@ -222,13 +221,13 @@ def workspace_everywhere(
 
 
 def workspace_questions(projects: Mapping[str, list[Project]], only: str) -> list[dict[str, Any]]:
-    """Return what each worker should ask forges: C(worker) and its C(questions), each a remote, a ref and an account.
+    """Return the questions of each worker to forges: `worker` and `questions`, each a remote, a ref and an account.
 
-    A question is asked once, by the first worker that has it, since others may have neither the account nor its keys.
+    The first worker that has a question asks it for all: other workers may have neither the account nor its keys.
 
     Args:
         projects: The projects of each worker.
-        only: C(workspace_only).
+        only: workspace_only.
     """
     asked: dict[tuple[str, str], tuple[str, str]] = {}
     for worker, listed in projects.items():
@@ -249,13 +248,13 @@ def workspace_wanted(
     commits: dict[str, str],
     environments: Any,
 ) -> list[Project]:
-    """Return the projects in the form of the module git_workspaces, with the commit that each is to be at.
+    """Return the projects in the form of the module git_workspaces, with the wanted commit of each.
 
     Args:
         projects: The projects.
         directory: workspace_directory.
         environment: workspace_environment.
-        commits: What each remote and ref is at, by both with a blank between them.
+        commits: "REMOTE REF" -> commit.
         environments: python_environments.
     """
     found = []
@@ -274,9 +273,9 @@ def workspace_wanted(
 
 
 def workspace_on_disks(projects: list[Project], disks: Any) -> list[Project]:
-    """Given what `workspace_wanted` returns and disks_mounts, return it with the mount point that each clone is below.
+    """Given the result of `workspace_wanted` and disks_mounts, add the mount point above each clone.
 
-    The role disks says what is wrong with its list.
+    The role disks reports faults of disks_mounts.
     """
     listed = [disk for disk in disks if isinstance(disk, dict)] if isinstance(disks, list) else []
     places = [str(disk.get("path")) for disk in listed if disk.get("state") != "absent"]

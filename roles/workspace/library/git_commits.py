@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that asks forges which commits their branches and tags are; runs on Python 3.8."""
+"""Module that asks forges for the commits of branches and tags; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible.module_utils.programs import at_remote
 
 DOCUMENTATION = r"""
 module: git_commits
-short_description: Ask forges which commits their branches and tags are
+short_description: Ask forges for the commits of branches and tags
 description:
   - Read-only. In check mode a forge that cannot be asked causes only a warning, since the same run may install git,
     create the account or pin the forge's key; an answer counts as usual.

@@ -116,7 +116,7 @@ actions:
 
 Project = Dict[str, Any]
 
-#: The turn at clones.
+#: The name of the lock on clones.
 PROJECTS = "projects"
 
 #: Suffix of the name of a clone that is being removed.
@@ -129,7 +129,7 @@ def is_free(path: str) -> bool:
 
 
 def clear(*leftovers: str) -> None:
-    """Delete what an interrupted run has left."""
+    """Delete the leftovers of an interrupted run."""
     for path in leftovers:
         if os.path.lexists(path):
             shutil.rmtree(path)
@@ -156,18 +156,18 @@ class Workspace:
         self.commit = ""
 
     def clone(self, path: str) -> Clone:
-        """Return the clone in a path, for the owner's process."""
+        """Return the clone at a path, for use in the owner's process."""
         return Clone(path, self.account.pw_name, self.timeout)
 
     def as_owner(self, work: Callable[[], Any]) -> Any:
-        """Run something in a process of the owner."""
+        """Run a function in a process of the owner."""
         os.environ["UV_CACHE_DIR"] = (
             os.path.join(self.account.pw_dir, ".cache/uv") if self.account.pw_uid else self.module.params["cache_dir"]
         )
         return as_person(self.account, work)
 
     def as_keeper(self, work: Callable[[], Any]) -> Any:
-        """Run something as root if only root can write there, otherwise as the owner, who can do no harm with links.
+        """Run a function as root if only root can write there, otherwise as the owner, who gains nothing by links.
 
         Raises:
             PersonFault: The owner is root, and others can write there.
@@ -182,10 +182,10 @@ class Workspace:
         return self.as_owner(work)
 
     def bring(self) -> None:
-        """Check out the project at its commit and install it.
+        """Check out the project at its commit, and install it.
 
         Raises:
-            PersonFault: It cannot be.
+            PersonFault: The checkout or the installation fails.
         """
         url, commit = self.project["url"], self.project["commit"]
         if not commit and not self.check:
@@ -220,10 +220,10 @@ class Workspace:
             self.install()
 
     def must_have_disk(self) -> None:
-        """Refuse a place whose disk is not mounted: what is made there is hidden once it is.
+        """Reject a place whose disk is not mounted: a later mount would hide the clone.
 
         Raises:
-            PersonFault: It is not. Check mode mounts none, so there it may still come.
+            PersonFault: The disk is not mounted. Check mode raises nothing, since it does not mount disks.
         """
         disk = self.project["disk"]
         if disk and not self.check and all(each.target != disk for each in parse_mounts(read("/proc/self/mountinfo"))):
@@ -232,15 +232,15 @@ class Workspace:
             )
 
     def spare_run(self, turn: str, path: str, changed: str) -> None:
-        """Keep runs from starting from now on, and leave what is there to one that is active, unless it may be changed.
+        """Prevent new runs from now on, and reject the change if a run is active, unless during_runs allows it.
 
         Args:
-            turn: The turn that the change is done in.
+            turn: The lock under which the change is made.
             path: The clone, or the environment.
-            changed: What would be done to it: "moved".
+            changed: The change as a participle, for example "moved".
 
         Raises:
-            PersonFault: A run is active, or it is not known whether one is.
+            PersonFault: A run is active, or this cannot be determined.
         """
         tell_change(turn, [path])
         if self.module.params["during_runs"]:
@@ -294,10 +294,10 @@ class Workspace:
             os.close(handle)
 
     def install(self) -> None:
-        """Install what is to be editable, where the environment is not as the project wants it.
+        """Install the project's editable parts, unless the environment already has them.
 
         Raises:
-            PersonFault: There is no environment, or it is somebody else's; or uv refuses.
+            PersonFault: The environment is missing or belongs to another user, or uv fails.
         """
         where, owner = self.environment.path, self.account.pw_name
         try:
@@ -339,7 +339,7 @@ class Workspace:
         """Remove the installation and the clone.
 
         Raises:
-            PersonFault: Something in it exists nowhere else.
+            PersonFault: The clone contains work that exists nowhere else.
         """
         leaving = self.as_keeper(lambda: [path for path in (self.path, self.gone) if os.path.lexists(path)])
         there = self.path in leaving
@@ -363,7 +363,7 @@ class Workspace:
                 self.as_keeper(lambda: self.delete(there=there))
 
     def delete(self, *, there: bool) -> None:
-        """Delete the clone under another name: a partly deleted one would look like one with changed files."""
+        """Rename the clone and delete it: a partly deleted clone would look like one with changed files."""
         clear(self.gone)
         if there:
             os.rename(self.path, self.gone)
@@ -371,7 +371,7 @@ class Workspace:
 
 
 def account_of(project: Project) -> pwd.struct_passwd | None:
-    """Return the owner's account; of a project to be removed the one that its clone belongs to."""
+    """Return the owner's account; for a project to be removed, the account that owns the clone."""
     try:
         for path in (project["path"], project["path"] + GONE):
             if project["state"] == "absent" and os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""Clones of projects, and what exists only in them; runs on Python 3.8 in a process of the owner."""
+"""Clones of projects, and work that exists only in them; runs on Python 3.8 in a process of the owner."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from ansible.module_utils.as_person import PersonFault
 from ansible.module_utils.programs import Git, at_remote
 
-#: What was checked out here, so that a commit that is no longer on a rewritten branch is not taken for somebody's work.
+#: The ref of the last checkout: after its branch is rewritten, this commit must not be taken for somebody's work.
 DEPLOYED = "refs/tpu_ops/deployed"
 
-#: What is being checked out here. An interrupted run leaves it, together with a tree that is a mixture of both commits.
+#: The ref of a checkout in progress. An interrupted run leaves it, with a tree that is a mixture of both commits.
 MOVING = "refs/tpu_ops/moving"
 
 #: Ignored files that programs recreate.
 CACHES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints")
 
-#: Number of file names in a message.
+#: The most file names in a message.
 SHOWN = 10
 
 
 def listed(names: list[str]) -> str:
-    """Return names in one line, the first few of many."""
+    """Return the first few names in one line, with the number of the others."""
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (" and %d more" % rest if rest > 0 else "")
 
@@ -35,14 +35,14 @@ def is_cache(name: str) -> bool:
 
 
 class Local:
-    """What exists only in a clone."""
+    """Commits and files that exist only in a clone."""
 
     def __init__(self, git: Git, *, everything: bool = False) -> None:
         """Ask git.
 
         Args:
             git: git in the clone.
-            everything: Whether to include what another commit does not touch: other branches and ignored files.
+            everything: Whether to include other branches and ignored files, which a checkout does not change.
         """
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"]
         options += ["--ignored", "--ignore-submodules=none"] if everything else []
@@ -63,21 +63,21 @@ def hidden(git: Git) -> list[str]:
 
 
 def unpublished(git: Git, *, everything: bool) -> list[str]:
-    """Return the commits that the remote never had, as lines for people.
+    """Return the commits that the remote never had, one line each for a message.
 
     Args:
         git: git in the clone.
-        everything: Whether branches, tags and what HEAD once was count too, not only what HEAD is.
+        everything: Whether to include branches, tags and earlier commits of HEAD, not only HEAD.
 
     Raises:
-        PersonFault: Only the remote can say whether a tag is its own, and it does not answer.
+        PersonFault: The remote does not answer whether it has a tag.
     """
     heads = (["--branches", "--tags", "--reflog"] if everything else []) + (["HEAD"] if head(git) else [])
     published = ["--not", "--remotes", *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
     if not everything:
         published.append("--tags")
     else:
-        # What the remote's branches were before they were rewritten, and what the role had checked out.
+        # The remote's branches before they were rewritten, and the commits that the role had checked out.
         refs = git("for-each-ref", "--format=%(refname)", "refs/remotes", DEPLOYED).split()
         once = {commit for ref in refs for commit in git("reflog", "show", "--format=%H", ref, "--").split()}
         published += sorted(once)
@@ -91,7 +91,7 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
 
 
 def paths(text: str) -> set[str]:
-    """Return the paths that git printed, each ended by a zero."""
+    """Return the paths that git printed, each ended by NUL."""
     return set(text.split("\0")) - {""}
 
 
@@ -109,7 +109,7 @@ def in_use(directory: str) -> bool:
         except FileNotFoundError:
             continue
         except PermissionError:
-            # It belongs to somebody else, who may have the right to write here.
+            # A process of another user, who may have the right to write here.
             return True
         if os.path.join(place, "").startswith(os.path.join(os.path.realpath(directory), "")):
             return True
@@ -117,7 +117,7 @@ def in_use(directory: str) -> bool:
 
 
 def fetched_submodules(git: Git) -> list[tuple[str, Git]]:
-    """Return the submodules that somebody has fetched into a clone, and theirs, each with its path in the clone."""
+    """Return the submodules that somebody has fetched into a clone, at all levels, each with its path in the clone."""
     found = []
     for entry in sorted(paths(git("ls-files", "--stage", "-z"))):
         what, _, name = entry.partition("\t")
@@ -128,12 +128,12 @@ def fetched_submodules(git: Git) -> list[tuple[str, Git]]:
 
 
 def head(git: Git) -> str:
-    """Return the commit that a clone is at; empty if it is at none."""
+    """Return the commit of a clone's HEAD; empty if there is none."""
     return git("rev-parse", "HEAD").strip() if git.has("rev-parse", "--quiet", "--verify", "HEAD") else ""
 
 
 class Clone:
-    """One clone. Everything raises PersonFault where git refuses it."""
+    """One clone. Every method raises PersonFault if git fails."""
 
     def __init__(self, path: str, owner: str, timeout: int) -> None:
         self.path = path
@@ -142,10 +142,10 @@ class Clone:
         self.git = Git(path, timeout)
 
     def must_be_own(self) -> None:
-        """Refuse anything else that is there.
+        """Reject a path that is not a clone of its owner.
 
         Raises:
-            PersonFault: It is not a clone, or it is somebody else's.
+            PersonFault: The path is not a clone, or belongs to another user.
         """
         if not os.path.exists(os.path.join(self.path, ".git")):
             raise PersonFault("%s is in the way: it is not empty and not a clone; move it elsewhere" % self.path)
@@ -157,7 +157,7 @@ class Clone:
                 )
             if stat.S_ISLNK(found.st_mode):
                 raise PersonFault("%s is a symbolic link; put the directory itself there" % path)
-            # git runs what the configuration of a clone names.
+            # git runs programs that the clone's configuration names.
             if found.st_uid == 0 and found.st_mode & 0o022:
                 raise PersonFault(
                     "others than root can write in %s, and would become root through git; give the project an owner who"
@@ -176,7 +176,7 @@ class Clone:
         if not self.git.has(*present):
             self.git.remote("fetch", "--quiet", "--tags", "--force", "origin")
         if not self.git.has(*present):
-            # The branch has been rewritten since; forges return commits that they still have.
+            # The branch was rewritten since. A forge returns the commit by its id if it still has it.
             self.git.remote("fetch", "--quiet", "origin", commit)
 
     def check_out(self, commit: str) -> None:
@@ -184,18 +184,18 @@ class Clone:
         self.put("--no-overwrite-ignore", commit)
 
     def put(self, how: str, commit: str) -> None:
-        """Check a commit out, and record that it is in progress and that it was done."""
+        """Check a commit out, and record the start and the end of the checkout."""
         self.git("update-ref", MOVING, commit)
         self.git("-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", how, commit)
-        # With its history: all that was ever checked out here came from the remote.
+        # The ref has a reflog, so that every commit that was checked out here is known to come from the remote.
         self.git("-c", "core.logAllRefUpdates=always", "update-ref", DEPLOYED, commit)
         self.git("update-ref", "-d", MOVING)
 
     def cut_short(self, commit: str) -> tuple[set[str], list[str]]:
-        """Return the files that an interrupted checkout has left, and somebody's work in addition to them.
+        """Return the files that an interrupted checkout has left, and the changes that somebody has made since.
 
-        git replaces the files first and the index last. Each file that differs from the old commit is then that of the
-        new one, or its beginning, or missing.
+        git replaces the files first and the index last. So each file that differs from the old commit is the new
+        commit's file, or its beginning, or is missing.
         """
         before, after = self.files("HEAD"), self.files(commit)
         found = self.git.differing("HEAD") | {name for name in after - before if self.is_there(name)}
@@ -213,7 +213,7 @@ class Clone:
         return os.path.lexists(os.path.join(self.path, name))
 
     def begins(self, commit: str, name: str) -> bool:
-        """Return whether a file is only the beginning of a commit's."""
+        """Return whether a file is only the beginning of the commit's file."""
         path = os.path.join(os.path.realpath(self.path), name)
         if os.path.realpath(path) != path or not os.path.isfile(path):
             return False
@@ -226,7 +226,8 @@ class Clone:
         """Finish an interrupted checkout, unless somebody has worked in the clone since.
 
         Returns:
-            Its commit, the files that it left, and somebody's work; all empty if there was none.
+            The commit, the files that the checkout left, and somebody's work; all empty without an interrupted
+            checkout.
         """
         if not self.git.has("rev-parse", "--quiet", "--verify", MOVING) or not head(self.git):
             return "", set(), []
@@ -242,14 +243,14 @@ class Clone:
         return (commit, left, work) if left else ("", set(), [])
 
     def in_the_way(self, commit: str) -> list[str]:
-        """Return the files that git ignores here and a commit has; none where the commit is not here yet."""
+        """Return the files of a commit that git ignores here; none if the commit was not fetched yet."""
         if not self.git.has("cat-file", "-e", commit + "^{commit}"):
             return []
         ignored = paths(self.git("ls-files", "-z", "--others", "--ignored", "--exclude-standard"))
         return sorted(ignored & self.files(commit))
 
     def moves(self, commit: str) -> bool:
-        """Return whether the clone is not at a commit, or not wholly."""
+        """Return whether the clone has to move to reach a commit; an unfinished checkout counts too."""
         self.must_be_own()
         return head(self.git) != commit or self.git.has("rev-parse", "--quiet", "--verify", MOVING)
 
@@ -258,12 +259,11 @@ class Clone:
 
         Args:
             url: The remote.
-            commit: The commit; empty where it is not known.
+            commit: The commit; empty if it is unknown.
             check: Whether to look only.
 
         Returns:
-            C(actions) and C(warnings) as lists, C(kept), which says why the clone stays, and the C(commit) that it is
-            then at.
+            The lists `actions` and `warnings`, `kept` with the reason why the clone stays, and its final `commit`.
         """
         self.must_be_own()
         actions, warnings = [], []
@@ -312,10 +312,10 @@ class Clone:
         return {"actions": actions, "warnings": warnings, "kept": kept, "commit": now}
 
     def must_be_empty_of_work(self) -> None:
-        """Refuse a clone that must not be removed.
+        """Reject a clone that must not be removed.
 
         Raises:
-            PersonFault: Something in it exists nowhere else.
+            PersonFault: The clone contains work that exists nowhere else.
         """
         self.must_be_own()
         everywhere = [("", Local(self.git, everything=True))]

@@ -1,4 +1,4 @@
-"""Editable installations in a virtual environment, seen in its own records; runs on Python 3.8."""
+"""Editable installations in a virtual environment, read from its metadata; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ansible.module_utils.programs import program
 #: uv's report of a package that it would add or remove.
 PLAN = re.compile(r"^ ([+~-]) ([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
 
-#: Where a project declares what it is and needs; an installation older than one of these is repeated.
+#: Files with a project's metadata; if one is newer than the installation, the project is installed again.
 METADATA = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
@@ -37,12 +37,12 @@ class Installed(NamedTuple):
 
 
 def normal(name: str) -> str:
-    """Return a package's name in the one form that all of its spellings share (PEP 503)."""
+    """Return a package's name in its normalized form (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed(environment: str) -> list[Installed]:
-    """Return what an environment holds (the records are those of PEP 376 and PEP 610)."""
+    """Return the packages in an environment, from the records of PEP 376 and PEP 610."""
     found = []
     pattern = os.path.join(glob.escape(environment), "lib", "python3*", "site-packages", "*.dist-info")
     for record in sorted(glob.glob(pattern)):
@@ -72,7 +72,7 @@ def stale(package: Installed) -> bool:
 
 
 def written(directory: str, name: str, lines: list[str]) -> str:
-    """Write a file of lines and return its path."""
+    """Write lines to a file and return its path."""
     path = os.path.join(directory, name)
     with open(path, "w", encoding="utf-8") as stream:
         stream.writelines(line + "\n" for line in lines)
@@ -80,17 +80,17 @@ def written(directory: str, name: str, lines: list[str]) -> str:
 
 
 class Environment:
-    """A virtual environment, and uv to work on it."""
+    """A virtual environment that is changed with uv."""
 
     def __init__(self, path: str, uv: str, pinned: list[str], timeout: int, later: list[str] | None = None) -> None:
-        """Take an environment.
+        """Describe an environment.
 
         Args:
             path: The environment.
             uv: The program uv.
-            pinned: Packages that stay at the version that they have.
+            pinned: Packages whose version must not change.
             timeout: Seconds that uv may take.
-            later: Clones of projects that are brought up to date later, so that what they need now does not count.
+            later: Clones that this run updates later; their present requirements do not count.
         """
         self.path = path
         self.uv = uv
@@ -99,18 +99,18 @@ class Environment:
         self.later = later or []
 
     def install(self, projects: list[str], constraints: list[str], *, dry: bool) -> list[str]:
-        """Install projects editable, together with what the environment lists and what its other projects need.
+        """Install projects editable, together with the environment's list and the requirements of its other projects.
 
         Args:
-            projects: Directories, perhaps with extras.
+            projects: Directories, optionally with extras.
             constraints: Files of constraints.
-            dry: Whether to ask only.
+            dry: Whether to change nothing.
 
         Returns:
-            What changes, or would change, except the projects themselves.
+            The changes, made or planned, except those of the projects themselves.
 
         Raises:
-            PersonFault: uv fails, for instance because no set of packages meets all of it. Nothing was changed then.
+            PersonFault: uv fails, for example because the requirements conflict. Nothing was changed then.
         """
         others = self.others(projects)
         try:
@@ -120,24 +120,24 @@ class Environment:
             if not blamed:
                 raise
             raise PersonFault(
-                "nothing was changed in %s: what the project needs does not go with %s; change one of them: %s"
+                "nothing was changed in %s: the project's requirements conflict with %s; change one of them: %s"
                 % (self.path, blamed, exc)
             ) from exc
         return self.plan(report)
 
     def plan(self, report: str) -> list[str]:
-        """Given what uv reports, return what changes except editable projects, which it always installs again."""
+        """Given uv's report, return the changes without editable projects, which uv always installs again."""
         own = {package.name for package in installed(self.path) if package.directory}
         return ["%s %s%s" % match for match in PLAN.findall(report) if normal(match[1]) not in own]
 
     def others(self, projects: list[str]) -> list[Project]:
-        """Return the other projects in the environment that need something."""
+        """Return the other projects in the environment that have requirements."""
         own = [project.partition("[")[0] for project in projects]
         found = [each for each in editable_projects(self.path) if each.directory not in own and each.needs]
         return [each for each in found if not below(each.directory, self.later)]
 
     def blamed(self, projects: list[str], constraints: list[str], others: list[Project]) -> str:
-        """Return what keeps projects from being installed that could be installed without it; empty for nothing."""
+        """Return the requirements without which the projects could be installed; empty if there are none."""
         needs = "what %s needs" % " and ".join(map(str, others))
         lists = "what %s lists" % read_listed(self.path).source
         none: list[Project] = []
@@ -156,10 +156,10 @@ class Environment:
     def run(
         self, projects: list[str], constraints: list[str], others: list[Project], *, with_list: bool, dry: bool
     ) -> str:
-        """Have uv install projects, and return what it reports.
+        """Install projects with uv, and return its report.
 
         Raises:
-            PersonFault: It fails.
+            PersonFault: uv fails.
         """
         listed = read_listed(self.path)
         needs = [line for project in others for line in project.needs]
@@ -180,7 +180,7 @@ class Environment:
         return report
 
     def missing(self, projects: list[str], constraints: list[str]) -> list[str]:
-        """Return what an installation would do; nothing if the environment is as the projects want it.
+        """Return the changes that an installation would make; empty if the environment meets all requirements.
 
         Raises:
             PersonFault: uv fails.
@@ -190,13 +190,14 @@ class Environment:
         absent = [path for path in directories if path not in found or stale(found[path])]
         if absent:
             return ["+ %s" % path for path in absent]
-        # Most often they lack nothing; it takes uv longer to look at all that the environment lists.
+        # Usually nothing is missing, and a check of the projects alone is faster than one of the environment's whole
+        # list.
         if not self.plan(self.run(projects, constraints, [], with_list=False, dry=True)):
             return []
         return self.install(projects, constraints, dry=True)
 
     def below(self, directory: str) -> list[str]:
-        """Return the names of what is installed editable from a directory or below it."""
+        """Return the names of packages that are installed editable from a directory or below it."""
         found = installed(self.path)
         return [each.name for each in found if (each.directory + "/").startswith(directory + "/")]
 

@@ -24,10 +24,10 @@ ENVIRONMENT = {
 }
 
 
-#: What git says if a server accepts no more connections at the moment. If many workers connect at once, sshd rejects
-#: some connections before it knows whose they are (MaxStartups in sshd_config(5)); over https these codes are used.
+#: git's messages when a server accepts no more connections at the moment. If many workers connect at once, sshd rejects
+#: some of them before authentication (MaxStartups in sshd_config(5)); https servers return these codes.
 TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identification|returned error: (429|503)")
-#: Seconds during which such a server is retried, and the longest pause between two attempts.
+#: Seconds during which a busy server is retried, and the longest pause between two attempts.
 PATIENCE, PAUSE = 60.0, 5.0
 
 
@@ -37,11 +37,11 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
     Args:
         command: The program and its arguments.
         timeout: Seconds that it may take.
-        errors_too: Whether what it wrote to stderr is part of the answer.
-        output: The file that gets its output, byte by byte; the answer is then empty.
+        errors_too: Whether to include stderr in the result.
+        output: A file that gets the output as bytes; the result is then empty.
 
     Raises:
-        PersonFault: It is missing, fails, or takes longer; with its last words.
+        PersonFault: The program is missing, fails or takes too long; the message ends with its last output.
     """
     shown = " ".join(command[:1] + [word for word in command[1:] if not word.startswith("-")][:4])
     try:
@@ -69,14 +69,14 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
 
 
 def at_remote(command: list[str], timeout: int) -> str:
-    """Run a command that contacts a remote and return what it printed; a server that rejects it is retried.
+    """Run a command that contacts a remote, and return what it printed; retry while the server is busy.
 
     Args:
         command: The program and its arguments.
         timeout: Seconds that it may take each time.
 
     Raises:
-        PersonFault: As `program`.
+        PersonFault: See `program`.
     """
     until = time.monotonic() + PATIENCE
     while True:
@@ -86,7 +86,7 @@ def at_remote(command: list[str], timeout: int) -> str:
         except PersonFault as exc:
             if not TURNED_AWAY.search(str(exc)) or time.monotonic() + pause > until:
                 raise
-        time.sleep(pause)  # at random: workers that were turned away together do not come back together
+        time.sleep(pause)  # a random pause, so that workers that were rejected together do not retry together
 
 
 class Git:
@@ -100,7 +100,7 @@ class Git:
         """Run git and return what it printed.
 
         Raises:
-            PersonFault: It fails.
+            PersonFault: git fails.
         """
         return program(["git", "-C", self.path, *arguments], self.timeout)
 
@@ -108,15 +108,15 @@ class Git:
         """Do the same for a command that contacts a remote, see `at_remote`.
 
         Raises:
-            PersonFault: It fails.
+            PersonFault: git fails.
         """
         return at_remote(["git", "-C", self.path, *arguments], self.timeout)
 
     def content(self, commit: str, name: str) -> bytes:
-        """Return a commit's file as it is in a working tree, with what its attributes make of it.
+        """Return a commit's file as git would write it into a working tree, after the filters of gitattributes.
 
         Raises:
-            PersonFault: It fails.
+            PersonFault: git fails.
         """
         command = ["git", "-C", self.path, "cat-file", "--filters", "%s:%s" % (commit, name)]
         with tempfile.TemporaryFile() as stream:
@@ -125,12 +125,12 @@ class Git:
             return stream.read()
 
     def differing(self, commit: str) -> set[str]:
-        """Return the paths of a commit's files that the working tree does not have as they are in the commit.
+        """Return the paths of a commit's files that are missing or different in the working tree.
 
-        An index of its own is compared, so that files whose changes git was told to ignore count too.
+        A temporary index is used, so that files whose changes git was told to ignore count too.
 
         Raises:
-            PersonFault: It fails.
+            PersonFault: git fails.
         """
         with tempfile.TemporaryDirectory() as directory:
             git = ["env", "GIT_INDEX_FILE=%s" % os.path.join(directory, "index"), "git", "-C", self.path]
@@ -148,10 +148,10 @@ class Git:
 
 
 def keep_safe(paths: list[str], gone: list[str], system: str, timeout: int, *, check: bool) -> list[str]:
-    """Have git trust clones of root, whoever uses it, and forget those that are gone; return what was done.
+    """Make git trust root's clones for every user, and remove deleted clones from that list; return what was done.
 
-    git uses no clone of others unless told to (git-config(1), safe.directory). Only clones of root are named, since the
-    owner of a clone decides which programs git runs in it.
+    git refuses another user's clone unless safe.directory names it (git-config(1)). Only root's clones are named, since
+    the owner of a clone decides which programs git runs in it.
     """
     try:
         known = program(["git", "config", "--file", system, "--get-all", "safe.directory"], timeout).splitlines()
