@@ -224,7 +224,7 @@ def test_workers_behind_a_silent_jump_of_the_persons_own_are_given_up_together_t
 def test_a_connection_to_the_jump_that_is_open_says_more_than_its_port(monkeypatch, tmp_path):
     """The person may have opened it in a way that a plain connection does not go."""
     codes = iter([0])
-    monkeypatch.setattr(jump_host, "_run", lambda _: SimpleNamespace(returncode=next(codes)))
+    monkeypatch.setattr(jump_host, "answer", lambda _: SimpleNamespace(returncode=next(codes)))
     assert jump_host.place_of(tmp_path / "jump_config", (), "bastion") == ("", 0)
 
 

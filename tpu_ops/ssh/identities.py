@@ -14,9 +14,9 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.known_hosts import valid_key
+from tpu_ops.ssh.processes import answer
 
-#: Seconds for ssh-keygen to read a key (its file may be on a slow file system), for ssh to read its configuration, and
-#: for an agent to accept a connection.
+#: Seconds for an agent to accept a connection.
 _LIMIT = 5.0
 #: Beginning of a public key. A public key in place of a private one names a key that an agent holds.
 _PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ ")
@@ -30,16 +30,7 @@ def named(config: Path) -> tuple[tuple[str, str], ...]:
     # The first option removes ssh's default keys from the output; the second makes ssh ignore misspelt options.
     *words, host = openssh.effective(config, "any")
     try:
-        done = subprocess.run(
-            [*words, "-o", "IdentityFile=none", "-o", "IgnoreUnknown=*", host],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT,
-            check=False,
-            env=openssh.environment(),
-        )
+        done = answer([*words, "-o", "IdentityFile=none", "-o", "IgnoreUnknown=*", host])
     except (OSError, subprocess.TimeoutExpired):
         return ()
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
@@ -99,15 +90,7 @@ def _why(key: Path) -> str:
     with key.open("rb") as file:
         if _PUBLIC.match(file.read(64)):
             return ""
-    done = subprocess.run(
-        ["ssh-keygen", "-y", "-P", "", "-f", key],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT,
-        check=False,
-    )
+    done = answer(["ssh-keygen", "-y", "-P", "", "-f", str(key)])
     found = re.search(r"^Load key .*: (.+)$", done.stderr, re.MULTILINE) if done.returncode else None
     return found[1].strip() if found else ""
 

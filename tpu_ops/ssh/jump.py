@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_ops.ssh import openssh
-
-#: Seconds for ssh to print its effective configuration, or to ask an open master.
-_LIMIT = 5.0
+from tpu_ops.ssh.processes import answer
 
 
 def place_of(jump_config: Path, options: Sequence[str], name: str) -> tuple[str, int]:
@@ -26,25 +24,12 @@ def place_of(jump_config: Path, options: Sequence[str], name: str) -> tuple[str,
     *check, host = openssh.control(jump_config, name, "check")
     *effective, _ = openssh.effective(jump_config, name)
     try:
-        if _run([*check, *options, host]).returncode == 0:
+        if answer([*check, *options, host]).returncode == 0:
             return unknown
-        done = _run([*effective, *options, host])
+        done = answer([*effective, *options, host])
     except (OSError, subprocess.TimeoutExpired):
         return unknown
     found = dict(line.split(" ", 1) for line in done.stdout.lower().splitlines() if " " in line)
     proxied = any(found.get(key, "none") != "none" for key in ("proxycommand", "proxyjump"))
     port = found.get("port", "")
     return unknown if done.returncode or proxied or not port.isdecimal() else (found.get("hostname", ""), int(port))
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT,
-        check=False,
-        env=openssh.environment(),
-    )

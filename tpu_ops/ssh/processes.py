@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -183,3 +184,22 @@ async def end(process: asyncio.subprocess.Process) -> None:
         transport.close()
     if cancelled:
         raise cancelled
+
+
+def answer(command: Sequence[str], limit: float = CONTROL_LIMIT) -> subprocess.CompletedProcess[str]:
+    """Run a short command of OpenSSH without input, such as `ssh -G` or `ssh-keygen`, and return what it printed.
+
+    Raises:
+        OSError: OpenSSH is not installed.
+        subprocess.TimeoutExpired: The command took longer than `limit` seconds.
+    """
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit,
+        check=False,
+        env=openssh.environment(),
+    )
