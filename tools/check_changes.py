@@ -1,14 +1,17 @@
-"""Compares what check mode said of Molecule's scenarios with what converge then changed.
+"""Compare what check mode announced in Molecule's scenarios with what converge then changed.
 
     tools/check_changes.py CHANGES_FILE
 
-Reads what the callback changes_file wrote. Check mode must name every task that the next converge changes, with the
-paths that it changes, and no other; after side effects also with every other detail that the task names: each thing
-that was broken. What a task makes of a worker that it finds bare follows from tasks before it, whose work check mode
-does not do. Exceptions stand in .config/molecule/exceptions.yml, for the runs before side effects (workers: prepared)
-or after them (workers: broken). A run without skips changes nothing, and skips no task that converge has changed
-something by; exceptions stand in .config/molecule/looked_at.yml. Each has its reason, and is named when it is not
-needed any more. No scenario goes without a run in check mode, and no scenario of a role without one that skips nothing.
+It reads the file of the callback changes_file. Check mode must announce every task that the next converge changes, with
+the changed paths, and no other task. After side effects, all other details of a task must agree as well, since each of
+them names a thing that was broken. On a bare worker, details depend on earlier tasks, which check mode does not carry
+out.
+
+Exceptions are in .config/molecule/exceptions.yml, for the runs before side effects (workers: prepared) or after them
+(workers: broken). A run without skips must not change anything, or skip a task that has changed something in converge;
+exceptions are in .config/molecule/looked_at.yml. Each exception has its reason, and is reported when it is no longer
+needed. Every scenario needs a run in check mode, and each
+scenario of a role also one that skips nothing.
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -29,12 +32,12 @@ LOOKED_AT = ROOT / ".config" / "molecule" / "looked_at.yml"
 ALL_ROLES = "site"
 Record = dict[str, Any]
 Change = tuple[str, str, tuple[str, ...]]
-#: Scenario and task; of check mode also the workers: prepared or broken.
+#: Scenario and task; for check mode also the workers: prepared or broken.
 Exemption = tuple[str, ...]
 
 
 def changes(record: Record, *, detailed: bool) -> set[Change]:
-    """Return what a run changed, as (task, host, paths), and where that is wanted with details beside the paths."""
+    """Return the changes of a run as (task, host, paths); with ``detailed``, the details follow the paths."""
     return {
         (task, host, tuple([*paths, *details] if detailed else paths))
         for task, host, paths, details in record["changed"]
@@ -42,13 +45,13 @@ def changes(record: Record, *, detailed: bool) -> set[Change]:
 
 
 def words(change: Change) -> str:
-    """Return a change for people."""
+    """Return a change as text for users."""
     task, host, named = change
     return f"{task} on {host}" + (f" ({', '.join(named)})" if named else "")
 
 
 def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str], set[Exemption]]:
-    """Given all runs in order, return where check mode and converge differ, and which exceptions were not needed."""
+    """Compare check mode with converge in all runs; return the differences, and the exceptions that were not needed."""
     found: list[str] = []
     needed: set[Exemption] = set()
     said: dict[str, Record] = {}
@@ -81,9 +84,9 @@ def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str]
 
 
 def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[list[str], set[Exemption]]:
-    """Given all runs in order, return what runs without skips change or skip, and which exceptions were not needed.
+    """Return what runs without skips changed or skipped, and the exceptions that were not needed.
 
-    What a task did before depends on what the worker was: where it has changed nothing, its exception is not judged.
+    Whether a task changes something depends on the worker. If it has not, its exception is not checked.
     """
     found: list[str] = []
     judged: set[Exemption] = set()
@@ -93,7 +96,7 @@ def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[lis
     for record in records:
         scenario = record["scenario"]
         if record["playbook"] == "converge.yml" and not record["check"]:
-            # Handlers run by what is changed, and without skips nothing is.
+            # Changed tasks notify handlers, and in a run without skips no task changes anything.
             changed = {(task, host) for task, host, *_ in record["changed"] if task not in record["handlers"]}
             done.setdefault(scenario, set()).update(changed)
         if record["playbook"] != "without_skips.yml":
@@ -118,7 +121,7 @@ def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[lis
 
 
 def main(path: str) -> int:
-    """Compare and print what differs."""
+    """Compare the runs and print the differences."""
     records = [json.loads(line) for line in Path(path).read_text().splitlines()]
     found: list[str] = []
     for file, compare, keys in (

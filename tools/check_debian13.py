@@ -1,10 +1,10 @@
-"""Runs the fast tests with Debian 13's Python 3.13, in a container of the lab's image of that release.
+"""Run the fast tests with Debian 13's Python 3.13, in a container of the lab's image of that release.
 
-What the tests find depends on the Python, and on the ansible-core that the lock has for it; style and types do not.
-The container copies this clone and sets itself up as any machine does (`make env`). Its environment stays in the cache
-that the lab's workers share, one for each lock, so that a later run has it.
+The results depend on Python, and on the ansible-core that the lock has for it; style and types do not. The container
+copies this clone and is set up with `make env`. Its environment is kept in the cache of the lab's
+workers, one for each lock, for later runs.
 
-Exit codes: 0 the tests passed, or there is no image of Debian 13 here; 1 a test failed; 2 no container engine answers.
+Exit codes: 0 the tests passed, or Debian 13 is not available; 1 a test failed; 2 no container engine answers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tpu_ops.lab.image.bootstrap import BUILD_TIMEOUT, LABEL
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = "lab-debian13"
-#: Programs that the tests call and a worker does not have from its first boot.
+#: Programs that the tests need and that a worker does not have at its first boot.
 PACKAGES = ("e2fsprogs", "git", "make")
-#: Where this machine reaches the package index, if not at the usual address.
+#: Environment variables for a package index or proxy other than the default.
 INDEX = re.compile(r"(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL)|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
-#: The clone's copy has an environment of its own, so that neither of the two Pythons finds the other's files.
+#: The copy of the clone has its own .venv/, so that the two Pythons do not share files.
 SCRIPT = f"""
 rsync --archive --no-owner --no-group --exclude-from=/clone/.gitignore /clone/ /root/clone/
 cd /root/clone
@@ -44,18 +44,18 @@ exec make --no-print-directory TEST_PROCESSES=2 check-tests
 
 
 def index_settings(environ: Mapping[str, str]) -> list[str]:
-    """Return this machine's settings of the package index, as lines for the engine's --env-file."""
+    """Return this machine's settings for the package index as lines for the engine's --env-file."""
     return [f"{name}={value}" for name, value in sorted(environ.items()) if INDEX.fullmatch(name)]
 
 
 def image(engine: Engine) -> str:
-    """Return the tag of the image that the tests run in, built unless it is there.
+    """Return the tag of the image for the tests; build it if it does not exist.
 
     Raises:
-        OpsError: There is no image of Debian 13 here, or it could not be built.
+        OpsError: Debian 13 is not available, or the image could not be built.
     """
     worker = asyncio.run(build.ensure(engine, RUNTIME, say)).tag
-    # An image that lacks one of the packages has another tag.
+    # The packages are part of the tag.
     tag = f"tpu-lab-check:{'-'.join((worker.partition(':')[2], *PACKAGES))}"
     if engine.call("image", "inspect", tag, check=False).code:
         say(f"building the image {tag}")
@@ -68,7 +68,7 @@ def image(engine: Engine) -> str:
 
 
 def arguments(tag: str, settings: Path) -> list[str]:
-    """Return the engine's arguments that run the tests in an image, with the package index of a file."""
+    """Return the engine's arguments that run the tests in an image, with the settings of a file."""
     cache = [f"UV_CACHE_DIR={CACHE_MOUNT}/uv", f"PIP_CACHE_DIR={CACHE_MOUNT}/pip", "UV_LINK_MODE=copy"]
     args = ["run", "--rm", "--init", "--env-file", str(settings)]
     args += [part for setting in ("LANG=C.UTF-8", *cache) for part in ("--env", setting)]
@@ -79,13 +79,13 @@ def arguments(tag: str, settings: Path) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Show a line of progress."""
+    """Print a line of progress."""
     print(f"debian13: {text}", file=sys.stderr, flush=True)
 
 
 def without_image(failure: OpsError) -> int:
-    """Show why there is no image or engine, and return the exit code for it."""
-    # The one failure that leaves these tests out; docs/unproved.md has a row for it.
+    """Print why there is no image or engine; return the exit code."""
+    # Only this failure leaves the tests out; docs/unproved.md has a row for it.
     if "this machine's own archive has no" in failure.what:
         say(f"left out: {failure.what}")
         return 0
@@ -94,7 +94,7 @@ def without_image(failure: OpsError) -> int:
 
 
 def main() -> int:
-    """Run the tests and return their exit code."""
+    """Run the tests; return the exit code."""
     try:
         engine = find()
         tag = image(engine)

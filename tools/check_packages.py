@@ -1,4 +1,4 @@
-"""Checks that the rooms of tpu_ops import only what docs/architecture.md allows them to."""
+"""Check that the packages of tpu_ops import only what docs/architecture.md allows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tpu_ops"
 
-#: Every room may import these, as modules of the standard library; of the two, the launcher imports the protocol alone.
+#: Every package may import these, but the launcher only the protocol.
 LOWEST = {"errors", "protocol"}
-#: Room -> what of tpu_ops it may import besides.
+#: Package or module -> further parts of tpu_ops that it may import.
 ALLOWED: dict[str, set[str]] = {
     "protocol": {"protocol"},
     "host": {"host", "protocol"},
@@ -43,9 +43,9 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "texts": set(),
 }
-#: Only the lab's own command may use the lab.
+#: The only module of the command line that may use the lab.
 LAB_USERS = {"cli/lab.py"}
-#: Where the word would betray a test for the lab.
+#: Places that must not mention the lab: a mention could be a special case for it.
 LAB_BLIND = (
     "tpu_ops/cloud",
     "tpu_ops/fleet",
@@ -68,7 +68,7 @@ LAB_WORD = re.compile(
 
 
 def imports_of(path: Path) -> set[str]:
-    """Return the dotted names below tpu_ops that a module imports, relative imports included."""
+    """Return the dotted names below tpu_ops that a module imports, including relative imports."""
     found: set[str] = set()
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for statement in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -82,13 +82,13 @@ def imports_of(path: Path) -> set[str]:
 
 
 def room_of(path: Path) -> str:
-    """Return the room that a module stands in; for a module at the top of the package its own name."""
+    """Return the package of a module; for a module at the top of tpu_ops, its own name."""
     first = path.relative_to(ROOT / PACKAGE).parts[0]
     return first.removesuffix(".py")
 
 
 def faults() -> list[str]:
-    """Return one line for each import and each word that is out of place."""
+    """Return one line for each forbidden import and each mention of the lab."""
     found = []
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         room, shown = room_of(path), path.relative_to(ROOT / PACKAGE).as_posix()

@@ -1,9 +1,9 @@
-"""Keeps the roles honest: argument_specs equal to defaults/, READMEs and docs/roles.md generated from argument_specs.
+"""Check the roles: argument_specs equal defaults/; READMEs and docs/roles.md are generated from argument_specs.
 
-Also the five steps that all roles go in (docs/architecture.md), and that nobody meets apt's lock unprepared.
+Also check the five steps of all roles (docs/architecture.md), and that tasks wait for apt's lock.
 
     tools/check_roles.py           fails if a role's files disagree
-    tools/check_roles.py --write   writes the READMEs, docs/roles.md and what the role facts reads for the others
+    tools/check_roles.py --write   writes the READMEs, docs/roles.md and the lists of the role facts
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -22,12 +22,12 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 Spec = dict[str, Any]
 
-#: The role that reads a worker's state for all others: their step "read".
+#: The role that reads a worker's state for all others: the step "read" of each.
 FACTS = "facts"
 
-#: The steps after it, in the order of a role's tasks.
+#: The further steps, in the order of a role's tasks.
 STEPS = ("check", "install", "apply", "prove")
-#: Module, or file that is imported -> step; with every other module a task applies. A report goes with any step.
+#: Module, or imported file -> step; all other modules are step "apply". A debug task can be in any step.
 MODULE_STEPS = {
     "validate.yml": "check",
     "ansible.builtin.assert": "check",
@@ -38,15 +38,15 @@ MODULE_STEPS = {
     "ansible.builtin.fail": "prove",
     "ansible.builtin.debug": None,
 }
-#: What the role facts reads for all others: its variables without their prefix.
+#: The lists of the role facts, as variables without their prefix.
 READS = ("files", "programs", "settings", "signing_keys", "units")
-#: What else it knows of them: private variables of facts.
+#: Private variables of facts that are made from what the roles say.
 KNOWN = ("brought_groups", "mentions", "packages", "paths")
-#: Where a role says what facts has to read for it, what it brings, and what its tasks do not tell of its steps.
+#: File of a role with the entries for these lists, what the role brings, and steps that its tasks do not show.
 ABOUT = "meta/tpu_ops.yml"
-#: Where tasks are.
+#: The files with tasks.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
-#: Variables with a value that somebody looked up.
+#: Endings of variables whose default has a source that the description must name.
 LOOKED_UP = ("_commit", "_fingerprint", "_version")
 
 
@@ -59,12 +59,12 @@ class Indented(yaml.SafeDumper):
 
 
 def load(path: Path) -> Any:
-    """Return a YAML file's content; None where there is no such file."""
+    """Return the content of a YAML file; None if there is no such file."""
     return yaml.safe_load(path.read_text()) if path.is_file() else None
 
 
 def option_faults(name: str, option: Spec) -> list[str]:
-    """Given a variable and its specification, return what the specification lacks, options of options included."""
+    """Return what the specification of a variable lacks, including suboptions."""
     faults = [f"{name} has no {key}" for key in ("type", "description") if key not in option]
     if ("default" in option) == bool(option.get("required")):
         faults.append(f"{name} needs either a default or required: true")
@@ -78,7 +78,7 @@ def option_faults(name: str, option: Spec) -> list[str]:
 
 
 def role_faults(role: str, spec: Spec, defaults: Spec) -> list[str]:
-    """Given a role's main entry point and its defaults, return every disagreement."""
+    """Return the differences between a role's main entry point and its defaults."""
     options = spec.get("options", {})
     faults = [] if spec.get("short_description") else ["the entry point has no short_description"]
     for name, option in options.items():
@@ -99,14 +99,14 @@ def role_faults(role: str, spec: Spec, defaults: Spec) -> list[str]:
 
 
 def each_task(tasks: list[Spec]) -> Iterator[Spec]:
-    """Return the tasks of a file, those in blocks included."""
+    """Yield the tasks of a file, including those in blocks."""
     for task in tasks:
         inner = [each for part in ("block", "rescue", "always") for each in task.get(part, [])]
         yield from each_task(inner) if inner else [task]
 
 
 def task_step(about: Spec, task: Spec) -> str | None:
-    """Given what a role says of itself, return the step that a task is part of; None if it may be part of any."""
+    """Return the step of a task; None if it may be in any step."""
     imported = str(task.get("ansible.builtin.import_tasks", ""))
     found = [MODULE_STEPS[key] for key in (imported, *task) if key in MODULE_STEPS]
     default = found[0] if found else "apply"
@@ -114,28 +114,30 @@ def task_step(about: Spec, task: Spec) -> str | None:
 
 
 def step_faults(about: Spec, tasks: list[Spec]) -> list[str]:
-    """Return the tasks of a role that stand after a later step, and steps that are missing for no reason.
+    """Return the tasks of a role that come after a later step, and steps that are missing without a reason.
 
     Args:
-        about: What the role says of itself: `steps` of tasks by name, and reasons for `omitted` ones.
+        about: The role's file ABOUT: `steps` of tasks by name, and reasons for `omitted` steps.
         tasks: Its tasks.
     """
     faults, last = [], 0
     steps = [(task["name"], step) for task in each_task(tasks) if (step := task_step(about, task))]
     for name, step in steps:
         if STEPS.index(step) < last:
-            faults.append(f"'{name}' is of the step {step} and stands after one of {STEPS[last]}")
+            faults.append(f"'{name}' belongs to the step {step}, but comes after a task of {STEPS[last]}")
         last = max(last, STEPS.index(step))
     there, stated = {step for _, step in steps}, about.get("omitted", {}).keys()
     missing = [step for step in STEPS if step not in there | stated]
     faults += [f"no task of the step {step}, and {ABOUT} gives no reason" for step in missing]
-    faults += [f"{ABOUT} says that there is no step {step}, and there is" for step in STEPS if step in there & stated]
+    faults += [
+        f"{ABOUT} says that there is no step {step}, but there is one" for step in STEPS if step in there & stated
+    ]
     unknown = about.get("steps", {}).keys() - {name for name, _ in steps}
-    return faults + [f"{ABOUT} has '{name}', and no task is called so" for name in sorted(unknown)]
+    return faults + [f"{ABOUT} names the task '{name}', which does not exist" for name in sorted(unknown)]
 
 
 def apt_faults(tasks: list[Spec]) -> list[str]:
-    """Return the tasks that fail at once where something else holds apt's lock, as a first boot does for minutes."""
+    """Return the tasks that fail at once if another process holds apt's lock, as a first boot does for minutes."""
     faults = []
     for task in each_task(tasks):
         if {"apt", "package", "ansible.builtin.package"} & task.keys():
@@ -146,7 +148,7 @@ def apt_faults(tasks: list[Spec]) -> list[str]:
 
 
 def check_apt(root: Path) -> list[str]:
-    """Check all tasks of roles and playbooks; return every fault with its file."""
+    """Check all tasks of roles and playbooks; return all faults with their files."""
     faults = []
     for path in sorted(each for place in TASK_FILES for each in root.glob(place)):
         content = load(path) or []
@@ -158,7 +160,7 @@ def check_apt(root: Path) -> list[str]:
 
 
 def code(text: str) -> str:
-    """Return text as Markdown code that stands in a cell of a table."""
+    """Return text as Markdown code for a table cell."""
     return f"`{text}`".replace("|", "\\|")
 
 
@@ -168,12 +170,12 @@ def prose(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a default for people: YAML in one line."""
+    """Return a default value as one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
 
 
 def rows(options: Spec, prefix: str = "") -> list[str]:
-    """Return a table's rows for options; options of options follow their parent."""
+    """Return the table rows of options; suboptions follow their parent."""
     lines = []
     for name, option in options.items():
         kind = f"list of {option['elements']}" if option["type"] == "list" else option["type"]
@@ -196,7 +198,7 @@ def readme(role: str, spec: Spec) -> str:
 
 
 def check(folder: Path, *, write: bool) -> list[str]:
-    """Check one role, and write its README where asked; return every fault with its file."""
+    """Check one role, and with ``write`` write its README; return all faults with their files."""
     role = folder.name
     specs = load(folder / "meta" / "argument_specs.yml")
     if not isinstance(specs, dict) or "main" not in specs.get("argument_specs", {}):
@@ -219,7 +221,7 @@ def check(folder: Path, *, write: bool) -> list[str]:
 
 
 def merged(reads: list[Spec]) -> Spec:
-    """Given what each role has facts read, return all of it as defaults of facts, sorted."""
+    """Return the defaults of the role facts, sorted, from the entries of all roles."""
     found: Spec = {}
     for key in READS:
         values = [each[key] for each in reads if key in each]
@@ -245,13 +247,13 @@ def known(about: dict[str, Spec]) -> Spec:
 
 
 def with_value(text: str, key: str, indent: int, value: Any) -> str:
-    """Given the text of a YAML file, return it with another value of a key.
+    """Replace the value of a key in the text of a YAML file.
 
     Args:
         text: The text.
-        key: A pattern from the beginning of a line to the key.
+        key: A regular expression from the beginning of the line to the key.
         indent: Number of spaces before the key.
-        value: A list or a mapping that is not empty.
+        value: A non-empty list or mapping.
     """
     lines = yaml.dump(value, Dumper=Indented, width=10_000).splitlines()
     block = "".join(f"{' ' * (indent + 2)}{line}\n" for line in lines)
@@ -260,7 +262,7 @@ def with_value(text: str, key: str, indent: int, value: Any) -> str:
 
 
 def check_reads(folders: list[Path], *, write: bool) -> list[str]:
-    """Check what the role facts reads for the other roles, and write it if asked; return every fault."""
+    """Check the lists of the role facts, and with ``write`` write them; return all faults."""
     about = {folder.name: load(folder / ABOUT) or {} for folder in folders}
     reads = merged([each.get("reads", {}) for each in about.values()])
     faults = []
@@ -281,7 +283,7 @@ def check_reads(folders: list[Path], *, write: bool) -> list[str]:
 
 
 def order(plays: list[Spec]) -> list[str]:
-    """Given the plays of playbooks/site.yml, return the roles that they run, in order."""
+    """Return the roles in the plays of playbooks/site.yml, in order."""
     found = []
     for play in plays:
         found += play.get("roles", [])
@@ -293,7 +295,7 @@ def order(plays: list[Spec]) -> list[str]:
 
 
 def overview(roles: dict[str, Spec], names: list[str], scenarios: set[str]) -> str:
-    """Given the roles' specifications, their order and the scenarios of Molecule, return the text of docs/roles.md."""
+    """Return the text of docs/roles.md from the roles' specifications, their order and the scenarios of Molecule."""
     lines = ["| role | what it does | scenario |", "|---|---|---|"]
     for name in [*names, *sorted(roles.keys() - set(names))]:
         scenario = name if name in scenarios else "site"
@@ -378,7 +380,7 @@ Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --w
 
 
 def check_overview(folders: list[Path], *, write: bool) -> list[str]:
-    """Check docs/roles.md against the roles, and write it where asked; return every fault."""
+    """Check docs/roles.md against the roles, and with ``write`` write it; return all faults."""
     roles = {folder.name: load(folder / "meta" / "argument_specs.yml")["argument_specs"]["main"] for folder in folders}
     names = order(load(ROOT / "playbooks" / "site.yml"))
     if missing := sorted(set(names) - roles.keys()):

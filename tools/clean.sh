@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Removes what make made: every lab, its images and cache, .venv/, .build/ and the container engine's process if
-# make started it. Packages of the machine stay: others may use them by now.
+# Removes what make created: every lab, its images and cache, .venv/, .build/ and the container engine's process if make
+# started it. Installed packages stay: other programs may use them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

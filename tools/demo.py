@@ -1,8 +1,8 @@
-"""The main job, once, on the local lab: from bare workers to a trained model and through a change of addresses.
+"""Run the main job once on the local lab: from bare workers to a trained model and a change of addresses.
 
-Every line of the closing summary is a value that this program checked, not what a command said of itself: the
-statistics that Ansible counted, an accuracy computed again from the checkpoint by another process, the answer of
-an address. Ends with exit code 1 at the first step that does not hold, and says how to look and how to go on.
+Each line of the closing summary is a value that this program has checked itself: Ansible's statistics, an accuracy that
+another process computes from the checkpoint, the answer of an address. The first failing step ends it with exit code 1
+and a hint how to inspect and continue.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from tpu_ops.lab.networks import LABEL
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / "bin"
-#: The demo's own fleet: whatever people say in inventory/ of theirs, this runs.
+#: The demo's own fleet, independent of the settings in inventory/.
 FLEET = Path("tools/demo_fleet")
 POD_WORKERS = 4
-#: Seconds that one command may take: a first run of site.yml on a slow network is the longest.
+#: Seconds for one command; a first run of site.yml on a slow network takes longest.
 LIMIT = 1800
 
 
 class StepFailed(Exception):
-    """A step did not do what it should; the text says what was expected and what was seen."""
+    """A step failed; the text has the expected and the actual result."""
 
 
 def require(condition: bool, text: str) -> None:
-    """Fail the step with this text unless the condition holds."""
+    """Fail the step with this text if the condition is false."""
     if not condition:
         raise StepFailed(text)
 
 
 def answers(address: str, port: int = 22, timeout: float = 3) -> bool:
-    """Return whether an ssh server greets at this address."""
+    """Return whether an ssh server sends its banner at this address."""
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
             connection.settimeout(timeout)
@@ -58,18 +58,18 @@ def answers(address: str, port: int = 22, timeout: float = 3) -> bool:
 
 @dataclass
 class Shell:
-    """Runs commands visibly: shows each as typed, passes its output through, and keeps it for checks and record."""
+    """Runs commands, prints them with their output, and keeps the output for checks and the record."""
 
     environ: dict[str, str]
     transcript: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        """Print a line and keep it for the record."""
+        """Print a line and add it to the record."""
         self.transcript.append(text)
         print(text, flush=True)
 
     def show(self, *argv: str, **variables: str) -> str:
-        """Run a command with its output on the screen; return its standard output."""
+        """Run a command, print its output, and return its standard output."""
         self.say(f"$ {shlex.join(argv)}")
         process = subprocess.Popen(
             argv,
@@ -110,7 +110,7 @@ class Shell:
         return "".join(lines)
 
     def ask(self, *argv: str) -> str:
-        """Run a command out of sight and return its standard output."""
+        """Run a command without printing it, and return its standard output."""
         try:
             done = subprocess.run(
                 argv,
@@ -134,7 +134,7 @@ class Shell:
 
 
 def lab_up(shell: Shell) -> str:
-    """Bring the lab up and take over the environment that points to it."""
+    """Start the lab and set the environment variables for it."""
     shell.show("tpu_ops", "lab", "up")
     shell.say(f"$ export TPU_OPS_FLEET={FLEET}")
     shell.environ |= json.loads(shell.ask("tpu_ops", "lab", "env", "--json"))
@@ -160,7 +160,7 @@ def create_nodes(shell: Shell) -> str:
 
 
 def inventory(shell: Shell) -> str:
-    """Read the fleet with Ansible."""
+    """List the fleet with Ansible."""
     shell.show("ansible-inventory", "--graph")
     listing = json.loads(shell.ask("ansible-inventory", "--list"))
     hosts = listing["_meta"]["hostvars"]
@@ -179,7 +179,7 @@ def inventory(shell: Shell) -> str:
 
 
 def configure(shell: Shell) -> str:
-    """Configure the fleet, then again: the second time nothing changes."""
+    """Configure the fleet twice; the second run must not change anything."""
     counts = []
     with tempfile.TemporaryDirectory() as folder:
         for number in ("first", "second"):
@@ -203,7 +203,7 @@ def configure(shell: Shell) -> str:
 
 
 def train(shell: Shell) -> str:
-    """Train on the whole pod, then compute the accuracy again from the checkpoint."""
+    """Train on the whole pod, then compute the accuracy from the checkpoint."""
     log = shell.show(
         *("tpu_ops", "train", "pod", "--sync", "examples/digits"),
         *("--", "python", "train.py", "--epochs", "5"),
@@ -226,7 +226,7 @@ def train(shell: Shell) -> str:
 
 
 def host_keys(shell: Shell) -> str:
-    """Return the host keys by which Ansible's ssh knows the pod's workers, after a look that it insists on them."""
+    """Return the known host keys of the pod's workers, after checking that host-key checking is on."""
     listing = json.loads(shell.ask("ansible-inventory", "--list"))
     options = listing["_meta"]["hostvars"]["pod-w0"]["ansible_ssh_common_args"]
     effective = shell.ask("ssh", *shlex.split(options), "-G", "pod-w0")
@@ -242,7 +242,7 @@ def host_keys(shell: Shell) -> str:
 
 
 def change_addresses(shell: Shell) -> str:
-    """Let the pod's external addresses change, and find it again with host-key checking on."""
+    """Change the pod's external addresses, and reach it again with host-key checking on."""
     before = {row["host"]: row["external_ip"] for row in shell.workers() if row["node"] == "pod"}
     keys = host_keys(shell)
     shell.show("tpu_ops", "lab", "maintenance", "pod")
@@ -263,7 +263,7 @@ def change_addresses(shell: Shell) -> str:
 
 
 def lab_down(shell: Shell) -> str:
-    """Take the lab down and look for anything it left."""
+    """Remove the lab, and check that nothing of it is left."""
     name = shell.environ["TPU_OPS_LAB"]
     folder = Path(shell.environ["TPU_OPS_PRIVATE_KEY"]).parent
     shell.show("tpu_ops", "lab", "down")
@@ -298,7 +298,7 @@ STEPS: tuple[tuple[str, Callable[[Shell], str]], ...] = (
 
 
 def fail(step: str, text: str) -> NoReturn:
-    """End the demo, saying what failed and how to go on."""
+    """End the demo with a message on what failed and how to continue."""
     print(f"\ndemo: step {step!r} failed: {text}", file=sys.stderr)
     print('  look:  eval "$(.venv/bin/tpu_ops lab env)"; .venv/bin/tpu_ops lab status', file=sys.stderr)
     print("  again: make demo continues from what is there; .venv/bin/tpu_ops lab down removes it", file=sys.stderr)
@@ -306,12 +306,12 @@ def fail(step: str, text: str) -> NoReturn:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as people read it."""
+    """Return a duration as text for users."""
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s" if seconds >= 60 else f"{seconds:.1f} s"
 
 
 def summary(rows: list[tuple[str, str, float]]) -> list[str]:
-    """Return the closing lines: each step, what was checked, how long it took, what to try next."""
+    """Return the closing lines: each step with the checked value and its duration, and what to try next."""
     lines = ["", "What ran, and what was checked:"]
     lines += [f"  {name:<27}{duration(seconds):>13}  {value}" for name, value, seconds in rows]
     lines += [
@@ -342,8 +342,8 @@ def write_record(path: Path, shell: Shell) -> None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Given a person's environment, return the demo's; the lab's own variables come in its first step."""
-    # Of a shell that talks to a fleet already, only what chooses the lab holds.
+    """Return the demo's environment, from the user's; the variables of the lab are added by the first step."""
+    # Of the user's settings, keep only those that select the lab.
     kept = ("TPU_OPS_LAB", "TPU_OPS_STATE", "TPU_OPS_ENGINE")
     clean = {
         key: value for key, value in environ.items() if key in kept or not key.startswith(("TPU_OPS_", "ANSIBLE_"))

@@ -1,4 +1,4 @@
-"""The fleet of examples/fleet in a lab: what its shell needs besides, and the playbook that makes what it names."""
+"""The fleet of examples/fleet in a lab: additional environment variables, and playbooks for its prerequisites."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLEET = ROOT / "examples" / "fleet" / "inventory" / "tpu_vm.yml"
-#: The variables that are different in the lab.
+#: Inventory with the variables that differ in the lab.
 LAB = ROOT / "molecule" / "site" / "lab" / "hosts.yml"
-#: Makes the node `store` and what else the example names. Run it when the other nodes are there.
+#: Creates the node `store` and other prerequisites of the example. Run it after the other nodes were created.
 PREPARE = "molecule/site/prepare.yml"
-#: Deletes that node.
+#: Deletes the node `store`.
 CLEANUP = "molecule/site/cleanup.yml"
 
 
 def environment(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Return the variables by which a lab's shell takes examples/fleet for its fleet.
+    """Return the environment variables with which a lab's shell uses examples/fleet.
 
     Args:
-        environ: That shell's, as `tpu_ops lab env` sets it.
-        directory: For the keys and archives that `PREPARE` makes.
+        environ: The environment of the shell, as `tpu_ops lab env` sets it.
+        directory: The directory for the keys and archives that `PREPARE` creates.
     """
     _, _, lab = environ["ANSIBLE_INVENTORY"].partition(",")
     return {
         "ANSIBLE_INVENTORY": f"{FLEET},{lab},{LAB}",
-        # Where the scenarios' playbooks look for them.
+        # The scenarios' playbooks use this directory.
         "MOLECULE_EPHEMERAL_DIRECTORY": str(directory),
         "WANDB_API_KEY": "void-wandb",
     }

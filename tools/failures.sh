@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Says at the end of make test what failed in parts that wrote beside each other: the summary of pytest or, where pytest
-# did not fail, what the part wrote last.
+# At the end of make test, prints what failed in parts that ran side by side: the summary of pytest or, if pytest did
+# not fail, the last lines of the part's log.
 #
 #     tools/failures.sh LOG...
 set -euo pipefail

@@ -1,10 +1,10 @@
-"""Record what users, scripts and playbooks rely on, so that two versions can be compared with `diff -ru`.
+"""Record the interfaces that users, scripts and playbooks rely on, to compare two versions with `diff -ru`.
 
     python -m tools.record_interface DIRECTORY
 
-writes one file for the help of each command, for each role's variables, for the options of the inventory plugin, and
-for what each reading command prints as JSON on one fixed fleet in the lab. Of JSON only the form is kept: keys and
-types, since addresses, times and ids differ each time.
+It writes one file for the help of each command, for each role's variables, for the options of the inventory plugin, and
+for the JSON of each reading command on a fixed fleet in the lab. Only the form of JSON is kept: keys and types, since
+addresses, times and ids differ each time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tpu_ops.cli.commands import COMMANDS
 
 _LAB_COMMANDS = ("up", "down", "env", "status", "maintenance", "preempt", "api")
 _NODE, _RUN = "pod", "kept"
-#: Maps that have a key for each host, package or label: only the first one's form says something.
+#: Maps with one key for each host, package or label; only the form of their values is recorded.
 _BY_NAME = frozenset({"hostvars", "workers", "packages", "labels", "space", "environment_files"})
-#: argparse breaks lines at the terminal's width.
+#: argparse wraps lines at the terminal's width.
 _WIDE = {**os.environ, "COLUMNS": "100"}
 #: File name -> command that reads something and prints it as JSON.
 _READING = {
@@ -62,7 +62,7 @@ _READING = {
 def form(value: Any) -> Any:
     """Return the form of a JSON value: its keys, and the names of its types.
 
-    A list becomes the forms that its elements have, each once; a map by name becomes the forms of its values.
+    A list becomes the distinct forms of its elements; a map by name becomes the distinct forms of its values.
     """
     if isinstance(value, Mapping):
         return {
@@ -114,7 +114,7 @@ def _fleet(place: Path, root: Path) -> None:
         _written(place / "json" / "train.json", form(json.loads(lab.do(*train))))
         lab.do("tpu_ops", "train", _NODE, "--name", "active", "--detach", "--", "sleep", "600")
         for name, command in _READING.items():
-            # `status no-such-run` fails on purpose; what others print shows whether they did.
+            # `status no-such-run` fails on purpose; the output of others shows whether they succeeded.
             done = subprocess.run(command, cwd=ROOT, env=lab.environ, capture_output=True, text=True, check=False)
             try:
                 found = form(json.loads(done.stdout))
@@ -126,9 +126,9 @@ def _fleet(place: Path, root: Path) -> None:
 
 
 def main() -> int:
-    """Record into a directory that must not exist yet."""
+    """Record into a new directory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("directory", type=Path, help="made; nothing may be there yet")
+    parser.add_argument("directory", type=Path, help="a new directory for the files")
     place: Path = parser.parse_args().directory
     place.mkdir(parents=True)
     _help(place)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Sets up what this project needs on a machine, says what it does, and is silent when there is nothing to do.
+# Sets up what this project needs on a machine and prints each step; prints nothing if there is nothing to do.
 #
-#   tools/setup.sh env      .venv/ from requirements.lock, made by uv
-#   tools/setup.sh tools    ssh, rsync and git, which the commands and the fast tests call
-#   tools/setup.sh engine   these, and a running container engine for the lab
+#   tools/setup.sh env      .venv/ from requirements.lock, created by uv
+#   tools/setup.sh tools    ssh, rsync and git, which the commands and the fast tests use
+#   tools/setup.sh engine   the same, and a running container engine for the lab
 #
-# Exit codes: 0 ready, 2 something is missing that this script may not or cannot install.
+# Exit codes: 0 ready, 2 something is missing that this script must not or cannot install.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,7 +20,7 @@ fail() {
     exit 2
 }
 
-# uv and pip bring their own certificate bundles; behind a TLS-inspecting proxy only the system's is right.
+# uv and pip have their own certificate bundles; behind a TLS-inspecting proxy, only the system's works.
 system_ca=/etc/ssl/certs/ca-certificates.crt
 if [ -z "${SSL_CERT_FILE:-}" ] && [ -r "$system_ca" ]; then
     export SSL_CERT_FILE="$system_ca"
@@ -52,7 +52,7 @@ apt_install() {
     }
 }
 
-# Prints the path of the newest Python that requires-python accepts; fails where the machine has none.
+# Prints the path of the newest Python that requires-python accepts; fails if there is none.
 find_python() {
     local candidate
     for candidate in python3.14 python3.13 python3.12 python3.11 python3; do
@@ -86,7 +86,7 @@ find_uv() {
     printf '%s\n' "$own"
 }
 
-# Prints the SHA-256 of what it reads; macOS has the second program alone.
+# Prints the SHA-256 of standard input; macOS has only shasum.
 digest() {
     if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi | cut -d' ' -f1
 }
@@ -109,7 +109,7 @@ setup_env() {
     printf '%s\n' "$want" >"$stamp"
 }
 
-# The lab itself says which engine it would use, so that both never disagree.
+# Uses the lab's own search for an engine, so that both always agree.
 engine_answers() {
     "$venv/bin/python" -c 'from tpu_ops.lab.engine import find; find()' >/dev/null 2>&1
 }
@@ -138,7 +138,7 @@ start_dockerd() {
     done
 }
 
-# Installs the packages of those programs that are not there; each argument is PROGRAM:PACKAGE.
+# Installs the packages of missing programs; each argument is PROGRAM:PACKAGE.
 install_missing() {
     local missing=() tool
     for tool in "$@"; do
@@ -155,7 +155,7 @@ setup_tools() {
 
 setup_engine() {
     local needed=("${tools[@]}" ip:iproute2)
-    # The lab builds its worker image with mmdebstrap where no image registry answers.
+    # Without an image registry, the lab builds its worker image with mmdebstrap.
     ! command -v apt-get >/dev/null || needed+=(mmdebstrap:mmdebstrap)
     install_missing "${needed[@]}"
     engine_answers && return
@@ -167,7 +167,7 @@ setup_engine() {
             "start one as root, or have an administrator add $(id -un) to the group docker"
     # Some machines have a docker client without an engine.
     command -v dockerd >/dev/null || apt_install docker.io
-    # Debian 13 has the client in a package of its own.
+    # Debian 13 has the client in a separate package.
     command -v docker >/dev/null || apt_install docker-cli
     start_dockerd
 }

@@ -110,7 +110,7 @@ def test_a_recovery_that_needs_the_node_is_told_before_it_is_deleted_whatever_id
     kept = recovery.Recovery("exp", 1, plan, recovery.options_of(run, {}))
     needs = "it needs this node and recreates it unless `tpu_ops stop exp` ends the recovery\n"
     recovery.write(state_dir, kept)
-    nobody = "warning: run exp: no process is recovering it; `tpu_ops attach exp --recover` resumes that; "
+    nobody = "warning: run exp: no process is recovering it; `tpu_ops attach exp --recover` resumes the recovery; "
     assert tpu_ops("delete", "pod", "--dry-run")[2].endswith(nobody + needs)
     assert "exp" not in tpu_ops("delete", "other", "--dry-run")[2]
     with recovery.lock(state_dir, "exp"):

@@ -149,14 +149,14 @@ def test_disks_and_exports_are_mounted_before_anything_is_placed_on_them() -> No
     [
         ({}, [CHECK, INSTALL, REPORT, APPLY, APPLY, PROVE, REPORT], None),
         ({}, [CHECK, {"name": "Both", "block": [INSTALL, APPLY]}, PROVE], None),
-        ({}, [INSTALL, CHECK, APPLY, PROVE], "'Check' is of the step check and stands after one of install"),
-        ({}, [CHECK, {"block": [APPLY, INSTALL]}, PROVE], "'Install' is of the step install and stands after"),
-        ({}, [CHECK, INSTALL, PROVE, APPLY], "'Apply' is of the step apply and stands after one of prove"),
+        ({}, [INSTALL, CHECK, APPLY, PROVE], "'Check' belongs to the step check, but comes after a task of install"),
+        ({}, [CHECK, {"block": [APPLY, INSTALL]}, PROVE], "'Install' belongs to the step install, but comes after"),
+        ({}, [CHECK, INSTALL, PROVE, APPLY], "'Apply' belongs to the step apply, but comes after a task of prove"),
         ({}, [CHECK, INSTALL, APPLY], "no task of the step prove, and meta/tpu_ops.yml gives no reason"),
         ({"omitted": {"install": "files only"}}, [CHECK, APPLY, PROVE], None),
-        ({"omitted": {"install": "files only"}}, [CHECK, INSTALL, APPLY, PROVE], "no step install, and there is"),
+        ({"omitted": {"install": "files only"}}, [CHECK, INSTALL, APPLY, PROVE], "no step install, but there is one"),
         ({"steps": {"Apply": "prove"}, "omitted": {"apply": "none"}}, [CHECK, INSTALL, APPLY], None),
-        ({"steps": {"Fill": "prove"}}, [CHECK], "meta/tpu_ops.yml has 'Fill', and no task is called so"),
+        ({"steps": {"Fill": "prove"}}, [CHECK], "meta/tpu_ops.yml names the task 'Fill', which does not exist"),
     ],
 )
 def test_every_role_goes_in_the_same_steps(

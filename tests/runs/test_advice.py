@@ -142,7 +142,7 @@ PREPARING = "run r1: a process on this machine is preparing attempt 2"
         (
             Recoverer("r1", 1),
             ("gone", "gone"),
-            "run r1: no process is recovering it; `tpu_ops attach r1 --recover` resumes that",
+            "run r1: no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery",
         ),
         (
             Recoverer("r1", 1, held=True, pending=True, pid=7, since=NOON, logs="/l"),

@@ -135,10 +135,10 @@ async def test_a_word_that_means_nothing_is_told_so_and_no_worker_is_asked_for_w
 async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_none(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         await find(tmp_path, "digits-2", pod_w1=DENIED)
-    said = "none of the workers that can tell knows a run 'digits-2'; the others cannot: sudo does not let you"
+    said = "no worker that can tell knows a run 'digits-2'; the others cannot tell: sudo does not let you"
     assert caught.value.what.startswith(said)
     assert (caught.value.where, caught.value.fix) == ("pod-w1", "configure it")
-    with pytest.raises(UnreachableError, match="none of the workers that answer knows a run 'digits-2'"):
+    with pytest.raises(UnreachableError, match="no worker that answered knows a run 'digits-2'"):
         await find(tmp_path, "digits-2", pod_w0=DENIED, pod_w1=SILENT)
     # Where there is no launcher there is no run.
     with pytest.raises(UsageError, match="'digits-2' is neither a run nor a node or worker"):
@@ -174,7 +174,7 @@ async def test_of_workers_that_cannot_tell_the_last_run_that_was_started_here_is
 
 async def test_of_a_node_that_was_there_the_last_run_is_named(tmp_path: Path) -> None:
     records.write(tmp_path, OLD)
-    with pytest.raises(UsageError, match="a node of this name was there: `tpu_ops status old` shows the last run that"):
+    with pytest.raises(UsageError, match="a node of this name existed: `tpu_ops status old` shows the last run that"):
         await find(tmp_path, "gone")
 
 
@@ -393,7 +393,7 @@ async def test_who_does_not_answer_is_one_of_the_ranks_of_a_run_that_was_started
 
 async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=DENIED)
-    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot: sudo does not let you") as caught:
+    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot tell: sudo does not let you") as caught:
         await control.find(fleet(tmp_path), fanout, "exp")
     assert (caught.value.where, caught.value.fix) == ("pod-w1", DENIED.fix)
 

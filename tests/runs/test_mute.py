@@ -26,7 +26,7 @@ from tpu_ops.ssh.stream import Frame
 
 ONE = Frame(DATA, 0, b"one\n")
 SILENT, DENIED, LACKING = "no answer", "denied", "too many open files"
-CUT = "rank 1 (w1): its log could not be read to its end: its worker sends no more of it"
+CUT = "rank 1 (w1): its log could not be read to its end: its worker stopped sending it"
 
 
 class Standing(Stream):

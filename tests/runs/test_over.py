@@ -60,7 +60,7 @@ def test_a_run_that_one_rank_says_is_over_is_not_started_again_where_its_node_go
     out, err = capsys.readouterr()
     told, other = json.loads(out), int(first == "pod-w0")
     assert (told["state"], [one["state"] for one in told["ranks"]]) == ("succeeded", ["succeeded"] * 2)
-    assert told["ranks"][other]["reason"].endswith(f"; as {first} tells, the run succeeded")
+    assert told["ranks"][other]["reason"].endswith(f"; {first} reports that the run succeeded")
     assert "run r1 succeeded on all 2 ranks\n  pod-w" in err
     known = records.read(tmp_path, "r1")
     assert known is not None
@@ -157,7 +157,7 @@ def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
     )
     assert step == Finish()
     assert job._finish(job.driver.outcomes) == 0
-    assert "run r1 succeeded on all 2 ranks\n  a-w0: node a is PREEMPTED; as b-w0 tells, the run succeeded" in (
+    assert "run r1 succeeded on all 2 ranks\n  a-w0: node a is PREEMPTED; b-w0 reports that the run succeeded" in (
         capsys.readouterr().err
     )
 

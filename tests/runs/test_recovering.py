@@ -560,7 +560,7 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
         recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options))
     with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
-    assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes that" in note) is told
+    assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery" in note) is told
     assert (note == f"run r1: a process on this machine recovers it (pid {os.getpid()})") is held
 
 

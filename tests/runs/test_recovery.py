@@ -138,8 +138,8 @@ def test_ranks_that_succeeded_as_another_tells_are_no_failure_of_the_run() -> No
     told = endings.as_told([over(0), killed, rank(2, "unreachable")])
     assert [(one.state, one.reason) for one in told] == [
         ("succeeded", ""),
-        ("succeeded", "the supervisor ended (signal; killed KILL); as pod-w0 tells, the run succeeded"),
-        ("succeeded", "unreachable; as pod-w0 tells, the run succeeded"),
+        ("succeeded", "the supervisor ended (signal; killed KILL); pod-w0 reports that the run succeeded"),
+        ("succeeded", "unreachable; pod-w0 reports that the run succeeded"),
     ]
     assert runs_output.exit_code(told) == ExitCode.OK
     assert endings.as_told([killed]) == [killed]

@@ -303,7 +303,7 @@ LOCKED_OUT = Reply("", {}, "unreachable", "tpu@10.0.0.1: Permission denied (publ
     ("reply", "state", "why"),
     [
         (BARE, "gone", NODE_GONE),
-        (LOCKED_OUT, "unreachable", f"{NODE_GONE}, and the new one of its name does not let you in: tpu@10.0.0.1"),
+        (LOCKED_OUT, "unreachable", f"{NODE_GONE}, and the new node of its name refuses your login: tpu@10.0.0.1"),
     ],
     ids=["not configured", "not configured for this person"],
 )
@@ -372,7 +372,7 @@ def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world
     recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), options, pending=True))
     code, _, err = world(status, "r1")
     assert (code, "run r1, attempt 2: gone" in err) == (ExitCode.UNREACHABLE, True)
-    assert "no process is recovering it; `tpu_ops attach r1 --recover` resumes that" in err
+    assert "no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery" in err
     assert "tpu_ops train" not in err
 
 

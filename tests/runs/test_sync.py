@@ -123,7 +123,7 @@ async def test_the_list_of_a_large_tree_has_the_time_that_a_slow_uplink_takes(wo
             b"Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 2048 100 1948 5% /home/ada\n",
             "w1 has 2.0 MB",
         ),
-        (b"df: .: Stale file handle\n", "no more is known of it"),
+        (b"df: .: Stale file handle\n", "its free space is unknown"),
     ],
 )
 async def test_a_worker_whose_disk_is_full_is_named_with_what_is_free_there(
@@ -434,7 +434,7 @@ async def test_a_file_that_is_saved_while_the_tree_is_brought_ends_it_and_is_nam
 
     monkeypatch.setattr(sync, "_transfer", saved)
     monkeypatch.setattr(sync, "WIDTH", 1)
-    with pytest.raises(HostError, match=r"train\.py in ~/tpu_ops/digits is not what was read here") as wrong:
+    with pytest.raises(HostError, match=r"train\.py in ~/tpu_ops/digits differs from what was read here") as wrong:
         await push(workers, code)
     assert wrong.value.where == "w1"
 

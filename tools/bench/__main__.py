@@ -1,9 +1,9 @@
-"""Measures the inventory and runs beside their rivals, and site.yml, repeats tests, and writes docs/benchmarks.md.
+"""Measure the inventory and runs beside other tools, and site.yml; repeat tests; write docs/benchmarks.md.
 
     python -m tools.bench                measure, write the samples and the page
-    python -m tools.bench --part site    measure a part anew; the page keeps the others
-    python -m tools.bench --part site --workers 8    of site.yml a fleet of one size anew
-    python -m tools.bench --docs         write the page anew from the samples
+    python -m tools.bench --part site    measure one part again; the page keeps the others
+    python -m tools.bench --part site --workers 8    of site.yml, measure fleets of one size again
+    python -m tools.bench --docs         write the page again from the samples
 
 Exit codes: those of tpu_ops.
 """
@@ -27,11 +27,11 @@ from tpu_ops.cloud.accelerators import accelerator_type
 from tpu_ops.errors import OpsError, UsageError
 
 POD, SINGLE = "v4-128", "v4-8"
-#: Fewer rounds than these make no page of the project.
+#: Minimum number of rounds for the project's page.
 ROUNDS = 5
-#: What the names of site.yml's samples begin with, before the number of workers.
+#: Prefix of the names of site.yml's samples; the number of workers follows.
 SITE = "site-"
-#: Processes that run besides, from which on the figures are not worth keeping.
+#: Load from which on the results are not worth keeping.
 BUSY = 0.5
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
-    # As Ctrl-C does: what is measured takes its workers down.
+    # SIGTERM works like Ctrl-C: measurements remove their workers.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for part in [] if options.docs else options.part or PARTS:
@@ -71,11 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def inventory_part(options: argparse.Namespace) -> Iterator[tuple[str, Series]]:
-    """Measure the inventory; yield the name of its samples and the series.
-
-    Raises:
-        OpsError: There is nothing to measure, or something that is measured failed.
-    """
+    """Measure the inventory; yield the name of its samples and the series."""
     fleets = [fleet(size, POD) for size in numbers(options.sizes, "--sizes")]
     fleets += [fleet(size, SINGLE) for size in numbers(options.single, "--single")]
     if options.rounds < 1 or not fleets:
@@ -84,7 +80,7 @@ def inventory_part(options: argparse.Namespace) -> Iterator[tuple[str, Series]]:
 
 
 def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
-    """Measure site.yml; yield name and series of each size of fleet as soon as it has been measured.
+    """Measure site.yml; yield name and series of each size of fleet once it has been measured.
 
     Raises:
         OpsError: There is nothing to measure, or a run failed.
@@ -101,11 +97,7 @@ def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
 
 
 def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
-    """Measure runs; yield the name of their samples and the series.
-
-    Raises:
-        OpsError: There is nothing to measure, or something that is measured failed.
-    """
+    """Measure runs; yield the name of their samples and the series."""
     sizes = numbers(options.pods, "--pods")
     if options.rounds < 1 or not sizes or min(sizes) < 1:
         raise UsageError(
@@ -118,19 +110,15 @@ def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
 
 
 def faults_part(_: argparse.Namespace) -> Iterator[tuple[str, FaultSeries]]:
-    """Repeat the tests that are races; yield the name of their samples and the series.
-
-    Raises:
-        OpsError: There was no round.
-    """
+    """Repeat the tests that depend on a race; yield the name of their samples and the series."""
     commit, date, described = circumstances()
     yield "faults", FaultSeries(commit, date, described, tuple(faults.run(measure.ROOT, say)))
 
 
-#: All that a part of the measurement may yield.
+#: The series that a part of the measurement may yield.
 AnySeries = Series | SiteSeries | RunSeries | FaultSeries
 
-#: Part -> what measures it.
+#: Part -> the function that measures it.
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]] = {
     "inventory": inventory_part,
     "site": site_part,
@@ -148,7 +136,7 @@ def numbers(text: str, option: str) -> list[int]:
     """Return the numbers of a comma-separated list.
 
     Raises:
-        UsageError: They are none.
+        UsageError: The text is not such a list.
     """
     try:
         return [int(part) for part in text.split(",") if part]
@@ -157,10 +145,10 @@ def numbers(text: str, option: str) -> list[int]:
 
 
 def fleet(workers: int, kind: str) -> Fleet:
-    """Return the fleet of so many workers in nodes of a type.
+    """Return the fleet with this number of workers in nodes of a type.
 
     Raises:
-        UsageError: They make no whole number of nodes.
+        UsageError: The workers are not a whole number of nodes.
     """
     each = accelerator_type(kind).workers
     if workers < 1 or workers % each:
@@ -169,7 +157,7 @@ def fleet(workers: int, kind: str) -> Fleet:
 
 
 def circumstances() -> tuple[str, str, dict[str, str]]:
-    """Return commit, date and machine of a measurement that begins now; warn where it will not count."""
+    """Return commit, date and machine of a measurement that begins now; warn if its results are not usable."""
     commit, described = machine.commit(measure.ROOT), machine.describe()
     if commit.endswith("-dirty"):
         say("warning: files differ from the commit: these samples cannot be committed")
@@ -183,7 +171,7 @@ def take(fleets: Sequence[Fleet], rounds: int) -> Series:
     """Measure, and return the series.
 
     Raises:
-        OpsError: Something that is measured failed.
+        OpsError: A measured command failed.
     """
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
@@ -192,7 +180,7 @@ def take(fleets: Sequence[Fleet], rounds: int) -> Series:
 
 
 def store(series: AnySeries, name: str, out: Path) -> None:
-    """Write samples under their name."""
+    """Write samples to the file of their name."""
     path = samples_file(out, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(series.text())
@@ -200,10 +188,10 @@ def store(series: AnySeries, name: str, out: Path) -> None:
 
 
 def render(out: Path) -> None:
-    """Write the page from the samples; those of other parts than the inventory may be missing.
+    """Write the page from the samples; only those of the inventory are required.
 
     Raises:
-        UsageError: There are none, or they cannot be understood.
+        UsageError: There are none, or they are invalid.
     """
     folder, page = out / "benchmarks", out / "benchmarks.md"
     try:
@@ -215,10 +203,10 @@ def render(out: Path) -> None:
 
 
 def document(out: Path) -> str:
-    """Return the page that the samples make.
+    """Return the page made from the samples.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some cannot be understood.
+        OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some are invalid.
     """
     parts = []
     if sizes := [read_part(path, SiteSample) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:
@@ -231,7 +219,7 @@ def document(out: Path) -> str:
 
 
 def samples_file(out: Path, name: str) -> Path:
-    """Return the file of the samples of a name."""
+    """Return the file of the samples with this name."""
     return out / "benchmarks" / f"{name}.json"
 
 

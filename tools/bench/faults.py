@@ -1,4 +1,4 @@
-"""Repeats the tests of runs that are races, as often as it takes to trust them, and keeps the outcome of each round."""
+"""Repeat the tests of runs that depend on a race, often enough to trust them, and keep the outcome of each round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.bench.report import digits, origin, spread
 from tools.bench.samples import PartSeries
 from tpu_ops.errors import OpsError
 
-#: Set to ``full``, it has tests/support/runs.py repeat these tests that often.
+#: With the value ``full``, tests/support/runs.py repeats these tests this often.
 ROUNDS = "TPU_OPS_ROUNDS"
 _ROUND = re.compile(r"::test_(?P<test>\w+)\[(?P<round>\d+)\]")
 
@@ -25,9 +25,9 @@ class FaultSample:
     """One round of one test.
 
     Attributes:
-        test: Its name, in words.
+        test: Its name as words.
         round: Counted from 1.
-        wall: Seconds.
+        wall: Duration in seconds.
         result: ``passed``, ``failed`` or ``skipped``.
     """
 
@@ -42,14 +42,14 @@ FaultSeries = PartSeries[FaultSample]
 
 
 class Recorder:
-    """What pytest tells of each round; one whose workers could not be made or cleaned up has failed."""
+    """A pytest plugin that records each round. A failed set-up or clean-up of the workers counts as failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.samples: dict[tuple[str, int], FaultSample] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the outcome of a round."""
+        """Record the outcome of a round."""
         match = _ROUND.search(report.nodeid)
         if match is None or (report.when != "call" and report.passed):
             return
@@ -59,10 +59,10 @@ class Recorder:
 
 
 def run(root: Path, say: Callable[[str], None]) -> list[FaultSample]:
-    """Run the tests of the clone, and return the outcome of all rounds.
+    """Run the tests of the clone; return the outcomes of all rounds.
 
     Raises:
-        OpsError: There was no round.
+        OpsError: No round was run.
     """
     recorder = Recorder(say)
     os.environ[ROUNDS] = "full"
@@ -73,7 +73,7 @@ def run(root: Path, say: Callable[[str], None]) -> list[FaultSample]:
 
 
 def section(series: FaultSeries) -> list[str]:
-    """Return the lines of the page."""
+    """Return the lines of this section of the page."""
     method = (
         "Tests that depend on a race, which `make test` repeats a few times, are repeated many times here. A round is "
         "one run of the test of that name in tests/runs on real workers; it passes when what its name says holds and "

@@ -1,4 +1,4 @@
-"""A lab for a benchmark alone, and the shell that is pointed to it."""
+"""A lab for one benchmark only, and the environment of a shell that uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.bench.measure import BIN, ROOT
 from tpu_ops.errors import OpsError
 
-#: v4 has four chips, which are eight cores, on each worker (tpu_ops.cloud.accelerators).
+#: Each worker of v4 has four chips with two cores each (tpu_ops.cloud.accelerators).
 CORES = 8
 
 
@@ -34,23 +34,23 @@ class Lab:
         self.environ |= {"TPU_OPS_LAB": f"bench{os.getpid() % 100000}", "TPU_OPS_STATE": str(root / "state")}
 
     def do(self, *argv: str) -> str:
-        """Run a command and return what it printed.
+        """Run a command and return its output.
 
         Raises:
-            OpsError: It failed.
+            OpsError: The command failed.
         """
         done = subprocess.run(argv, cwd=ROOT, env=self.environ, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = (done.stdout + done.stderr)[-1000:]  # Ansible's errors stand in what it prints.
+            said = (done.stdout + done.stderr)[-1000:]  # Ansible prints its errors to standard output.
             raise OpsError(f"{' '.join(argv)} ended with {done.returncode}\n{said}")
         return done.stdout
 
     @contextlib.contextmanager
     def up(self) -> Iterator[None]:
-        """Keep the lab up as long as the block lasts.
+        """Keep the lab running for the duration of the block.
 
         Raises:
-            OpsError: It does not come up.
+            OpsError: The lab does not start.
         """
         try:
             self.do("tpu_ops", "lab", "up")

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and what it measured."""
+"""The machine and the commit of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """Return the machine in words, without its name and paths."""
+    """Return the machine's properties as text, without its name and paths."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
@@ -26,10 +26,10 @@ def describe() -> dict[str, str]:
 
 
 def commit(root: Path) -> str:
-    """Return the name of the commit that is checked out, with -dirty where files differ from it.
+    """Return the name of the current commit, with -dirty if files differ from it.
 
     Raises:
-        OSError, subprocess.CalledProcessError: There is no git, or no repository.
+        OSError, subprocess.CalledProcessError: git is not installed, or this is not a repository.
     """
     argv = ("git", "describe", "--always", "--dirty")
     return subprocess.run(argv, cwd=root, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Fleets behind the lab's API, the rivals as commands, and rounds in which each runs once."""
+"""Fleets served by the lab's API, the rivals as commands, and rounds in which each runs once."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
 ZONE = "us-central2-b"
-#: Seconds after which a run has failed.
+#: Timeout of a measured command, in seconds.
 LONGEST = 600.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """A rival on one fleet.
+    """A rival's command on one fleet.
 
     Attributes:
         argv: The command.
         environ: Its environment.
-        before: What has to be done before each run.
+        before: Called before each run.
     """
 
     argv: tuple[str, ...]
@@ -45,15 +45,15 @@ class Command:
 
 
 class Took(NamedTuple):
-    """What a command took.
+    """The measured resources of a command.
 
     Attributes:
-        wall: Seconds.
+        wall: Duration in seconds.
         cpu: Seconds of processor time, user and system, of the command and its children.
         peak: Largest resident size of the command or one of its children, in bytes.
-        began: When it was started, in seconds since 1970.
-        busy: Seconds that this machine's processors were busy meanwhile, with whatever, together; None where it does
-            not say.
+        began: When it started, in seconds since 1970.
+        busy: Seconds for which this machine's processors were busy meanwhile, in total and for any process; None if
+            unknown.
     """
 
     wall: float
@@ -64,17 +64,17 @@ class Took(NamedTuple):
 
 
 def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float = LONGEST) -> Took:
-    """Run a command in the project's directory and return what it took.
+    """Run a command in the project's directory and return the measured resources.
 
     Args:
-        command: The command; what has to be done before it is done.
-        stdout: The file for what it prints.
-        stderr: Likewise.
-        where: What an error names.
-        limit: Seconds after which it has failed.
+        command: The command; its `before` is called first.
+        stdout: The file for its output.
+        stderr: The file for its errors.
+        where: The place that an error names.
+        limit: Timeout in seconds.
 
     Raises:
-        OpsError: It failed.
+        OpsError: The command failed.
     """
     command.before()
     stopwatch = (sys.executable, "-I", "-S", str(STOPWATCH), str(stdout), str(stderr), *command.argv)
@@ -89,14 +89,14 @@ def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float
     wall, user, system, peak, code, began, busy = map(float, answer.split())
     if code:
         said = stderr.read_text(errors="replace").splitlines()
-        # Ansible counts its tasks in the last lines; which of them failed, and where, it says long before.
+        # Ansible's last lines count the tasks; the lines of failed tasks come long before them.
         last = "\n".join([*(line[:500] for line in said[:-5] if line.startswith("fatal: "))][-3:] + said[-5:])
         raise OpsError(f"{Path(command.argv[0]).name} ended with {code:.0f}\n{last}", where=where)
     return Took(wall, user + system, int(peak) * 1024, began, None if math.isnan(busy) else busy)
 
 
 class Served:
-    """A fleet that the lab's API serves, with directories of a person who looks at it for the first time and again."""
+    """A fleet that the lab's API serves, with home directories for the users of the measured commands."""
 
     def __init__(self, fleet: Fleet, root: Path) -> None:
         self.fleet = fleet
@@ -105,7 +105,7 @@ class Served:
 
     @contextlib.contextmanager
     def api(self) -> Iterator[None]:
-        """Serve the fleet as long as the block lasts.
+        """Serve the fleet for the duration of the block.
 
         Raises:
             OpsError: The API does not start.
@@ -126,7 +126,7 @@ class Served:
                 process.terminate()
 
     def environ(self, person: str) -> dict[str, str]:
-        """Return the environment of a person's shell, without anything of the shell that this runs in."""
+        """Return the environment of a user's shell, without variables of the current shell."""
         return {
             "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
@@ -139,7 +139,7 @@ class Served:
         }
 
     def inventory_file(self, person: str, *options: str) -> Path:
-        """Write a person's fleet file and return it."""
+        """Write a user's fleet file and return its path."""
         path = self.root / person / "fleet" / "inventory" / "tpu_vm.yml"
         path.parent.mkdir(parents=True)
         usual = ("plugin: tpu_vm", f"projects: [{PROJECT}]", f"endpoint: {self.grpc}", "user: ada")
@@ -147,7 +147,7 @@ class Served:
         return path
 
     def commands(self) -> dict[str, Command]:
-        """Make everything ready, running what has to have run once, and return the rivals.
+        """Prepare the fleet, run commands that have to run once, and return the rivals.
 
         Raises:
             OpsError: A command failed, or does not list the fleet.
@@ -189,13 +189,13 @@ class Served:
         return found
 
     def check_floor(self, commands: Mapping[str, Command]) -> None:
-        """Make sure that the floor prints what the plugin prints.
+        """Check that the floor prints the same as the plugin.
 
         Raises:
-            OpsError: It does not, or one of them failed.
+            OpsError: The outputs differ, or a command failed.
         """
         texts = []
-        # The floor's file is what the plugin printed for `cached`; that of `again` names another known_hosts.
+        # The floor's file is the plugin's output for `cached`; that of `again` names another known_hosts.
         for rival in ("cached", "floor"):
             output = self.root / f"{rival}.json"
             self.time(commands[rival], output)
@@ -204,18 +204,18 @@ class Served:
             raise OpsError("the floor's inventory is not the plugin's", where=self.fleet.name)
 
     def time(self, command: Command, stdout: Path = Path(os.devnull)) -> Took:
-        """Run a command and return what it took.
+        """Run a command and return the measured resources.
 
         Raises:
-            OpsError: It failed.
+            OpsError: The command failed.
         """
         return clock(command, stdout, self.root / "stderr", self.fleet.name)
 
     def sample(self, number: int, rival: str, command: Command) -> Sample:
-        """Run a rival once and return what it took and what it asked the API.
+        """Run a rival once; return the measured resources and the API requests.
 
         Raises:
-            OpsError: It failed.
+            OpsError: The command failed.
         """
         self.lab("DELETE", "lab/requests")
         took = self.time(command)
@@ -223,16 +223,16 @@ class Served:
         return Sample(number, self.fleet.name, rival, round(took.wall, 3), round(took.cpu, 3), took.peak, requests)
 
     def lab(self, method: str, path: str) -> Any:
-        """Return what the API answers to one of the lab's own requests."""
+        """Return the API's answer to one of the lab's own requests."""
         request = urllib.request.Request(f"{self.rest}/{path}", method=method)  # noqa: S310 - http on loopback
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - likewise
             return json.load(answer)
 
 
 def rivals_of(fleet: Fleet, *, smallest: bool) -> list[str]:
-    """Return the rivals that are worth their time on a fleet.
+    """Return the rivals to measure on a fleet.
 
-    `help` is the same whatever the fleet; of single hosts only what is asked per node differs from pods.
+    `help` does not depend on the fleet. Fleets of single hosts differ from pods only in requests per node.
     """
     if fleet.nodes > 1 and fleet.nodes == fleet.workers:
         return ["floor", "first", "again"]
@@ -240,7 +240,7 @@ def rivals_of(fleet: Fleet, *, smallest: bool) -> list[str]:
 
 
 def rotated(rivals: Sequence[str], number: int) -> list[str]:
-    """Return the order of a round: each begins with the rival that came second in the round before."""
+    """Return the order of a round: it begins with the rival that was second in the previous round."""
     first = number % len(rivals)
     return [*rivals[first:], *rivals[:first]]
 
@@ -249,13 +249,13 @@ def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], N
     """Measure all rivals on all fleets.
 
     Args:
-        fleets: Smallest first.
-        rounds: How often each rival runs.
-        root: A directory for what is needed meanwhile.
-        say: Takes a line of progress.
+        fleets: The fleets, smallest first.
+        rounds: Number of runs of each rival.
+        root: A directory for temporary files.
+        say: Called with lines of progress.
 
     Raises:
-        OpsError: A command failed or does not do what it is measured for.
+        OpsError: A command failed, or gave a wrong result.
     """
     samples: list[Sample] = []
     with contextlib.ExitStack() as stack:
@@ -266,7 +266,7 @@ def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], N
             say(f"{fleet.name}: making ready")
             commands = served.commands()
             if index == 0:
-                # Every fleet's floor is made in the same way, and to read a large one twice takes half a minute.
+                # The floor is made in the same way for every fleet, and reading a large one twice takes half a minute.
                 served.check_floor(commands)
             ready.append((served, {rival: commands[rival] for rival in rivals_of(fleet, smallest=index == 0)}))
         for number in range(1, rounds + 1):

@@ -1,4 +1,4 @@
-"""The page that samples make: pure functions from numbers to text."""
+"""The page of the samples: pure functions from numbers to text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tools.bench.samples import RIVALS, Fleet, Sample, Series
 
 #: Nodes per page of the API's lists.
 PAGE_SIZE = 1000
-#: The fleets that the targets speak of: smallest, middle and large, in workers.
+#: The sizes of the fleets in the targets, in workers.
 SMALL, MIDDLE, LARGE = 16, 1024, 10_000
-#: Targets: most that a plugin's run may take of the floor's time, that a list may, and that a worker may cost more
-#: in the large fleet than in the middle one. Were growth quadratic, the last would be 11.
+#: Targets. The first two are the maximum ratio of the plugin's time, and of a list's, to the floor's. The third is that
+#: of the cost of a worker in the large fleet to the cost in the middle one; with quadratic growth, it would be 11.
 PLUGIN_LIMIT, LIST_LIMIT, GROWTH_LIMIT = 1.15, 0.25, 1.5
 
 
@@ -28,19 +28,19 @@ class Spread:
     high: float
 
     def text(self, number: Callable[[float], str]) -> str:
-        """Return the median, with the range behind it where it shows."""
+        """Return the median, with the range in brackets if it differs."""
         middle, low, high = number(self.median), number(self.low), number(self.high)
         return middle if low == high else f"{middle} ({low}..{high})"
 
 
 def spread(numbers: Iterable[float]) -> Spread:
-    """Return the spread of numbers, of which there is at least one."""
+    """Return the spread of one or more numbers."""
     found = sorted(numbers)
     return Spread(median(found), found[0], found[-1])
 
 
 def digits(number: float) -> str:
-    """Return a number with as many digits as a measurement of it deserves."""
+    """Return a number with a precision that suits its size."""
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
@@ -50,21 +50,21 @@ def megabytes(number: float) -> str:
 
 
 def of(samples: Iterable[Sample], fleet: Fleet, rival: str) -> dict[int, Sample]:
-    """Return the samples of one rival on one fleet by their round."""
+    """Return the samples of one rival on one fleet by round."""
     return {sample.round: sample for sample in samples if (sample.fleet, sample.rival) == (fleet.name, rival)}
 
 
 def ratios(samples: Sequence[Sample], fleet: Fleet, rival: str, base: str = "floor") -> list[float]:
-    """Return how much of the base's wall time a rival took: one ratio per round, both from that round."""
+    """Return the ratios of a rival's wall time to the base's, one for each round."""
     bases = of(samples, fleet, base)
     return [sample.wall / bases[number].wall for number, sample in of(samples, fleet, rival).items() if number in bases]
 
 
 def growth(samples: Sequence[Sample], fleets: tuple[Fleet, Fleet, Fleet], rival: str) -> list[float]:
-    """Return how much more CPU a worker costs between the middle and the large fleet than between small and middle.
+    """Return the ratio of CPU time per worker between middle and large fleet to that between small and middle.
 
-    1 is linear. What a command takes whatever the fleet's size is left out by looking at differences only; these are
-    so small that the wall time, which other processes lengthen as well, would say little.
+    1 is linear. Only differences are used, so that constant costs cancel out. These are so small that wall time, which
+    other processes lengthen, would say little.
     """
     small, middle, large = (of(samples, fleet, rival) for fleet in fleets)
     sizes = [fleet.workers for fleet in fleets]
@@ -77,7 +77,7 @@ def growth(samples: Sequence[Sample], fleets: tuple[Fleet, Fleet, Fleet], rival:
 
 
 def requests_text(samples: Iterable[Sample]) -> str:
-    """Return what the API was asked, method by method; a range where the rounds differ."""
+    """Return the counts of API requests by method; ranges if the rounds differ."""
     counts: dict[str, list[int]] = {}
     taken = list(samples)
     for method in sorted({method for sample in taken for method in sample.requests}):
@@ -96,7 +96,7 @@ def fleet_title(fleet: Fleet) -> str:
 
 
 def fleet_table(samples: Sequence[Sample], fleet: Fleet) -> list[str]:
-    """Return the lines of a fleet's table, one per rival."""
+    """Return the lines of a fleet's table, one for each rival."""
     lines = [
         "| | wall, s | CPU, s | peak, MB | wall, of the floor's | requests to the API |",
         "|---|---|---|---|---|---|",
@@ -119,7 +119,7 @@ def fleet_table(samples: Sequence[Sample], fleet: Fleet) -> list[str]:
 
 
 def target_table(series: Series) -> list[str]:
-    """Return the lines of the targets' table: those whose fleets were measured."""
+    """Return the lines of the targets' table, for the fleets that were measured."""
     pods = {fleet.workers: fleet for fleet in series.fleets if fleet.workers > fleet.nodes}
     rows: list[tuple[str, str, bool]] = []
 
@@ -160,7 +160,7 @@ def target_table(series: Series) -> list[str]:
 
 
 def unexpected_requests(series: Series, rival: str) -> str:
-    """Return the first run of a rival that asked the API something else than it should; empty where none did."""
+    """Return the first run of a rival with other API requests than expected; empty if there is none."""
     for fleet in series.fleets:
         expected = {"ListNodes": math.ceil(fleet.nodes / PAGE_SIZE)}
         if rival == "first":
@@ -172,13 +172,13 @@ def unexpected_requests(series: Series, rival: str) -> str:
 
 
 def origin(commit: str, date: str, machine: Mapping[str, str]) -> list[str]:
-    """Return the lines that say of what, when and where samples are."""
+    """Return the lines with commit, date and machine of samples."""
     described = ", ".join(f"{name} {value}" for name, value in machine.items())
     return textwrap.wrap(f"Commit {commit}, {date}. Machine: {described}.", 118)
 
 
 def document(series: Series, *more: Sequence[str]) -> str:
-    """Return the page: what was measured of the inventory, then the lines of other parts."""
+    """Return the page: the inventory's results, then the lines of other parts."""
     rounds = len({sample.round for sample in series.samples})
     method = (
         "The lab's API serves fleets without containers, on the same machine. In each round every rival runs once, in "

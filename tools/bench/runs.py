@@ -1,4 +1,4 @@
-"""Runs commands on all workers of a node in a lab of its own: tpu_ops beside what else reaches many hosts at once."""
+"""Run commands on all workers of a node in a separate lab: tpu_ops beside other tools for many hosts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tools.bench.samples import PartSeries
 from tpu_ops.errors import OpsError
 
 NODE = "pod"
-#: Seconds that the command of `stop` has between SIGTERM and SIGKILL.
+#: Grace of `stop`, in seconds.
 GRACE = 2
-#: What each rank writes for `logs` and `fetch`, in bytes.
+#: Output of each rank for `logs` and `fetch`, in bytes.
 LOG = 8 * 2**20
 
-#: What is measured -> what it is, in the order they are shown.
+#: Measured command -> its description, in the order of the page.
 KINDS = {
     "floor": "the floor: `ssh HOST true` over the same connections, by `xargs -P`",
     "run": "`tpu_ops run -- true`",
@@ -35,7 +35,7 @@ KINDS = {
     "python": "`python -c pass`",
     "help": "`tpu_ops --help`",
 }
-#: Goes on until SIGKILL.
+#: A command that ends only by SIGKILL.
 _STUBBORN = ("sh", "-c", "trap '' TERM; exec sleep 600")
 _LINE = "step 1000 of 90000, loss 0.1234, learning rate 0.0003, 0.25 s, 512 examples"
 
@@ -45,15 +45,15 @@ class RunSample:
     """One run of one command.
 
     Attributes:
-        round: In which everything ran once, counted from 1.
-        workers: Of the node.
+        round: Number of the round, from 1, in which each command ran once.
+        workers: Number of workers of the node.
         kind: Key of `KINDS`.
-        wall: Seconds; of `start` until the last rank's command was executed.
-        cpu: Seconds of the controller's processor time.
+        wall: Duration in seconds; for `start` until the last rank's command was executed.
+        cpu: Processor time on the controller, in seconds.
         peak: Largest resident size of one process on the controller, in bytes.
-        size: Bytes of logs that came.
-        busy: Seconds that the processors of the machine, which the workers share, were busy meanwhile, together; None
-            where that is not known.
+        size: Bytes of logs that were received.
+        busy: Seconds for which the machine's processors, shared with the workers, were busy meanwhile, in total; None
+            if unknown.
     """
 
     round: int
@@ -71,7 +71,7 @@ RunSeries = PartSeries[RunSample]
 
 
 def last_start(rows: Sequence[dict[str, str]]) -> float:
-    """Given what `tpu_ops run --json -- cat` says of a run's records, return when the last rank began.
+    """Return when the last rank began, from the output of `tpu_ops run --json -- cat` for a run's records.
 
     Raises:
         OpsError: A rank did not begin.
@@ -81,25 +81,25 @@ def last_start(rows: Sequence[dict[str, str]]) -> float:
         try:
             began[row["host"]] = float(json.loads(row["stdout"])["began"])
         except (KeyError, TypeError, ValueError) as exc:
-            raise OpsError(f"the record says of no start: {row['stdout'] or row['stderr']}", where=row["host"]) from exc
+            raise OpsError(f"the record has no start: {row['stdout'] or row['stderr']}", where=row["host"]) from exc
     return max(began.values())
 
 
 class Pod(Lab):
-    """A lab with one node, whose workers have the launcher.
+    """A lab with one node whose workers have the launcher.
 
     Attributes:
-        workers: Of the node that is there.
+        workers: Number of workers of the current node.
     """
 
     workers = 0
 
     @contextlib.contextmanager
     def node(self, workers: int) -> Iterator[None]:
-        """Keep a node of so many workers as long as the block lasts.
+        """Keep a node with this number of workers for the duration of the block.
 
         Raises:
-            OpsError: It cannot be made.
+            OpsError: The node cannot be created.
         """
         self.do("tpu_ops", "create", NODE, "--type", f"v4-{workers * CORES}", "--zone", ZONE)
         self.do("ansible-playbook", "tools/bench/launcher.yml")
@@ -115,10 +115,10 @@ class Pod(Lab):
         return f"written-{self.workers}"
 
     def commands(self) -> dict[str, Command]:
-        """Return what is measured, but start and stop, which belong to a run.
+        """Return the measured commands, except start and stop, which need a run.
 
-        All rivals reach all workers at once, over connections that stay open, with the same key exchange; those but
-        gcloud, which has its own, over the same connections. Ansible is given the names of the hosts, no inventory.
+        All rivals reach all workers at once over connections that stay open, with the same key exchange. All except
+        gcloud, which has its own, use the same connections. Ansible gets the host names instead of an inventory.
         """
         config = self.do("tpu_ops", "ssh-config").strip()
         hosts = [f"{NODE}-w{index}" for index in range(self.workers)]
@@ -145,7 +145,7 @@ class Pod(Lab):
         }
         more = {
             "ansible": {"ANSIBLE_INVENTORY_ENABLED": "host_list"},
-            # It keeps its keys in the home.
+            # gcloud keeps its keys in the home directory.
             "gcloud": {"HOME": str(self.root), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"},
         }
         if not shutil.which("gcloud"):
@@ -159,7 +159,7 @@ class Pod(Lab):
         return Command((program, *argv[1:]), self.environ | variables)
 
     def _shared(self) -> tuple[str, ...]:
-        """Return the options by which gcloud's ssh keeps its connections, as `tpu_ops.ssh.client_config` has them."""
+        """Return the options with which gcloud's ssh keeps its connections, as in `tpu_ops.ssh.client_config`."""
         return (
             "ControlMaster=auto",
             f"ControlPath={self.root}/%C",
@@ -170,29 +170,29 @@ class Pod(Lab):
         )
 
     def time(self, command: Command, where: str) -> Took:
-        """Run a command and return what it took; what it says is in the file `output`.
+        """Run a command and return the measured resources; its output is in the file `output`.
 
         Raises:
-            OpsError: It failed.
+            OpsError: The command failed.
         """
-        # Ansible's errors stand in what it prints.
+        # Ansible prints its errors to standard output.
         return clock(command, self.root / "output", self.root / "output", where)
 
     def open_connections(self) -> None:
-        """Open those to all workers: gcloud's, and the ones that all others share.
+        """Open the connections to all workers: gcloud's, and those that all other rivals share.
 
         Raises:
-            OpsError: It failed.
+            OpsError: A command failed.
         """
         for kind, command in self.commands().items():
             if kind in ("run", "gcloud"):
                 self.time(command, f"{kind} on {self.workers} workers")
 
     def round(self, number: int) -> list[RunSample]:
-        """Measure everything once.
+        """Measure each command once.
 
         Raises:
-            OpsError: Something failed, or did not do what it is measured for.
+            OpsError: A command failed, or gave a wrong result.
         """
         commands = self.commands()
         samples = []
@@ -210,10 +210,10 @@ class Pod(Lab):
         return RunSample(number, self.workers, kind, *seconds, took.peak, size, busy)
 
     def _came(self, kind: str) -> int:
-        """Return the bytes of logs that a command has brought, and remove them.
+        """Return the bytes of logs that a command received, and remove the files.
 
         Raises:
-            OpsError: They are not all there.
+            OpsError: The logs are incomplete.
         """
         if kind == "logs":
             size, expected = (self.root / "output").read_bytes().count(_LINE.encode()) * (len(_LINE) + 1), LOG
@@ -231,7 +231,7 @@ class Pod(Lab):
         return expected
 
     def _run(self, number: int) -> list[RunSample]:
-        """Start a run and stop it."""
+        """Start a run and stop it; measure both."""
         name = f"stubborn-{self.workers}-{number}"
         start = self._command(("tpu_ops", "train", NODE, "--detach", "--name", name, "--", *_STUBBORN))
         stop = self._command(("tpu_ops", "stop", name, "--grace", str(GRACE)))
@@ -248,12 +248,12 @@ def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None
 
     Args:
         sizes: Numbers of workers.
-        rounds: How often everything runs on each of them.
+        rounds: Number of rounds for each of them.
         root: A directory for the lab's state.
         say: Called with lines of progress.
 
     Raises:
-        OpsError: Something failed.
+        OpsError: A command failed.
     """
     pod, samples = Pod(root), []
     with pod.up():

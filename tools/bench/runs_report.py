@@ -1,4 +1,4 @@
-"""The part of the page that is about runs: pure functions from numbers to text."""
+"""The part of the page about runs: pure functions from numbers to text."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from tools.bench.report import digits, megabytes, origin, spread
 from tools.bench.runs import GRACE, KINDS, LOG, RunSample, RunSeries
 
-#: Those that do what the floor does.
+#: Rivals with the same task as the floor.
 RIVALS = ("run", "clush", "ansible", "gcloud")
-#: Those that reach every worker.
+#: Commands that reach every worker.
 FANNED_OUT = ("floor", *RIVALS, "start", "stop", "doctor", "fetch")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A number that is to be reached.
+    """A target for a number.
 
     Attributes:
-        title: What it is, and the limit.
-        kinds: The samples of a round that it is made of.
-        number: Makes it of them.
-        limit: The most that it may be; the least where `least` is set.
-        least: Whether more is better.
-        workers: How many there must be for it to be judged.
+        title: Its description, with the limit.
+        kinds: The kinds of samples that the number is computed from.
+        number: Computes the number from these samples.
+        limit: The maximum, or the minimum if `least` is set.
+        least: Whether the limit is a minimum.
+        workers: The number of workers for which it is judged; 0 means any.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Target:
     workers: int = 0
 
     def met(self, number: float) -> bool:
-        """Return whether a number reaches it."""
+        """Return whether a number meets the target."""
         return number >= self.limit if self.least else number <= self.limit
 
 
@@ -68,24 +68,24 @@ TARGETS = (
 
 
 def of(series: RunSeries, workers: int, kind: str) -> dict[int, RunSample]:
-    """Return the samples of one kind on so many workers by their round."""
+    """Return the samples of one kind for a number of workers, by round."""
     return {sample.round: sample for sample in series.samples if (sample.workers, sample.kind) == (workers, kind)}
 
 
 def sizes(series: RunSeries) -> list[int]:
-    """Return the numbers of workers that were measured, smallest first."""
+    """Return the measured numbers of workers, smallest first."""
     return sorted({sample.workers for sample in series.samples})
 
 
 def numbers(series: RunSeries, workers: int, kinds: tuple[str, ...], number: Callable[..., float]) -> list[float]:
-    """Return one number per round in which all these kinds were measured, made of their samples in that round."""
+    """Return one number for each round in which all these kinds were measured, computed from their samples."""
     parts = [of(series, workers, kind) for kind in kinds]
     rounds = sorted(set.intersection(*(set(part) for part in parts)))
     return [number(*(part[each] for part in parts)) for each in rounds]
 
 
 def table(series: RunSeries, workers: int) -> list[str]:
-    """Return the lines of the table of so many workers, one per kind."""
+    """Return the lines of the table for a number of workers, one for each kind."""
     heads: tuple[str, ...] = ("", "wall, s", "wall, of the floor's", "CPU, s", "CPU per worker, ms")
     heads += ("all processors busy, s", "peak, MB", "logs, MB/s")
     lines = [f"| {' | '.join(heads)} |".replace("|  |", "| |"), "|---" * len(heads) + "|"]
@@ -110,7 +110,7 @@ def table(series: RunSeries, workers: int) -> list[str]:
 
 
 def target_table(series: RunSeries) -> list[str]:
-    """Return the lines of the targets' table: what was measured with how many workers."""
+    """Return the lines of the targets' table, with a column for each number of workers."""
     measured = sizes(series)
     lines = [
         f"| target | {' | '.join(f'{workers} workers' for workers in measured)} | met |",
@@ -130,7 +130,7 @@ def target_table(series: RunSeries) -> list[str]:
 
 
 def section(series: RunSeries) -> list[str]:
-    """Return the lines of the page."""
+    """Return the lines of this section of the page."""
     rounds = len({sample.round for sample in series.samples})
     method = (
         "Workers are containers of this machine, so that their work and the controller's share its cores. They are of "

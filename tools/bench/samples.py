@@ -1,4 +1,4 @@
-"""What `make bench` measured, and the file that keeps it."""
+"""The samples of `make bench`, and their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 
-#: Rival -> what it is, in the order they are shown.
+#: Rival -> its description, in the order of the page.
 RIVALS = {
     "floor": "Ansible's own floor: a script that prints the same inventory from a file",
     "first": "`ansible-inventory --list`, first time: host keys are learnt",
@@ -27,9 +27,9 @@ class Fleet:
     """A fleet that was measured.
 
     Attributes:
-        nodes: How many nodes it has.
-        accelerator_type: Of all its nodes.
-        workers: Of all nodes together.
+        nodes: Number of nodes.
+        accelerator_type: Accelerator type of all nodes.
+        workers: Number of workers of all nodes.
     """
 
     nodes: int
@@ -38,7 +38,7 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        """What the samples call it."""
+        """The fleet's name in samples."""
         return f"{self.nodes} x {self.accelerator_type}"
 
 
@@ -47,13 +47,13 @@ class Sample:
     """One run of one rival.
 
     Attributes:
-        round: In which all rivals ran once, counted from 1.
+        round: Number of the round, from 1, in which each rival ran once.
         fleet: Name of the fleet.
         rival: Key of `RIVALS`.
-        wall: Seconds.
+        wall: Duration in seconds.
         cpu: Seconds of processor time, user and system, of the command and its children.
         peak: Largest resident size of the command or one of its children, in bytes.
-        requests: Method of the API -> how often it was called.
+        requests: Number of calls by API method.
     """
 
     round: int
@@ -70,11 +70,11 @@ class Series:
     """All samples of one run of the benchmark.
 
     Attributes:
-        commit: What was measured, as `git describe --always --dirty` names it.
+        commit: The measured commit, as `git describe --always --dirty` names it.
         date: Day of the run, ISO 8601.
-        machine: What it ran on, in words: property -> value.
-        fleets: Smallest first.
-        samples: In the order they were taken.
+        machine: Properties of the machine as text: property -> value.
+        fleets: The fleets, smallest first.
+        samples: The samples in the order in which they were taken.
     """
 
     commit: str
@@ -95,13 +95,13 @@ class Series:
 
 @dataclass(frozen=True)
 class PartSeries(Generic[S]):
-    """All samples of one measurement of another part than the inventory.
+    """All samples of one measurement of a part other than the inventory.
 
     Attributes:
-        commit: What was measured, as `git describe --always --dirty` names it.
+        commit: The measured commit, as `git describe --always --dirty` names it.
         date: Day of the measurement, ISO 8601.
-        machine: What it ran on, in words: property -> value.
-        samples: In the order they were taken.
+        machine: Properties of the machine as text: property -> value.
+        samples: The samples in the order in which they were taken.
     """
 
     commit: str
@@ -118,15 +118,15 @@ class PartSeries(Generic[S]):
 
 
 def read_part(path: Path, kind: Callable[..., S]) -> PartSeries[S]:
-    """Return the series that a file holds.
+    """Return the series in a file.
 
     Args:
         path: The file.
-        kind: What makes a sample of its attributes.
+        kind: Creates a sample from its attributes.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError, KeyError, TypeError: It holds none.
+        OSError: The file cannot be read.
+        ValueError, KeyError, TypeError: The content is not a series.
     """
     data: dict[str, Any] = json.loads(path.read_text())
     data["samples"] = tuple(kind(**entry) for entry in data["samples"])
@@ -134,10 +134,10 @@ def read_part(path: Path, kind: Callable[..., S]) -> PartSeries[S]:
 
 
 def parse(text: str) -> Series:
-    """Return the series of a JSON text.
+    """Return the series in a JSON text.
 
     Raises:
-        ValueError, KeyError, TypeError: It is none.
+        ValueError, KeyError, TypeError: The text is not a series.
     """
     data: dict[str, Any] = json.loads(text)
     data["fleets"] = tuple(Fleet(**entry) for entry in data["fleets"])
@@ -146,10 +146,10 @@ def parse(text: str) -> Series:
 
 
 def read(path: Path) -> Series:
-    """Return the series that a file holds.
+    """Return the series in a file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError, KeyError, TypeError: It holds none.
+        OSError: The file cannot be read.
+        ValueError, KeyError, TypeError: The content is not a series.
     """
     return parse(path.read_text())

@@ -1,4 +1,4 @@
-"""Runs site.yml on workers of a lab of its own: the first time, again without changes, and in check mode."""
+"""Run site.yml on workers of a separate lab: the first time, again without changes, and in check mode."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tools.bench.samples import PartSeries
 from tpu_ops import texts
 from tpu_ops.errors import OpsError
 
-#: Kind of run -> what it is, in the order they are run.
+#: Kind of run -> its description, in the order of the runs.
 KINDS = {
     "first": "first run, on bare workers",
     "second": "second run, without changes",
     "check": "`--check` after it",
 }
-#: Those that change nothing.
+#: Kinds of runs that change nothing.
 UNCHANGING = ("second", "check")
-#: Actions that are done without a module on the worker: Ansible's own, and the check of the fleet's variables.
+#: Actions without a module on the worker: Ansible's own, and the check of the fleet's variables.
 ON_CONTROLLER = frozenset(
     f"ansible.builtin.{name}"
     for name in (
@@ -32,7 +32,7 @@ ON_CONTROLLER = frozenset(
         *("include_role", "import_role", "include_tasks", "import_tasks", "include_vars"),
     )
 ) | {"check_variables"}
-#: Seconds that one run of site.yml may take.
+#: Timeout of one run of site.yml, in seconds.
 LONGEST = 3600.0
 
 
@@ -41,16 +41,16 @@ class SiteSample:
     """One run of site.yml.
 
     Attributes:
-        round: Counted from 1.
-        workers: That it configured.
+        round: Number of the round, from 1.
+        workers: Number of configured workers.
         kind: Key of `KINDS`.
-        wall: Seconds.
-        cpu: Seconds of the controller's processor time.
+        wall: Duration in seconds.
+        cpu: Processor time on the controller, in seconds.
         peak: Largest resident size of one process on the controller, in bytes.
-        modules: Modules executed on workers, of all workers together.
-        tasks: Tasks that ran, those that Ansible does itself included, likewise.
-        skipped: Tasks that were skipped, likewise.
-        changed: Tasks that changed something, likewise.
+        modules: Number of modules executed on all workers together.
+        tasks: Number of tasks that ran, including those without a module, on all workers together.
+        skipped: Number of skipped tasks, on all workers together.
+        changed: Number of changed tasks, on all workers together.
     """
 
     round: int
@@ -70,12 +70,12 @@ SiteSeries = PartSeries[SiteSample]
 
 
 def workers(series: SiteSeries) -> int:
-    """Return how many workers the fleets of a series had."""
+    """Return the number of workers in the fleets of a series."""
     return series.samples[0].workers
 
 
 def counts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Given what tasks_file wrote, return the numbers of a sample."""
+    """Return the numbers of a sample from the file of the callback tasks_file."""
     return {
         "modules": sum(row["ran"] for row in tasks if row["action"] not in ON_CONTROLLER),
         "tasks": sum(row["ran"] for row in tasks),
@@ -85,28 +85,30 @@ def counts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def pods(workers: int) -> list[int]:
-    """Return the sizes of nodes that make so many workers, largest first: nodes have a power of two of them."""
+    """Return sizes of nodes for a number of workers, largest first: each node has a power of two of them."""
     return [1 << bit for bit in reversed(range(workers.bit_length())) if workers >> bit & 1]
 
 
 class Site(Lab):
-    """A lab in which site.yml is run."""
+    """A lab for runs of site.yml."""
 
     @contextlib.contextmanager
     def fleet(self, workers: int) -> Iterator[None]:
-        """Keep the nodes of examples/fleet, with bare workers, as long as the block lasts.
+        """Keep the nodes of examples/fleet, with bare workers, for the duration of the block.
 
         Args:
-            workers: One at least: one node is `store`, with a data disk, the others are as large as they can be.
+            workers: Number of workers, at least one: one node is `store`, with a data disk, the others are as large as
+                possible.
 
         Raises:
-            OpsError: They cannot be made.
+            OpsError: The nodes cannot be created.
         """
         lab = dict(self.environ)
         keys = self.root / "keys"
         keys.mkdir(exist_ok=True)
         try:
-            # What makes `store` is a playbook, which does nothing where no worker is: an only one needs another before.
+            # The playbook that creates `store` does nothing without any worker. For a single worker, another one is
+            # needed first.
             for size in pods(workers - 1) or [1]:
                 self.do("tpu_ops", "create", f"pod{size}", "--type", f"v4-{size * CORES}", "--zone", ZONE)
             self.environ |= example.environment(lab, keys)
@@ -123,7 +125,7 @@ class Site(Lab):
         """Run site.yml once.
 
         Raises:
-            OpsError: It failed, or changed what was to stay as it was.
+            OpsError: It failed, or changed something in a run without changes.
         """
         tasks = self.root / "tasks.json"
         counting = {
@@ -133,7 +135,7 @@ class Site(Lab):
         }
         argv = (str(BIN / "ansible-playbook"), "site.yml", *(["--check"] if kind == "check" else []))
         where = f"site.yml on {texts.count(workers, 'worker')}, {kind}"
-        # Ansible's errors stand in what it prints.
+        # Ansible prints its errors to standard output.
         output = self.root / "output"
         took = clock(Command(argv, self.environ | counting), output, output, where, LONGEST)
         found = counts(json.loads(tasks.read_text()))
@@ -145,18 +147,18 @@ class Site(Lab):
 def run(
     sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None], *, anew: bool = True
 ) -> Iterator[tuple[int, list[SiteSample]]]:
-    """Take all samples; yield those of each size as soon as they are taken.
+    """Take all samples; yield those of each size once they are complete.
 
     Args:
-        sizes: Numbers of workers, one at least.
-        rounds: How often each fleet is configured.
+        sizes: Numbers of workers, at least one each.
+        rounds: Number of runs for each fleet.
         root: A directory for the lab's state.
         say: Called with lines of progress.
-        anew: Whether each round has a fleet of its own. If not, one is configured, once, and all rounds are those
-            of runs that change nothing.
+        anew: Whether each round has its own new fleet. Otherwise, one fleet is configured once, and all rounds are
+            runs that change nothing.
 
     Raises:
-        OpsError: Something failed.
+        OpsError: A run failed.
     """
     site = Site(root)
 
@@ -177,7 +179,7 @@ def run(
                 if not anew:
                     kept.enter_context(site.fleet(workers))
                     first = site.sample(0, workers, "first").wall
-                    say(f"site.yml on {texts.count(workers, 'worker')}: configured in {first:.1f} s, which is not kept")
+                    say(f"site.yml on {texts.count(workers, 'worker')}: configured in {first:.1f} s, not counted")
                 for number in range(1, rounds + 1):
                     with site.fleet(workers) if anew else contextlib.nullcontext():
                         samples += taken(number, workers, KINDS if anew else UNCHANGING)

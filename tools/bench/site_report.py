@@ -1,4 +1,4 @@
-"""The part of the page that is about site.yml: pure functions from numbers to text."""
+"""The part of the page about site.yml: pure functions from numbers to text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tools.bench.report import digits, megabytes, spread
 from tools.bench.site import KINDS, SiteSample, SiteSeries, workers
 from tpu_ops import texts
 
-#: Targets: seconds of a run without changes on so many workers, and modules it may execute on each.
+#: Targets: the duration of a run without changes on TARGET_WORKERS, and the modules executed on each worker.
 TARGET_WORKERS, WALL_LIMIT, MODULES_LIMIT = 8, 60.0, 15
 
-#: What is counted of each worker.
+#: The numbers that are shown per worker.
 COUNTS = ("modules", "tasks", "skipped", "changed")
 
 
@@ -22,7 +22,7 @@ def of(series: SiteSeries, kind: str) -> list[SiteSample]:
 
 
 def table(series: SiteSeries) -> list[str]:
-    """Return the lines of the table of one size of fleet, one per kind of run."""
+    """Return the lines of the table for one size of fleet, one for each kind of run."""
     heads = ("", "wall, s", "controller's CPU, s", "peak, MB", *(f"{name} per worker" for name in COUNTS))
     heads += ("CPU per worker and task, s",)
     lines = [f"| {' | '.join(heads)} |".replace("|  |", "| |"), "|---" * len(heads) + "|"]
@@ -43,12 +43,12 @@ def table(series: SiteSeries) -> list[str]:
 
 
 def thousandths(number: float) -> str:
-    """Return a number with three digits behind the point."""
+    """Return a number with three decimal places."""
     return f"{number:.3f}"
 
 
 def targets(measured: Sequence[SiteSeries]) -> list[str]:
-    """Return the lines of the targets' table: those whose workers were measured."""
+    """Return the lines of the targets' table, for the sizes that were measured."""
     rows = []
     for series in measured:
         taken = of(series, "second")
@@ -69,7 +69,7 @@ def targets(measured: Sequence[SiteSeries]) -> list[str]:
 
 
 def of_one_size(series: SiteSeries) -> list[str]:
-    """Return the lines of one size of fleet."""
+    """Return the lines for one size of fleet."""
     machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
     rounds = f"{len({sample.round for sample in series.samples})} rounds"
     if not of(series, "first"):
@@ -85,7 +85,7 @@ def of_one_size(series: SiteSeries) -> list[str]:
 
 
 def section(measured: Sequence[SiteSeries]) -> list[str]:
-    """Given what was measured, smallest fleet first, return the lines of the page."""
+    """Return the lines of this section of the page, from the series, smallest fleet first."""
     method = (
         "Workers are containers of this machine, so that their work and the controller's share its cores. In each "
         "round, unless it is said otherwise, the nodes of [examples/fleet](../examples/fleet), where every role has "

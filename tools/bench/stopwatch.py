@@ -1,11 +1,11 @@
-"""Runs one command and prints what it took.
+"""Run one command and print its measured resources.
 
-That is: wall s, user s, system s, peak kB, exit code, start (s since 1970), s that the machine's processors were busy.
+These are: wall s, user s, system s, peak kB, exit code, start (s since 1970), s that the processors were busy.
 
     python -I -S stopwatch.py STDOUT STDERR COMMAND...
 
-A process of its own, because Linux counts the memory of whoever starts a program to that program's peak: the one
-that starts it has to be smaller than the smallest that is measured. CPU and peak include the command's children.
+This is a separate process because Linux counts the memory of the parent to the peak of a started program. So the parent
+has to be smaller than any measured program. CPU and peak include the command's children.
 """
 
 import os
@@ -14,9 +14,9 @@ import time
 
 
 def busy() -> float:
-    """Return the seconds that all processors of this machine have been busy, together; NaN where it does not say."""
+    """Return the seconds for which this machine's processors have been busy, in total; NaN if unknown."""
     try:
-        # Not by pathlib: this process has to be small.
+        # pathlib would make this process larger.
         with open("/proc/stat") as file:  # noqa: PTH123
             user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
     except OSError:
@@ -25,7 +25,7 @@ def busy() -> float:
 
 
 def main() -> None:
-    """Run the command that the arguments name, with its output in two files, which may be the same."""
+    """Run the command in the arguments, with its output in two files, which may be the same."""
     stdout, stderr, *command = sys.argv[1:]
     writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     outputs = [(os.POSIX_SPAWN_OPEN, number, path, writing, 0o600) for number, path in ((1, stdout), (2, stderr))]

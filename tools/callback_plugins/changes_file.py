@@ -1,4 +1,4 @@
-"""An Ansible callback that adds what a playbook run changed to a file, for programs that compare runs."""
+"""An Ansible callback that appends the changes of a playbook run to a file, for programs that compare runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LISTS = ("actions", "added", "files", "removed")
 
 
 def details(values: dict[str, Any]) -> list[str]:
-    """Given a task's result or a loop's item, return what it names of what it changed, besides paths."""
+    """Return the changes that a task's result or a loop's item names, except paths."""
     found = [str(entry) for key in LISTS if isinstance(values.get(key), list) for entry in values[key]]
     environments = values.get("environments")
-    if environments == {}:  # Pythons were brought, which its other steps name as well.
+    if environments == {}:  # Only Pythons were installed, which other steps name as well.
         found += values.get("missing_pythons", [])
     for name, state in environments.items() if isinstance(environments, dict) else ():
         found += [f"{name}: {line}" for line in state["plan"]]
@@ -39,7 +39,7 @@ def details(values: dict[str, Any]) -> list[str]:
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no types
-    """Collects changed tasks and writes them when the playbook has ended."""
+    """Collect changed tasks and write them at the end of the playbook."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -63,7 +63,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
         self.handlers.add(task.get_name())
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
-        """Keep what one item of a loop changed, until its task ends."""
+        """Keep the changes of a loop's item until its task ends."""
         values = result.result
         if values.get("changed"):
             label = str(self._get_item_label(values))
@@ -71,7 +71,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
             self.items.setdefault((result.task._uuid, result.host.get_name()), []).extend(named or [label])
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Keep a task that ran, and what it changed."""
+        """Keep a task that ran, and its changes."""
         values, task, host = result.result, result.task.get_name(), result.host.get_name()
         self.ran.add((task, host))
         items = self.items.pop((result.task._uuid, host), [])
@@ -80,7 +80,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
             self.changed.append((task, host, paths, sorted([*details(values), *items])))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Add the run to the file."""
+        """Append the run to the file."""
         record = {
             "scenario": os.environ.get("MOLECULE_SCENARIO_NAME", ""),
             "playbook": self.playbook,

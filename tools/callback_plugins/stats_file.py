@@ -1,4 +1,4 @@
-"""An Ansible callback that writes the play's statistics to a file, for programs that check them."""
+"""An Ansible callback that writes a run's statistics to a file, for programs that check them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ requirements:
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no types
-    """Writes statistics when the playbook has ended."""
+    """Write statistics at the end of the playbook."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"

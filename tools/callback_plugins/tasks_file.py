@@ -1,4 +1,4 @@
-"""An Ansible callback that writes what every task of a run did to a file, for programs that count tasks."""
+"""An Ansible callback that writes the results of every task to a file, for programs that count tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ requirements:
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no types
-    """Counts hosts by task and writes the numbers when the playbook has ended."""
+    """Count hosts by task and write the numbers at the end of the playbook."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -45,7 +45,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
             self._count(result, "changed")
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        """Count a host that passed a task over."""
+        """Count a host on which a task was skipped."""
         self._count(result, "skipped")
 
     def v2_playbook_on_stats(self, stats: Any) -> None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 _POLL = 0.05
-#: Seconds that a start waits for the unit's name while an ended run still has it, and that a stop waits for the
-#: processes of a killed supervisor: longer than these are given to end.
+#: Seconds that a start waits for the unit's name while an ended run still has it. A stop waits as long for the
+#: processes of a killed supervisor. Both are longer than processes are given to end.
 _NAME_LIMIT = 15.0
 #: Seconds for systemd to answer, and to end processes after SIGKILL.
 _SYSTEMD_LIMIT = 15
@@ -139,7 +139,7 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
     if earlier.get("stop_requested_by"):
         # The stop came after the recovering controller had checked for one.
         message = "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"])
-        raise Refused("held", message, "start it under another --name if it is wanted again")
+        raise Refused("held", message, "to run it again, start it under another --name")
     if data["attempt"] <= earlier["attempt"]:
         message = "attempt {} of run {} has been on this worker before".format(earlier["attempt"], run_id)
         raise Refused("held", message, "`tpu_ops status {}` shows its state".format(run_id))

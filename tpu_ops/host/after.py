@@ -17,8 +17,8 @@ from .store import Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: Seconds until the record is closed: with a grace of 0, systemd allows STOP_MARGIN in all, of which 2 s are for the
-#: interpreter's start and the disk.
+#: Seconds until the record is closed. With a grace of 0, systemd allows STOP_MARGIN in all, of which the interpreter's
+#: start and the disk get 2 s.
 _LIMIT = unit.STOP_MARGIN - 2.0
 
 

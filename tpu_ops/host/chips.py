@@ -49,10 +49,10 @@ def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any
 def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """End processes that hold chips and belong to no run, then remove libtpu's lockfiles if no process holds a chip.
 
-    Request: ``user`` (the owner of the processes, by default the user who asks; others only for an administrator, and
-        by user id if they have no account), ``grace`` (seconds between SIGTERM and SIGKILL), ``processes`` (``[pid,
-        start]`` each: only these are ended; older controllers do not send it, which means all of that user). Processes
-        of a run are never ended: use `stop`.
+    Request: ``user`` is the owner of the processes, by default the user who asks. Only an administrator may name
+    another owner, by user id if there is no account. ``grace`` is in seconds, between SIGTERM and SIGKILL.
+    ``processes`` has ``[pid, start]`` for each process that may be ended; older controllers do not send it, which
+    means all of that user. Processes of a run are never ended: use `stop`.
 
     Returns:
         ``ended`` and ``left`` (see `described`), and ``chips`` (see `chips_after`).

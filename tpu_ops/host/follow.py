@@ -38,9 +38,9 @@ def follow(request: Dict[str, Any], store: Store, caller: Caller, sink: int) -> 
     If another attempt begins meanwhile, the old one's log is read to its end from where it was set aside. If its record
     is no longer there, the frames end without an END.
 
-    Request: ``run_id``; ``offset`` (default 0), or ``since`` (seconds since 1970); ``notes`` (default 0: the number of
-        the supervisor's notes that the caller has already); ``lines`` (default true: send the log); ``live`` (default
-        true: wait for the end, else send the existing log).
+    Request: ``run_id``; ``offset`` (default 0), or ``since`` (seconds since 1970). ``notes`` is the number of the
+    supervisor's notes that the caller has already (default 0). ``lines`` is whether to send the log (default true).
+    ``live`` is whether to wait for the end instead of sending the existing log only (default true).
 
     Raises:
         Refused: The run does not exist here, or its record is damaged.

@@ -46,8 +46,8 @@ class Keeper:
 
         Args:
             record: The record.
-            beat: Given for the last record, after which other runs may take this worker: called every second while the
-                disk is waited for, which takes at most LAST_PATIENCE.
+            beat: Given for the last record, after which other runs may take this worker. It is called every second
+                while the disk is waited for, which takes at most LAST_PATIENCE.
         """
         deadline = time.monotonic() + (LAST_PATIENCE if beat else PATIENCE)
         with self._changed:

@@ -77,8 +77,8 @@ class Link(abc.ABC):
     """The main thread's interface to the other ranks.
 
     Orders: ``go``; ``abort`` (``reason``, ``ranks``: the ranks at fault); ``note`` (``text``); ``end`` (``kind``:
-        ``over``, ``failed``, ``stop``, ``skew`` or ``lost``; ``reason``, ``first``, ``grace``, ``by``); ``closed``:
-        this link has ended.
+    ``over``, ``failed``, ``stop``, ``skew`` or ``lost``; ``reason``, ``first``, ``grace``, ``by``); ``closed``: this
+    link has ended.
 
     Args:
         wake: Called from any thread when there is an order.
@@ -105,8 +105,8 @@ class Link(abc.ABC):
         """Report a local event.
 
         Events: ``refused`` (``reason``), before the run begins; ``ended`` (``ending``, ``oom``, ``cause``, ``at``);
-            ``stop`` (``intent``, ``at``); ``done``: no process of the run is left here. Times are in monotonic seconds
-            of this host.
+        ``stop`` (``intent``, ``at``); ``done``: no process of the run is left here. Times are in monotonic seconds of
+        this host.
         """
 
 

@@ -28,7 +28,7 @@ _CHUNK = 256 * 1024
 #: Size of the buffer for the disk, and of one write, in bytes.
 BUFFER = 4 * 1024 * 1024
 _PIECE = 64 * 1024
-#: Seconds for which a rank is slowed down if the buffer is full, until a quarter of it is free: so a burst is not lost
+#: Seconds for which a rank is slowed down if the buffer is full, until a quarter of it is free. So a burst is not lost
 #: if the disk stores it a moment later. A disk that does at least 10 MB/s slows no rank down.
 _PATIENCE = 0.1
 #: Errors of a disk that removing files can help against.

@@ -1,7 +1,7 @@
 """The file systems mounted on this host: whether their servers answer, and their systemd units.
 
 A run is ordered after these units, so that it ends before they are unmounted. Otherwise, a shutdown would unmount them
-while the command saves its last checkpoint there: systemd orders ``nofail`` mounts of /etc/fstab, and network file
+while the command saves its last checkpoint there. systemd orders ``nofail`` mounts of /etc/fstab, and network file
 systems, before no target that a service waits for.
 """
 

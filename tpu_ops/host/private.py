@@ -17,8 +17,8 @@ from . import TYPE_CHECKING, proc
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, TextIO
 
-#: Seconds to wait for a lock of another process: less than systemd's timeouts for the start of a run, and for the
-#: program after its end (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
+#: Seconds to wait for a lock of another process. This is less than systemd's timeouts for the start of a run, and for
+#: the program after its end (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
 LOCK_LIMIT = 10.0
 _POLL = 0.02
 

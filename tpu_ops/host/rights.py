@@ -26,8 +26,8 @@ def require_root() -> None:
 def require_right(person: Person) -> None:
     """Check that a user still has the right to use this program.
 
-    sudo uses the groups that a session began with. A session that is older than the user's removal from the launcher's
-    group would keep the right for as long as it lasts, for example months in a tmux server.
+    sudo uses the groups that a session began with. A session may be older than the user's removal from the launcher's
+    group. It would keep the right for as long as it lasts, for example months in a tmux server.
 
     Raises:
         Refused: The user no longer has the right.

@@ -28,8 +28,8 @@ SECRETS = "tpu-run-secrets"
 KEPT_ATTEMPTS = 3
 #: Number of ended runs whose records and logs are kept: more than any list of runs shows.
 KEPT_RUNS = 50
-#: Maximum total size of the logs of ended runs, in bytes: enough for two recovered runs with logs of maximum size, and
-#: less than a tenth of a TPU VM's boot disk.
+#: Maximum total size of the logs of ended runs, in bytes. This is enough for two recovered runs with logs of maximum
+#: size, and less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
 #: Other files beside a record that are removed with the run: an intent, and temporary files of both, left by a killed
 #: process.
@@ -206,7 +206,7 @@ class Store:
     def changing(self, run_id: str, *, anyway: bool = False, limit: float = private.LOCK_LIMIT) -> ContextManager[None]:
         """Lock a run's record for the block, against setting it aside and against changes after the run's end.
 
-        Each run has its own lock: a user who stops a run can block that request forever, like any process of theirs,
+        Each run has its own lock. A user who stops a run can block that request forever, like any process of theirs,
         and must not block requests on other runs.
 
         Args:
@@ -440,7 +440,6 @@ class Store:
 
 
 def _is_record(record: dict[str, Any], run_id: str) -> bool:
-    """Return whether a JSON object is the record of a run."""
     return record.get("run_id") == run_id and isinstance(record.get("state"), str)
 
 

@@ -32,10 +32,10 @@ _WAKE = signal.SIGUSR1
 #: Signals that the supervisor waits for instead of being interrupted.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
-#: Seconds to wait for the end of the log after the last process of the run has ended: a process outside of the run may
+#: Seconds to wait for the end of the log after the last process of the run has ended. A process outside of the run may
 #: have the pipe open, or the disk may stall. Unwritten output is then lost.
 _DRAIN = 5.0
-#: Seconds after a kill for lack of memory in which a failure counts as its consequence: a command that loses one of its
+#: Seconds after a kill for lack of memory in which a failure counts as its consequence. A command that loses one of its
 #: processes, for example a data loader, takes a while to fail.
 _OOM_SPAN = 10.0
 #: Maximum number of faults in a message.

@@ -41,7 +41,7 @@ def variables(
         "TPU_OPS_PROJECT": PROJECT,
         "TPU_OPS_USER": USER,
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
-        # A fleet's directory stands for its file if the file has the default name.
+        # Use the fleet's directory instead of its file if the file has the default name.
         "TPU_OPS_FLEET": str(fleet if file.parts[-2:] == own.parts[-2:] else file),
         **({"TPU_OPS_ZONES": ",".join(ZONES)} if "zones" in keys else {}),
         **({"TPU_OPS_SNAPSHOT": "api"} if "snapshot" in keys else {}),

@@ -1,7 +1,7 @@
 """The API's process: its record on this machine, and whether a running process is the recorded one.
 
-The process may receive signals, so the record is not trusted: any user's program may have written the file, and the
-kernel may have given the process id to another process.
+The process may receive signals, so the record is not trusted: another program may have written the file. The kernel may
+also have given the process id to another process.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Attempt:
             if not said:
                 why = f": {refusing[0].reason}" if refusing else ""
                 hosts = silent + [outcome.host for outcome in refusing]
-                what = f"no word from {texts.folded(hosts)}, although the node exists{why}"
+                what = f"no answer from {texts.folded(hosts)}, although the node exists{why}"
                 self._printer.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
                 said = True
             for host in silent:
@@ -223,7 +223,7 @@ class Attempt:
         left = tuple(host for host in hosts if host not in gone)
         found = {host: Outcome(0, host, "gone", reason=why) for host, why in gone.items()}
         if endings.is_over(self._told.values()):
-            found |= {host: Outcome(0, host, "unknown", reason="its end was not heard") for host in left}
+            found |= {host: Outcome(0, host, "unknown", reason="its end was not reported") for host in left}
         elif left:
             self._losing()
             reason = "; ".join(self.lost.values())

@@ -289,7 +289,7 @@ class Driver:
         known = records.read(self._state_dir, self.kept.run_id)
         if known is None:
             where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those it knows"
-            raise UsageError("this machine remembers no such run", where=where, fix=fix)
+            raise UsageError("this machine has no record of this run", where=where, fix=fix)
         fleet = self._services.fleet()
         one = self.attempt(self._services.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
         self.on = (one.fanout, one.run)

@@ -18,7 +18,7 @@ from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure
 #: Fix for a run name that is in use, if nothing more is known about its run.
 OTHER_NAME = "choose another --name"
 #: Fix for a run that a user stopped before it began.
-STOPPED = "start it under another --name if it is wanted again"
+STOPPED = "to run it again, start it under another --name"
 #: State of a run while its next attempt is being prepared.
 RECOVERING = "recovering"
 
@@ -141,7 +141,7 @@ def recovery(found: Recoverer | None) -> str:
     if found is None:
         return ""
     if not found.held:
-        return f"run {found.run_id}: no process is recovering it; `{resuming(found.run_id).how}` resumes that"
+        return f"run {found.run_id}: no process is recovering it; `{resuming(found.run_id).how}` resumes the recovery"
     pid = [f"pid {found.pid}"] if found.pid else []
     if not found.pending:
         return f"run {found.run_id}: a process on this machine recovers it{_aside(pid)}"

@@ -30,8 +30,8 @@ SHORT_LIMIT = 10.0
 RECENT = 10
 #: Seconds by which rank 0 is asked to stop before the others. Its supervisor then tells the others sooner than the
 #: controller can, whose request to rank 0 would wait behind theirs. With 32 workers on one machine and a grace of 2 s,
-#: a stop took 3.3 to 3.5 s without the head start and takes 2.8 s with it. If rank 0 is not asked, another worker gets
-#: the head start.
+#: a stop took 3.3 to 3.5 s without it, and takes 2.8 s with it. If rank 0 is not asked, another worker gets the head
+#: start.
 _HEAD_START = 0.15
 #: Seconds after which a worker's answer about an active rank is out of date and requested again.
 _STALE = 3.0
@@ -242,13 +242,13 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     silent = contact.with_hint(fleet.settings, mute)
     if lost := [reply for reply in silent if is_lost(reply)]:
         raise UnreachableError(
-            f"none of the workers that answer knows a run {run_id!r}",
+            f"no worker that answered knows a run {run_id!r}",
             where=f"silent: {texts.folded([reply.host for reply in lost])}",
             fix=lost[0].fix or _ONCE_THEY_ANSWER,
         )
     if silent:
         raise HostError(
-            f"none of the workers that can tell knows a run {run_id!r}; the others cannot: {silent[0].problem}",
+            f"no worker that can tell knows a run {run_id!r}; the others cannot tell: {silent[0].problem}",
             where=texts.folded([reply.host for reply in silent]),
             fix=preflight.first_fix([(reply.fix, reply.host) for reply in silent]),
         )
@@ -262,7 +262,7 @@ def _nothing(fleet: Fleet, word: str) -> UsageError:
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     recent = records.recent(fleet.settings.state_dir, records.KEPT)
     if before := next((run.run_id for run in recent if word in run.nodes), ""):
-        hint = f"a node of this name was there: `tpu_ops status {before}` shows the last run that was started on it; "
+        hint = f"a node of this name existed: `tpu_ops status {before}` shows the last run that was started on it; "
     return UsageError(
         f"{word!r} is neither a run nor a node or worker",
         where="this fleet",
@@ -279,9 +279,7 @@ def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Ma
     on = [one for one in found if any(record["state"] in ON for record in one.values())]
     if len(on) > 1:
         where = "; ".join(texts.folded(list(one)) for one in on)
-        raise UsageError(
-            f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the one that you mean"
-        )
+        raise UsageError(f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the run instead")
     return on[0] if on else max(found, key=lambda one: max(float(record["since"]) for record in one.values()))
 
 

@@ -30,7 +30,7 @@ def shown_by(settings: Settings, run_id: str) -> str:
         shell = shell_of(place.name, settings.file, settings.endpoint, projects, zones)
         if shell is not None:
             commands.append(f"`{_env(shell)}tpu_ops status {run_id}`")
-    what = "a run of this name was started in a shell that asks for other projects or zones"
+    what = "a run of this name was started in a shell with other projects or zones"
     return f"{what}: {' or '.join(commands)}" if commands else ""
 
 

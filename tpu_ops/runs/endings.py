@@ -23,7 +23,9 @@ def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
     return [
         outcome
         if outcome.record is None or outcome.record["attempt"] == attempt
-        else replace(outcome, state="gone", reason=f"attempt {attempt} is not there", exit=None, intent="", record=None)
+        else replace(
+            outcome, state="gone", reason=f"it has no record of attempt {attempt}", exit=None, intent="", record=None
+        )
         for outcome in outcomes
     ]
 
@@ -61,7 +63,7 @@ def _succeeded(outcome: Outcome, teller: str) -> Outcome:
     """Return a rank's outcome as succeeded because another worker reports it, whatever its own worker said."""
     if outcome.state == "succeeded":
         return outcome
-    reason = f"{outcome.reason or outcome.state}; as {teller} tells, the run succeeded"
+    reason = f"{outcome.reason or outcome.state}; {teller} reports that the run succeeded"
     record = outcome.record and {**outcome.record, "first": None}
     return replace(outcome, state="succeeded", reason=reason, intent="", record=record)
 

@@ -13,7 +13,7 @@ from tpu_ops.ssh.replies import Reply
 #: States of a rank without information: its worker does not answer, or answers with an error.
 UNKNOWN = ("unknown", "unreachable")
 #: Message for a rank whose log could not be read to its end although its worker answers.
-CUT = "its log could not be read to its end: its worker sends no more of it"
+CUT = "its log could not be read to its end: its worker stopped sending it"
 #: Maximum age in seconds of a traceback that is reported with the first failure: JAX waits for up to 300 s at a rank's
 #: exit.
 TRACEBACK_SPAN = 600.0

@@ -32,8 +32,8 @@ CHECKS = {
     "free": "the chips are free",
     "environment": "the environment exists",
     "same": "the environment is the same on all workers",
-    "changing": "nothing that runs use is being changed",
-    "mounts": "what is mounted from servers answers",
+    "changing": "Ansible is not changing what runs use",
+    "mounts": "the servers of mounted file systems answer",
     "space": "the disks have free space",
     "clock": "the clocks agree",
 }

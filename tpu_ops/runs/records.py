@@ -168,7 +168,7 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
     try:
         return _read(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        _warn_once(path, (exc.strerror if isinstance(exc, OSError) else "") or "it does not hold the record of a run")
+        _warn_once(path, (exc.strerror if isinstance(exc, OSError) else "") or "it does not contain a run's record")
         return None
 
 
@@ -179,7 +179,6 @@ def _warn_once(path: Path, why: str) -> None:
 
 
 def _read(path: Path) -> RunRecord:
-    """Return the record in a file."""
     data = json.loads(files.read_regular(path, _LARGEST))
     return RunRecord(
         run_id=data["run_id"],

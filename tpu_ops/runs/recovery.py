@@ -179,7 +179,7 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         found = Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
         _without_values(found)
     except FileNotFoundError:
-        what = f"this machine keeps nothing to start run {run_id} again with"
+        what = f"this machine has no recovery state of run {run_id}"
         raise UsageError(what, where=str(path), fix=fix) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         fix = f"take the run over with the version of tpu_ops that wrote it, or end it: tpu_ops stop {run_id}"

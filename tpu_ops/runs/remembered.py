@@ -55,7 +55,7 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
             # The new node has no launcher yet, or no record of the run.
             state, reason = "gone", NODE_GONE
         elif is_another and state == "unreachable" and openssh.refused(reason):
-            reason = f"{NODE_GONE}, and the new one of its name does not let you in: {reason}"
+            reason = f"{NODE_GONE}, and the new node of its name refuses your login: {reason}"
         serves = node is not None and node.state in SERVING_STATES
         if is_over and (state == "gone" or outcome.bare or (state == "unreachable" and not serves)):
             state, reason = known.ended, f"{reason}; as seen from here the run {_ENDS[known.ended]}"

@@ -179,9 +179,9 @@ class RunSpec:
 def _without_others(worker: Worker, slices: int) -> dict[str, str]:
     """Return the variables that keep a run on one slice from waiting for the other slices of a multislice node.
 
-    JAX asks the metadata server, which lists all these slices, for variables that are not set; an empty value means
-    that there are no others (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). Older versions of
-    JAX offer no way: they parse an empty value as a number, and look up one that is not set.
+    JAX asks the metadata server for variables that are not set, and this server lists all these slices. An empty value
+    means that there are no others (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). Older
+    versions of JAX offer no way: they parse an empty value as a number, and look up one that is not set.
     """
     return dict.fromkeys(MEGASCALE, "") if worker.node.multislice and slices == 1 else {}
 

@@ -247,7 +247,7 @@ async def _bring(
         if wrong:
             named = sorted({entry for entries in wrong.values() for entry in entries})
             raise HostError(
-                f"{texts.some(named, _NAMED)} in ~/{tree.cwd} is not what was read here: it has changed meanwhile",
+                f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from what was read here: it has changed",
                 where=texts.folded(list(wrong)),
                 fix="run the same command again once nothing writes there or here",
             )
@@ -370,9 +370,9 @@ async def _require_space(
     much = f"; up to {most / 10**6:.1f} MB were to be copied there" if most else ""
     by_quota = all(_FULL not in result.stderr for result in refused)
     why = "your quota is used up on the disk" if by_quota else "the disk is full"
-    what = f"{why} that ~/{tree.cwd} is on: {texts.some(free, _NAMED) or 'no more is known of it'}{much}"
+    what = f"{why} that ~/{tree.cwd} is on: {texts.some(free, _NAMED) or 'its free space is unknown'}{much}"
     asked = f"df -h ~/{PARENT}; df -i ~/{PARENT}; du -sh ~/* ~/{PARENT}/*"
-    look = f"`tpu_ops run {texts.target(full)} --shell -- '{asked}'` shows by what"
+    look = f"`tpu_ops run {texts.target(full)} --shell -- '{asked}'` shows what uses it"
     fix = f"{look}; remove what is not needed there, or name data in {tree.name}/.gitignore, and run this again"
     raise HostError(what, where=texts.folded(full), fix=fix)
 

@@ -144,7 +144,7 @@ def _cannot_listen(failure: OSError, bind: str, port: int, option: str) -> Usage
     return UsageError(
         f"cannot listen on {bind} port {port}: {failure.strerror or failure}",
         where=f"{option} {port}",
-        fix=f"end what uses port {port}, or choose another with {option}",
+        fix=f"end the process that uses port {port}, or choose another with {option}",
     )
 
 

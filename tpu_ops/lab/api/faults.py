@@ -154,7 +154,7 @@ class Faults:
                 await asyncio.wait_for(self._removed.wait(), seconds)
         first = found[0]
         if first.code:
-            raise ApiError(first.code, first.message or f"the lab was asked to answer {target.method} so")
+            raise ApiError(first.code, first.message or f"the lab was told to answer {target.method} with this error")
         return tuple(f"projects/{target.project}/locations/{fault.zone}" for fault in found if fault.unreachable)
 
     def _take(self, target: Target) -> list[Fault]:

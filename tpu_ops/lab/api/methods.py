@@ -1,4 +1,4 @@
-"""Every method of the API and what answers it."""
+"""The table of all API methods and their handlers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TPU: dict[str, Handler] = {
     "ListReservations": offers.list_reservations,
 }
 
-#: The services that stand beside it: full name -> method -> (request, response, handler).
+#: The other services: full name -> method -> (request, response, handler).
 MIXINS: dict[str, dict[str, tuple[type, type, Handler]]] = {
     "google.longrunning.Operations": {
         "GetOperation": (operations_pb2.GetOperationRequest, operations_pb2.Operation, operations.get_operation),
@@ -66,5 +66,5 @@ MIXINS: dict[str, dict[str, tuple[type, type, Handler]]] = {
     },
 }
 
-#: Every method by its short name.
+#: Short names of all methods.
 NAMES = frozenset(TPU).union(*MIXINS.values())

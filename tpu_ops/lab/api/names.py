@@ -1,4 +1,4 @@
-"""Resource names: ``projects/P``, ``projects/P/locations/Z`` and what lies below."""
+"""Resource names: ``projects/P``, ``projects/P/locations/Z`` and names below these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpu_ops.lab.api.errors import invalid
 
-#: Any location of a project, in lists.
+#: In lists: all locations of a project.
 ANY_LOCATION = "-"
 
 _LOCATION = re.compile(r"^projects/(?P<project>[^/]+)/locations/(?P<zone>[^/]+)$")
@@ -18,7 +18,7 @@ _QUEUED_ID = re.compile(r"^[A-Za-z0-9_.~+%-]{1,128}$")
 
 @dataclass(frozen=True)
 class Location:
-    """A zone of a project; the zone is ``-`` where a list asks for all of them."""
+    """A zone of a project. The zone is ``-`` in a list of all zones."""
 
     project: str
     zone: str
@@ -34,7 +34,7 @@ class Location:
 
 
 def location(name: str, field: str = "parent") -> Location:
-    """Given ``projects/P/locations/Z``, return its parts.
+    """Split ``projects/P/locations/Z`` into its parts.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the name has another form.
@@ -46,7 +46,7 @@ def location(name: str, field: str = "parent") -> Location:
 
 
 def resource(name: str, collection: str, field: str = "name") -> tuple[Location, str]:
-    """Given the name of a resource of a collection, return its location and its short name.
+    """Split the name of a resource of a collection into its location and its short name.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the name has another form.
@@ -58,13 +58,13 @@ def resource(name: str, collection: str, field: str = "name") -> tuple[Location,
 
 
 def split(name: str) -> tuple[Location, str]:
-    """Return location and short name of a resource name that is known to be well-formed."""
+    """Split a resource name that is known to be valid into its location and its short name."""
     parent, _, short = name.rsplit("/", 2)
     return location(parent), short
 
 
 def check_node_id(short: str, field: str = "node_id") -> str:
-    """Return a new node's short name if it is a valid one (the form of a DNS label).
+    """Return a new node's short name if it is valid (a DNS label).
 
     Raises:
         ApiError: INVALID_ARGUMENT.
@@ -75,7 +75,7 @@ def check_node_id(short: str, field: str = "node_id") -> str:
 
 
 def check_queued_id(short: str) -> str:
-    """Return a new queued resource's short name if it is a valid one.
+    """Return a new queued resource's short name if it is valid.
 
     Raises:
         ApiError: INVALID_ARGUMENT.

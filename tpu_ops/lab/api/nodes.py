@@ -1,4 +1,4 @@
-"""The node methods of google.cloud.tpu.<version>.Tpu: what may be asked, and the operation that does it."""
+"""The node methods of google.cloud.tpu.<version>.Tpu: validation of requests, and start of their operations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
 from tpu_ops.lab.backend import MAX_DISKS, disk_resource
 
-#: Field mask path -> key of the internal form. The service documents the first five; data_disks is what gcloud's
-#: attach-disk and detach-disk send.
+#: Field mask path -> key of the internal form. The service documents the first five; gcloud's attach-disk and
+#: detach-disk send data_disks.
 UPDATABLE = {
     "description": "description",
     "tags": "tags",
@@ -29,7 +29,7 @@ _EMPTY: Json = {"description": "", "tags": [], "labels": {}, "metadata": {}, "da
 
 
 def complete(location: Location, body: Json, field: str = "node") -> Json:
-    """Given what a client wants a node to be, return it with the service's defaults filled in.
+    """Return a client's node with the service's defaults filled in.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
@@ -50,7 +50,7 @@ def complete(location: Location, body: Json, field: str = "node") -> Json:
     _check_disks(body.get("dataDisks", []), entry.workers, f"{field}.data_disks")
     if len(several := body.pop("networkConfigs", [])) > 1:
         raise invalid(f"{field}.network_configs: workers of the lab have one network interface")
-    # Without any network configuration workers get external addresses; with one, its flag decides.
+    # Without a network configuration, workers get external addresses; with one, its flag decides.
     network = body["networkConfig"] if "networkConfig" in body else (several or [{"enableExternalIps": True}])[0]
     body["networkConfig"] = {**network, **_network_names(location, network)}
     body["schedulingConfig"] = body.get("schedulingConfig", {})
@@ -63,7 +63,7 @@ def complete(location: Location, body: Json, field: str = "node") -> Json:
 
 
 def _network_names(location: Location, network: Json) -> Json:
-    """Return network and subnetwork as full names; both are ``default`` where they are not given."""
+    """Return network and subnetwork as full names; the default of both is ``default``."""
     parents = {
         "network": f"projects/{location.project}/global/networks",
         "subnetwork": f"projects/{location.project}/regions/{location.zone.rsplit('-', 1)[0]}/subnetworks",
@@ -73,7 +73,7 @@ def _network_names(location: Location, network: Json) -> Json:
 
 
 def _check_disks(disks: list[Json], workers: int, field: str) -> None:
-    """Refuse data disks that cannot be attached: a disk shared by several workers must be read-only."""
+    """Reject data disks that cannot be attached: a disk shared by several workers must be read-only."""
     sources = [disk_resource(disk.get("sourceDisk", "")) for disk in disks]
     if "" in sources:
         raise invalid(f"{field}: source_disk is missing")
@@ -96,7 +96,7 @@ def find(service: Service, name: str) -> NodeRecord:
 
 
 def require(record: NodeRecord, action: str, states: Collection[str]) -> None:
-    """Refuse an action that a node's state forbids.
+    """Reject an action that is not allowed in the node's state.
 
     Raises:
         ApiError: FAILED_PRECONDITION.
@@ -208,7 +208,7 @@ async def update_node(service: Service, api: str, request: Message) -> Message:
 
 
 async def simulate_maintenance_event(service: Service, api: str, request: Message) -> Message:
-    """SimulateMaintenanceEvent (v2alpha1): whichever worker is named, the whole slice goes through it."""
+    """SimulateMaintenanceEvent (v2alpha1): the event affects the whole slice, whichever worker is named."""
     record = find(service, request.name)
     for worker in request.worker_ids:
         _worker_index(record, worker)
@@ -227,7 +227,7 @@ async def _maintain(service: Service, api: str, record: NodeRecord) -> Message:
 
 
 async def preempt(service: Service, name: str) -> Message:
-    """Preempt a node (only the lab can be asked to) and return the operation that kills its workers."""
+    """Preempt a node, which only the lab offers; return the operation that kills its workers."""
     record = find(service, name)
     require(record, "preempted", ("READY",))
     undo = lifecycle.become(service, record, "PREEMPTED")
@@ -243,7 +243,7 @@ def _worker_index(record: NodeRecord, worker: str) -> int:
 
 
 async def get_guest_attributes(service: Service, api: str, request: Message) -> Message:
-    """GetGuestAttributes: one entry per worker asked for, in that order; no ids, or one empty id, asks all."""
+    """GetGuestAttributes: one entry for each requested worker, in their order; no ids, or one empty id, means all."""
     record = find(service, request.name)
     asked = [worker for worker in request.worker_ids if worker]
     workers = record.workers()
@@ -254,7 +254,7 @@ async def get_guest_attributes(service: Service, api: str, request: Message) -> 
     for worker, attributes in zip(chosen, found, strict=True):
         entry = response.guest_attributes.add(query_path=request.query_path)
         entry.query_value.SetInParent()
-        # gcloud takes the instance's name from the key `hostname` of whatever namespace.
+        # gcloud takes the instance's name from the key `hostname`, in any namespace.
         published = {**attributes, "instance": {"hostname": worker.hostname}} if attributes else {}
         for space, values in sorted(published.items()):
             for name, value in sorted(values.items()):

@@ -1,4 +1,4 @@
-"""The methods that say what the lab's cloud offers: locations, accelerator types, runtime versions."""
+"""The methods that list the offers of the lab's cloud: locations, accelerator types, runtime versions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Offer:
     body: Json
 
     def pb(self, api: str) -> Message:
-        """Return it as a protobuf of one API version."""
+        """Return the entry as a protobuf of one API version."""
         into = locations_pb2.Location() if self.kind == "Location" else wire.message(api, self.kind)()
         return wire.parse({"name": self.name, **self.body}, into)
 
     def text(self, api: str) -> str:
-        """Return it as JSON text of one API version."""
+        """Return the entry as JSON text of one API version."""
         return wire.json_text(self.pb(api))
 
 
@@ -105,7 +105,7 @@ async def get_runtime_version(service: Service, api: str, request: Message) -> M
 
 
 async def generate_service_identity(service: Service, api: str, request: Message) -> Message:
-    """GenerateServiceIdentity: an address of the right form, and no one's."""
+    """GenerateServiceIdentity: returns an invented address of the right form."""
     location = service.location(request.parent)
     number = int(hashlib.sha256(location.project.encode()).hexdigest()[:10], 16)
     response = wire.message(api, "GenerateServiceIdentityResponse")()

@@ -1,4 +1,4 @@
-"""Long-running operations: started, run to their end even across restarts, listed, waited for, cancelled."""
+"""Long-running operations: start, execution across restarts, list, wait, cancel."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message
 from tpu_ops.lab.backend import BackendError
 
-#: Where there are more operations than this, those that ended longer ago than so many seconds are forgotten.
+#: If there are more operations than KEEP_COUNT, those that ended more than KEEP_SECONDS ago are removed.
 KEEP_COUNT = 1000
 KEEP_SECONDS = 600.0
 
-#: Verb -> what does it. It is called again after a restart, whatever it had done before, and returns the result's
-#: JSON form.
+#: Verb -> the function that carries the operation out and returns the result's JSON form. After a restart it is called
+#: again, even if it was partly done.
 Effect = Callable[[Service, OperationRecord], Awaitable[Json]]
 EFFECTS: dict[str, Effect] = {}
 
-#: Takes back what a request changed before its operation began.
+#: Reverts the changes of a request whose operation did not begin.
 Undo = Callable[[], None]
 
-#: Verbs that do not wait for the shortest time of an operation.
+#: Verbs without a minimum duration.
 AT_ONCE = ("preempt",)
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
 
 
 def effect(verb: str) -> Callable[[Effect], Effect]:
-    """Register what an operation of this verb does."""
+    """Register the function that carries out operations of this verb."""
 
     def register(function: Effect) -> Effect:
         EFFECTS[verb] = function
@@ -54,26 +54,26 @@ def result(api: str, kind: str, record: Record) -> Json:
 async def start(
     service: Service, api: str, verb: str, target: str, *, args: Json, undo: Undo, request_id: str = ""
 ) -> Message:
-    """Begin an operation and return it, once it is on disk, as the client sees it.
+    """Begin an operation; once it is on disk, return it.
 
     Args:
         service: The service.
         api: API version.
-        verb: What it does.
+        verb: The verb of the operation.
         target: Full name of the resource.
-        args: What its effect needs to go on after a restart.
-        undo: Takes back what the request changed so far.
+        args: Values that its effect needs to continue after a restart.
+        undo: Reverts the changes that the request has made so far.
         request_id: The client's idempotency key.
 
     Raises:
-        ApiError: RESOURCE_EXHAUSTED; it cannot be written down, and nothing is as if it had begun.
+        ApiError: RESOURCE_EXHAUSTED; the operation cannot be stored, and all changes were reverted.
     """
     _forget_old(service)
     name = service.state.new_operation_name(split(target)[0])
     record = OperationRecord(name, api, verb, target, time.time(), args=args, request_id=request_id)
     service.state.operations.add(record)
     service.store.changed()
-    # A task of its own, so that a client that goes away does not leave a record that nobody works on.
+    # A task of its own: if the client disconnects, the stored operation is still carried out.
     accepted: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
     service.spawn(name, _accept(service, record, undo, accepted))
     if (failure := await asyncio.shield(accepted)) is not None:
@@ -84,7 +84,7 @@ async def start(
 async def _accept(
     service: Service, record: OperationRecord, undo: Undo, accepted: asyncio.Future[ApiError | None]
 ) -> None:
-    """Write an operation down and bring it to its end, or take it back."""
+    """Store an operation and carry it out, or revert it."""
     try:
         await service.store.flush()
     except ApiError as failure:
@@ -101,7 +101,7 @@ async def _accept(
 
 
 def repeated(service: Service, api: str, verb: str, target: str, request_id: str) -> Message | None:
-    """Return the operation that an earlier request with the same idempotency key began, if there was one."""
+    """Return the operation that an earlier request with the same idempotency key began; None if there is none."""
     if not request_id:
         return None
     for record in service.state.operations.below(split(target)[0]):
@@ -111,7 +111,7 @@ def repeated(service: Service, api: str, verb: str, target: str, request_id: str
 
 
 async def run(service: Service, record: OperationRecord) -> None:
-    """Bring an operation to its end, not before its shortest time is over."""
+    """Carry out an operation, with at least the minimum duration."""
     if record.verb not in AT_ONCE:
         await asyncio.sleep(record.created + service.seconds - time.time())
     try:
@@ -130,7 +130,7 @@ async def run(service: Service, record: OperationRecord) -> None:
 
 
 def resume(service: Service) -> None:
-    """Go on with the operations that an earlier process left unfinished."""
+    """Continue the operations that an earlier process left unfinished."""
     for record in sorted(service.state.operations, key=lambda record: record.created):
         if not record.done:
             service.spawn(record.name, run(service, record))
@@ -155,7 +155,7 @@ async def get_operation(service: Service, api: str, request: Message) -> Message
 
 
 async def list_operations(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.ListOperations: newest last only by chance, sorted by name."""
+    """google.longrunning.Operations.ListOperations: sorted by name."""
     if request.filter:
         raise ApiError(Code.UNIMPLEMENTED, "filter: the lab does not filter operations")
     location = service.location(request.name, wildcard=True)
@@ -186,18 +186,18 @@ async def delete_operation(service: Service, api: str, request: Message) -> Mess
 
 
 async def cancel_operation(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.CancelOperation: a wish; only the creation of a node follows it."""
+    """google.longrunning.Operations.CancelOperation: only the creation of a node can be cancelled."""
     record = _find(service, request.name)
     if not record.done:
         record.cancel_requested = True
         record.touch()
         service.store.changed()
-        await service.store.flush()  # where that fails it stays a wish, which may be repeated
+        await service.store.flush()  # if this fails, the client may repeat the request
     return empty_pb2.Empty()
 
 
 async def wait_operation(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.WaitOperation: return when it has ended or the request's time is over."""
+    """google.longrunning.Operations.WaitOperation: return when the operation has ended or the timeout is over."""
     record = _find(service, request.name)
     task = service.running.get(record.name)
     if task is not None:

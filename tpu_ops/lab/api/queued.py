@@ -1,4 +1,4 @@
-"""The queued resource methods; `queued_walk` has the states that a queued resource goes through."""
+"""The methods of queued resources; their state changes are in `queued_walk`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, t
 from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
 
-#: States in which it may be deleted although its nodes exist and nobody forces it.
+#: States in which a queued resource with nodes may be deleted without force.
 _DELETABLE = ("ACCEPTED", "FAILED", "SUSPENDED")
 _RESETTABLE = ("ACTIVE", "FAILED", "SUSPENDED")
 _MAX_SLICES = 256
 
 
 def _check(location: Location, short: str, body: Json) -> Json:
-    """Given a queued resource as a client sent it, return it with its nodes completed.
+    """Return a client's queued resource with its nodes completed.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
@@ -120,7 +120,7 @@ async def _create(service: Service, operation: OperationRecord) -> Json:
 
 
 async def delete_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """DeleteQueuedResource: without force only where no node would be lost."""
+    """DeleteQueuedResource: without force, only if no node is lost."""
     service.resource(request.name, "queuedResources")
     if earlier := operations.repeated(service, api, "deleteQueuedResource", request.name, request.request_id):
         return earlier
@@ -151,7 +151,7 @@ async def _delete(service: Service, operation: OperationRecord) -> Json:
 
 
 async def reset_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """ResetQueuedResource: its nodes are removed and it walks its way again."""
+    """ResetQueuedResource: remove its nodes and begin again in state ACCEPTED."""
     record = _find(service, request.name)
     if record.state not in _RESETTABLE:
         raise precondition(
@@ -175,7 +175,7 @@ async def _reset(service: Service, operation: OperationRecord) -> Json:
 
 
 async def perform_maintenance_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """PerformMaintenanceQueuedResource (v2alpha1): the named nodes of it, or all."""
+    """PerformMaintenanceQueuedResource (v2alpha1): for the named nodes, or all."""
     record = _find(service, request.name)
     nodes = walk.nodes_of(service, record)
     for asked in request.node_names:

@@ -1,7 +1,7 @@
-"""The walk of a queued resource from CREATING to ACTIVE and back.
+"""The state changes of a queued resource.
 
-CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING (its nodes are created), ACTIVE; FAILED where that cannot be;
-SUSPENDING and SUSPENDED once a node was preempted or all were deleted; DELETING.
+CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING (its nodes are created), ACTIVE; FAILED if that is not possible;
+SUSPENDING and SUSPENDED when a node was preempted or all were deleted; DELETING.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tpu_ops.lab.backend import BackendError
 def become(
     service: Service, record: QueuedRecord, state: str, initiator: str = "SERVICE", error: Json | None = None
 ) -> Undo:
-    """Put a queued resource into a state and return what puts it back, and lets it go on, unless it went on already."""
+    """Set a queued resource's state; return a function that restores the old one, if the new one has not changed."""
     before = (record.state, record.initiator, record.error)
 
     def undo() -> None:
@@ -32,7 +32,7 @@ def become(
             become(service, record, *before)
             begun = [operation for operation in service.state.operations if operation.target == record.name]
             if record.state == "CREATING" and all(operation.done for operation in begun):
-                # Its creation ended meanwhile, and left it to what is taken back now.
+                # Its creation has ended meanwhile without effect, because of the state that is now reverted.
                 become(service, record, "ACCEPTED", "USER")
             if record.state in _STEPS and record.name not in service.running:
                 set_out(service, record)
@@ -48,13 +48,13 @@ def _fail(service: Service, record: QueuedRecord, failure: ApiError) -> None:
 
 
 def nodes_of(service: Service, record: QueuedRecord) -> list[NodeRecord]:
-    """Return the nodes of a queued resource that exist."""
+    """Return the existing nodes of a queued resource."""
     found = (service.state.nodes.find(name) for name, _, _ in record.specs())
     return [node for node in found if node is not None and node.queued == record.name]
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Let all of these come to their end, then raise the first error."""
+    """Wait for all coroutines, then raise the first error, if any."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for found in results:
         if isinstance(found, BaseException):
@@ -71,7 +71,7 @@ async def remove_nodes(service: Service, record: QueuedRecord) -> None:
 
 
 def resume(service: Service) -> None:
-    """Go on with the queued resources that an earlier process left on their way, and mind those that are active."""
+    """Continue queued resources in intermediate states, and watch the nodes of active ones."""
 
     def lost(node: NodeRecord) -> None:
         record = service.state.queued.find(node.queued) if node.queued else None
@@ -89,12 +89,12 @@ def resume(service: Service) -> None:
 
 
 def set_out(service: Service, record: QueuedRecord) -> None:
-    """Let a queued resource go on its way by itself."""
+    """Start the automatic state changes of a queued resource."""
     service.spawn(record.name, _walk(service, record))
 
 
 async def _walk(service: Service, record: QueuedRecord) -> None:
-    """Lead a queued resource from state to state until it stays, or until something else takes it over."""
+    """Lead a queued resource from state to state until it reaches a stable one, or another request takes over."""
     while (step := _STEPS.get(record.state)) is not None and service.state.queued.find(record.name) is record:
         state = record.state
         await service.store.settle()
@@ -104,7 +104,7 @@ async def _walk(service: Service, record: QueuedRecord) -> None:
 
 
 def _times(record: QueuedRecord) -> tuple[float, float]:
-    """Return from when on, and until when, resources may be created; seconds since the epoch."""
+    """Return the time from which, and the time until which, resources may be created, in seconds since the epoch."""
     policy = record.body.get("queueingPolicy", {})
     created = _seconds(record.body["createTime"])
     interval = policy.get("validInterval", {})

@@ -1,6 +1,6 @@
-"""The resources that the state consists of, each able to render itself for either API version and for the file.
+"""The resources of the state. Each one can be rendered for both API versions and for the state file.
 
-What a rendering costs is paid once: it is kept until `touch` says that the record changed.
+Renderings are cached until `touch` reports a change of the record.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ PORT = 8470
 
 
 def by_number(name: str) -> str:
-    """Given a resource name, return it as the service writes it where one resource names another.
+    """Return a resource name in the form that the service uses for references from other resources.
 
-    That has the project's number; here it follows from the project's id.
+    This form contains the project's number, which is derived from the project's id here.
     """
     collection, project, rest = name.split("/", 2)
     return f"{collection}/{10**11 + zlib.crc32(project.encode())}/{rest}"
 
 
 def timestamp(seconds: float) -> str:
-    """Return a point in time as the API writes it (RFC 3339, UTC)."""
+    """Return a time in the API's format (RFC 3339, UTC)."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -50,7 +50,7 @@ class Record:
 
     @cached_property
     def location(self) -> Location:
-        """Project and zone."""
+        """The project and zone of the resource."""
         return split(self.name)[0]
 
     @cached_property
@@ -59,7 +59,7 @@ class Record:
         return split(self.name)[1]
 
     def touch(self) -> None:
-        """Forget what was rendered: the record changed."""
+        """Discard the cached renderings because the record has changed."""
         self._rendered.clear()
 
     def pb(self, api: str) -> Message:
@@ -77,7 +77,7 @@ class Record:
         return text
 
     def file_text(self) -> str:
-        """Return the record as it stands in the state file."""
+        """Return the record as JSON for the state file."""
         if "file" not in self._rendered:
             self._rendered["file"] = json.dumps({entry.name: getattr(self, entry.name) for entry in fields(self)})
         text: str = self._rendered["file"]
@@ -85,7 +85,7 @@ class Record:
 
     @classmethod
     def from_file(cls, data: Json) -> Self:
-        """Given what `file_text` wrote, return the record.
+        """Return the record from the parsed result of `file_text`.
 
         Raises:
             TypeError: A field is missing or unknown.
@@ -106,8 +106,8 @@ class NodeRecord(Record):
         internal_ips: One address for each worker, from creation to deletion.
         external_ips: One address, or an empty string, for each worker.
         health: Name of Node.Health, or empty.
-        health_description: Why the node is not well, or empty.
-        disk_numbers: Number of each data disk by its source; kept from attaching to detaching.
+        health_description: The reason for bad health, or empty.
+        disk_numbers: Number of each data disk by its source, unchanged while the disk is attached.
     """
 
     body: Json
@@ -123,7 +123,7 @@ class NodeRecord(Record):
         self.number_disks()
 
     def number_disks(self) -> None:
-        """Give every data disk its number: the one it has, else the lowest that is free."""
+        """Give every data disk a number: its current one, or the lowest free one."""
         sources = [disk["sourceDisk"] for disk in self.body.get("dataDisks", [])]
         kept = {source: number for source, number in self.disk_numbers.items() if source in sources}
         free = (number for number in range(1, len(sources) + len(kept) + 1) if number not in kept.values())
@@ -131,22 +131,22 @@ class NodeRecord(Record):
 
     @property
     def accelerator(self) -> AcceleratorType:
-        """What the accelerator type means."""
+        """The table entry of the accelerator type."""
         return accelerator_type(self.body["acceleratorType"])
 
     @property
     def wants_external(self) -> bool:
-        """Whether the workers have external addresses while they run."""
+        """Whether running workers have external addresses."""
         return bool(self.body.get("networkConfig", {}).get("enableExternalIps", False))
 
     @property
     def queued(self) -> str:
-        """Name of the queued resource that made the node, or empty."""
+        """Name of the queued resource that created the node, or empty."""
         name: str = self.body.get("queuedResource", "")
         return name
 
     def workers(self) -> list[WorkerSpec]:
-        """Return the workers as the backend knows them."""
+        """Return the workers in the backend's form."""
         accelerator, peers = self.accelerator, tuple(self.internal_ips)
         chips = tuple(f"{accelerator.device_files}{chip}" for chip in range(accelerator.chips_per_worker))
         return [
@@ -182,7 +182,7 @@ class NodeRecord(Record):
         if self.health:
             body |= {"health": self.health, "healthDescription": self.health_description}
         node = wire.parse(body, wire.message(api, "Node")())
-        # A node that is still being created has no endpoints to show.
+        # A node that is still being created has no endpoints yet.
         if self.state != "CREATING":
             for internal, external in zip(self.internal_ips, self.external_ips, strict=True):
                 endpoint = node.network_endpoints.add(ip_address=internal, port=PORT)
@@ -198,9 +198,9 @@ class QueuedRecord(Record):
     Attributes:
         body: Internal form of the QueuedResource, without state.
         state: Name of QueuedResourceState.State.
-        since: When it entered that state, seconds since the epoch.
+        since: When it entered this state, in seconds since the epoch.
         initiator: Name of QueuedResourceState.StateInitiator.
-        error: The google.rpc.Status of a failed one.
+        error: The google.rpc.Status of a failed queued resource.
     """
 
     body: Json
@@ -210,7 +210,7 @@ class QueuedRecord(Record):
     error: Json | None = None
 
     def specs(self) -> list[tuple[str, Json, bool]]:
-        """Return full name, body and "is one of several slices" of every node that it asks for."""
+        """Return full name, body and whether it is one of several slices, for every requested node."""
         found = []
         for spec in self.body["tpu"]["nodeSpec"]:
             parent = spec.get("parent") or self.location.name
@@ -237,15 +237,15 @@ class OperationRecord(Record):
     """A long-running operation.
 
     Attributes:
-        api: API version that it was started through; its metadata and its result are of that version.
-        verb: What it does, for example ``create``.
+        api: API version of the request that started it, also used for its metadata and result.
+        verb: The verb, for example ``create``.
         target: Full name of the resource.
-        created: Seconds since the epoch.
-        ended: Likewise; 0 while it runs.
-        args: What its handler needs to go on after a restart.
+        created: When it was created, in seconds since the epoch.
+        ended: When it ended, in seconds since the epoch; 0 while it runs.
+        args: Values that its effect needs to continue after a restart.
         request_id: The client's idempotency key, or empty.
-        cancel_requested: Whether a client asked to cancel it.
-        error: The google.rpc.Status of a failed one.
+        cancel_requested: Whether a client has asked to cancel it.
+        error: The google.rpc.Status of a failed operation.
         response: JSON form of its result.
     """
 
@@ -262,11 +262,11 @@ class OperationRecord(Record):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the operation has ended, successfully or not."""
         return self.ended > 0
 
     def finish(self, now: float, *, response: Json | None = None, failure: ApiError | None = None) -> None:
-        """End it with a result or an error."""
+        """End the operation with a result or an error."""
         self.ended, self.response = now, response
         self.error = {"code": failure.code.number, "message": failure.message} if failure else None
         self.touch()

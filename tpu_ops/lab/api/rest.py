@@ -1,4 +1,4 @@
-"""The API as REST/JSON: the same handlers behind Google's HTTP rules."""
+"""The API as REST/JSON: the same handlers with Google's HTTP rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NODE = f"{_LOCATION}/nodes/*"
 _QUEUED = f"{_LOCATION}/queuedResources/*"
 _OPERATION = f"{_LOCATION}/operations/*"
 
-#: HTTP method, {field=path}rest, method of the API, field that the body fills ("*": all, "": no body).
+#: HTTP method, {field=path}rest, API method, field that the body fills ("*": all, "": no body).
 RULES = (
     ("GET", f"{{parent={_LOCATION}}}/nodes", "ListNodes", ""),
     ("POST", f"{{parent={_LOCATION}}}/nodes", "CreateNode", "node"),
@@ -53,13 +53,13 @@ RULES = (
     ("POST", f"{{name={_OPERATION}}}:cancel", "google.longrunning.Operations.CancelOperation", "*"),
     ("POST", f"{{name={_OPERATION}}}:wait", "google.longrunning.Operations.WaitOperation", "*"),
 )
-#: What v1 still serves: gcloud lists locations and accelerator types through it.
+#: Methods that v1 still serves: gcloud uses it to list locations and accelerator types.
 _V1 = ("Locations.ListLocations", "Locations.GetLocation", "ListAcceleratorTypes", "GetAcceleratorType")
 
 
 @dataclass(frozen=True)
 class Route:
-    """One rule, ready to be matched."""
+    """A compiled rule."""
 
     verb: str
     pattern: re.Pattern[str]
@@ -97,7 +97,7 @@ def _snake(path: str) -> str:
 
 
 def _query_value(descriptor: Any, text: str) -> Any:
-    """Return a query parameter in the form that the JSON of its field has."""
+    """Return a query parameter in the JSON form of its field."""
     if descriptor.type == descriptor.TYPE_BOOL:
         if text.lower() not in {"true", "false"}:
             raise invalid(f"{descriptor.name}: {text!r} is neither true nor false")
@@ -108,7 +108,7 @@ def _query_value(descriptor: Any, text: str) -> Any:
 
 
 def _fill_query(request: Message, query: Any) -> None:
-    """Fill a request's simple fields from query parameters; those it does not know are passed over."""
+    """Fill a request's simple fields from query parameters; unknown parameters are ignored."""
     fields = {**request.DESCRIPTOR.fields_by_camelcase_name, **request.DESCRIPTOR.fields_by_name}
     values: dict[str, Any] = {}
     for key, text in query.items():
@@ -118,7 +118,7 @@ def _fill_query(request: Message, query: Any) -> None:
         if descriptor.message_type is None:
             values[descriptor.name] = _query_value(descriptor, text)
         elif descriptor.message_type.full_name == "google.protobuf.FieldMask":
-            # Clients write masks in either case; the protobuf parser only knows one.
+            # Clients write masks in both cases; the protobuf parser accepts only one.
             getattr(request, descriptor.name).paths.extend(_snake(path.strip()) for path in text.split(",") if path)
     wire.parse(values, request)
 
@@ -131,7 +131,7 @@ def _set(request: Message, path: str, value: str) -> None:
 
 
 async def read_json(http: web.Request) -> Any:
-    """Return the body as a JSON object; an absent one is empty.
+    """Return the body as a JSON object; a missing body is an empty object.
 
     Raises:
         ApiError: INVALID_ARGUMENT.
@@ -162,19 +162,19 @@ async def _build(http: web.Request, route: Route, name: str) -> Message:
 
 
 def json_response(text: str, status: int = 200) -> web.Response:
-    """Return JSON text as an answer."""
+    """Return a response with JSON text."""
     return web.Response(text=text, status=status, content_type="application/json", charset="utf-8")
 
 
 def error_response(failure: ApiError) -> web.Response:
-    """Return an error as the service writes it."""
+    """Return an error in the service's form."""
     error = {"code": failure.code.http, "message": failure.message, "status": failure.code.name}
     return json_response(json.dumps({"error": error}), failure.code.http)
 
 
 @web.middleware
 async def errors(request: web.Request, handler: Handling) -> web.StreamResponse:
-    """Turn every refusal into the service's JSON error, unknown paths included."""
+    """Turn every error into the service's JSON error, also for unknown paths."""
     try:
         answer: web.StreamResponse = await handler(request)
     except ApiError as failure:
@@ -207,10 +207,10 @@ def application(service: Service) -> web.Application:
 
 
 async def serve(app: web.Application, bind: str, port: int) -> tuple[web.AppRunner, int]:
-    """Serve an application and return its runner and its port.
+    """Serve an application; return its runner and its port.
 
     Raises:
-        OSError: The port cannot be had.
+        OSError: The port cannot be used.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
     await runner.setup()

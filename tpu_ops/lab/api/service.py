@@ -1,4 +1,4 @@
-"""The service behind both wires: who may ask, which handler answers, and when the answer is on disk."""
+"""The service behind gRPC and REST: access checks, calls of handlers, and storage of changes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.api.wire import Message, Page
 from tpu_ops.lab.backend import Backend
 
-#: Most resources on one page, and how many where the client does not say.
+#: Default and maximum number of resources on one page.
 PAGE_LIMIT = 1000
-#: Most bytes on one page: gRPC channels accept 4 MiB unless told otherwise.
+#: Maximum size of a page in bytes: gRPC channels accept 4 MiB by default.
 PAGE_BYTES = 2 * 1024 * 1024
 
 Handler = Callable[["Service", str, Message], Awaitable[Message | Page]]
 
 
 class Service:
-    """One state, one backend, and what all handlers share.
+    """The state, the backend, and everything else that handlers share.
 
     Args:
         state: The resources.
-        store: Their file.
-        backend: Plays the workers.
-        seconds: Shortest time that a long-running operation takes.
-        projects: Projects that exist; every other one is forbidden.
+        store: The state file.
+        backend: Runs the workers.
+        seconds: Minimum duration of a long-running operation.
+        projects: The existing projects; requests for others are forbidden.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Service:
         self.backend = backend
         self.seconds = seconds
         self.projects = tuple(projects)
-        #: Task of every operation and every queued resource that is on its way, by resource name.
+        #: Tasks of running operations and of queued resources in intermediate states, by resource name.
         self.running: dict[str, asyncio.Task[None]] = {}
-        #: Told of every node that was preempted or deleted.
+        #: Called for every node that was preempted or deleted.
         self.on_lost: Callable[[NodeRecord], None] | None = None
         self.faults = Faults()
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def call(self, method: str, handler: Handler, api: str, request: Message) -> Message | Page:
-        """Answer one request; what it changed is on disk before it is answered.
+        """Handle one request; its changes are on disk before the answer is sent.
 
-        Handlers that change something flush it themselves and take it back where that fails. What others changed, and
-        this one saw, is only waited for: on a full disk one may still look.
+        Handlers that change the state flush it themselves, and revert the change if that fails. Other pending changes
+        are only awaited, so that reading still works on a full disk.
 
         Raises:
             ApiError: The request failed.
@@ -74,22 +74,22 @@ class Service:
         return answer.without(unreachable) if isinstance(answer, Page) and unreachable else answer
 
     def lost(self, record: NodeRecord) -> None:
-        """Say that a node's workers are gone for good."""
+        """Report that a node's workers are lost for good."""
         if self.on_lost is not None:
             self.on_lost(record)
 
     def lock(self, name: str) -> asyncio.Lock:
-        """Return the lock that orders what happens to one node's workers."""
+        """Return the lock that serializes changes of one node's workers."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     def unlock(self, name: str) -> None:
-        """Forget the lock of a node that is gone, unless another operation waits for it."""
+        """Remove the lock of a removed node, unless another operation waits for it."""
         lock = self._locks.get(name)
         if lock is not None and not lock.locked():
             del self._locks[name]
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that belongs to a resource in the background."""
+        """Run a resource's coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self.running[name] = task
         task.add_done_callback(lambda done: self._ended(name, done))
@@ -103,7 +103,7 @@ class Service:
             )
 
     async def close(self) -> None:
-        """End the background work; operations in flight go on when the state is served again."""
+        """Cancel background tasks; unfinished operations continue when the state is served again."""
         tasks = list(self.running.values())
         for task in tasks:
             task.cancel()
@@ -111,7 +111,7 @@ class Service:
         await self.store.flush()
 
     def check_project(self, project: str) -> str:
-        """Return the project if it is one of the lab's.
+        """Return the project if it exists.
 
         Raises:
             ApiError: PERMISSION_DENIED.
@@ -121,7 +121,7 @@ class Service:
         return project
 
     def location(self, name: str, *, wildcard: bool = False) -> Location:
-        """Given ``projects/P/locations/Z``, return it if it exists; ``-`` for the zone where a list allows it.
+        """Return the location with this name if it exists; with ``wildcard``, the zone may be ``-``.
 
         Raises:
             ApiError: INVALID_ARGUMENT or PERMISSION_DENIED.
@@ -133,7 +133,7 @@ class Service:
         return found
 
     def resource(self, name: str, collection: str, field: str = "name") -> tuple[Location, str]:
-        """Given a resource name, return location and short name if the location exists.
+        """Split a resource name into location and short name; the location has to exist.
 
         Raises:
             ApiError: INVALID_ARGUMENT or PERMISSION_DENIED.
@@ -153,19 +153,19 @@ def paged(
     field: str = "",
     parent: str = "",
 ) -> Page:
-    """Cut one page out of a sorted list.
+    """Return one page of a sorted list.
 
     Args:
         api: API version.
-        request: Has ``page_size`` (0 for the default), ``page_token`` and what is listed.
-        after: Given a name, yields the records that come after it.
+        request: Has ``page_size`` (0 for the default), ``page_token`` and the parent of the list.
+        after: Yields the records after the one with a given name.
         response: Name of the response message.
         field: Its repeated field.
-        parent: What is listed where the request does not call it ``parent``; a token is only good for the list that
-            gave it.
+        parent: The parent of the list, if the request has no field ``parent``. A token is only valid for the parent
+            whose list returned it.
 
     Raises:
-        ApiError: INVALID_ARGUMENT for a negative size or a foreign token.
+        ApiError: INVALID_ARGUMENT for a negative size or an invalid token.
     """
     if request.page_size < 0:
         raise invalid(f"page_size: {request.page_size} must not be negative")

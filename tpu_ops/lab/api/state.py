@@ -1,4 +1,4 @@
-"""Everything the API knows, in memory: resources by name, the address pools, and who waits for what."""
+"""The API's state in memory: the resources by name, and the address pools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Collection(Generic[R]):
-    """Records of one kind by full name, always in the order of their names."""
+    """Records of one kind by full name, sorted by name."""
 
     def __init__(self, records: list[R]) -> None:
         self._records = {record.name: record for record in records}
@@ -48,22 +48,22 @@ class Collection(Generic[R]):
         return record
 
     def find(self, name: str) -> R | None:
-        """Return a record if it exists."""
+        """Return a record; None if it does not exist."""
         return self._records.get(name)
 
     def add(self, record: R) -> R:
-        """Take in a record under a name that is still free, and return it."""
+        """Add a record, whose name must be free, and return it."""
         self._records[record.name] = record
         bisect.insort(self._names, record.name)
         return record
 
     def remove(self, name: str) -> None:
-        """Forget a record; one that is not there is passed over."""
+        """Remove a record if it exists."""
         if self._records.pop(name, None) is not None:
             del self._names[bisect.bisect_left(self._names, name)]
 
     def below(self, location: Location, after: str = "") -> Iterator[R]:
-        """Yield the records of a location (``-``: of the whole project) whose names come after a given one."""
+        """Yield the records of a location (``-``: of the whole project) with names after the given one."""
         prefix = f"projects/{location.project}/locations/"
         if location.zone != ANY_LOCATION:
             prefix += f"{location.zone}/"
@@ -78,11 +78,11 @@ class State:
     """All resources of the lab's cloud.
 
     Args:
-        networks: Where addresses come from.
-        data: What `text` wrote, parsed; empty for a new state.
+        networks: The networks of the workers' addresses.
+        data: The parsed result of `text`; empty for a new state.
 
     Raises:
-        ValueError: The data is not of that form.
+        ValueError: The data is invalid.
     """
 
     def __init__(self, networks: Networks, data: Json | None = None) -> None:
@@ -103,7 +103,7 @@ class State:
             raise ValueError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
 
     def renumber(self, networks: Networks) -> None:
-        """Give workers whose addresses are not of these networks new ones, as when the networks were made anew."""
+        """Give new addresses to workers whose addresses are in other networks, because these were created again."""
         for node in self.nodes:
             if any(IPv4Address(address) not in networks.internal for address in node.internal_ips):
                 node.internal_ips = self.internal.take(len(node.internal_ips))
@@ -113,7 +113,7 @@ class State:
                 node.touch()
 
     def text(self) -> str:
-        """Return the whole state as JSON text; only records that changed are rendered anew."""
+        """Return the whole state as JSON text; only changed records are rendered again."""
         parts: dict[str, Any] = {
             "nodes": self.nodes,
             "queued_resources": self.queued,
@@ -126,9 +126,9 @@ class State:
         return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
 
     def new_node_id(self) -> str:
-        """Return a fresh id: a positive int64, as digits, out of so many that no two nodes ever share one."""
+        """Return a new id: a random positive int64 as digits, so that no two nodes share one."""
         return str(secrets.randbelow(2**63 - 10**17) + 10**17)
 
     def new_operation_name(self, location: Location) -> str:
-        """Return a name that no operation has."""
+        """Return an unused name for an operation."""
         return location.child("operations", f"operation-{secrets.token_hex(12)}")

@@ -1,8 +1,8 @@
-"""Buckets and their objects as files: what the lab keeps of Google Cloud Storage.
+"""Buckets and their objects as files: the lab's storage for the API of Google Cloud Storage.
 
-A bucket is a directory. In it lie ``bucket.json`` and two files for each object, both called by a digest of its name:
-the content, and JSON that says which content holds. Replacing the JSON is what makes an upload happen. No object's
-name is ever a path.
+A bucket is a directory with ``bucket.json`` and two files for each object, both named by a digest of the object's name.
+One is the content, the other is JSON that names the valid content. An upload takes effect when the JSON is replaced. An
+object's name is never used as a path.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T", "Bucket", "Stored")
 
 
 class Upload:
-    """Content on its way into an object.
+    """The content of an object that is being uploaded.
 
     Args:
-        path: The file that holds it meanwhile.
+        path: The temporary file of the content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class Upload:
         self._crc32c = 0
 
     def write(self, data: bytes) -> None:
-        """Take more of it."""
+        """Append data."""
         self._file.write(data)
         self._md5.update(data)
         self._crc32c = google_crc32c.extend(self._crc32c, data)
@@ -57,22 +57,22 @@ class Upload:
 
     @property
     def md5(self) -> str:
-        """Digest of what has come so far, in base64."""
+        """MD5 digest of the data so far, in base64."""
         return b64encode(self._md5.digest()).decode()
 
     @property
     def crc32c(self) -> str:
-        """Likewise."""
+        """CRC32C checksum of the data so far, in base64."""
         return b64encode(self._crc32c.to_bytes(4, "big")).decode()
 
     def finish(self) -> None:
-        """Have it all on disk."""
+        """Write all data to the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def discard(self) -> None:
-        """Forget what has not become an object."""
+        """Remove the temporary file, if it has not become an object."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
@@ -80,14 +80,14 @@ class Upload:
 class Buckets:
     """All buckets below one directory.
 
-    Methods that change something block until it is on disk; only one of them may run at a time.
+    Methods that change data block until it is on disk; only one of them may run at a time.
 
     Args:
-        directory: Where they are kept; made with the first bucket.
+        directory: The directory, created with the first bucket.
 
     Raises:
-        UsageError: A file in it is not what this wrote.
-        OSError: It cannot be read or cleared of what an earlier process left half done.
+        UsageError: A file in it is damaged.
+        OSError: The directory cannot be read, or temporary files of an earlier process cannot be removed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -113,12 +113,12 @@ class Buckets:
             logging.getLogger(__name__).warning("%s is gone: the object cannot be downloaded", missing)
 
     def buckets(self, project: str, prefix: str = "") -> list[Bucket]:
-        """Return a project's buckets by name."""
+        """Return a project's buckets, sorted by name."""
         found = [bucket for bucket in self._buckets.copy().values() if bucket.project == project]
         return sorted((bucket for bucket in found if bucket.name.startswith(prefix)), key=lambda bucket: bucket.name)
 
     def project(self, name: str) -> str:
-        """Return the project of a bucket, or nothing where there is no such bucket."""
+        """Return the project of a bucket; empty if the bucket does not exist."""
         return self._buckets[name].project if name in self._buckets else ""
 
     def bucket(self, name: str) -> Bucket:
@@ -132,11 +132,11 @@ class Buckets:
         return self._buckets[name]
 
     def insert(self, project: str, body: Json) -> Bucket:
-        """Make a bucket and return it.
+        """Create a bucket and return it.
 
         Args:
             project: Its project.
-            body: What the client asks for.
+            body: The client's JSON.
 
         Raises:
             StorageError: 400 or 409.
@@ -168,10 +168,10 @@ class Buckets:
         del self._buckets[name], self._objects[name]
 
     def find(self, bucket: str, name: str) -> Stored | None:
-        """Return an object if it exists.
+        """Return an object; None if it does not exist.
 
         Raises:
-            StorageError: 404, there is no such bucket.
+            StorageError: 404; the bucket does not exist.
         """
         return self._objects[self.bucket(bucket).name].get(name)
 
@@ -181,8 +181,8 @@ class Buckets:
         Args:
             bucket: Its bucket.
             name: Its name.
-            conditions: What must hold of it.
-            generation: The one that is asked for; only the latest is kept.
+            conditions: The conditions for the request.
+            generation: The requested generation; only the latest one exists.
 
         Raises:
             StorageError: 304, 404 or 412.
@@ -194,20 +194,20 @@ class Buckets:
         return found
 
     def content(self, stored: Stored) -> Path:
-        """Return the file that holds an object's content."""
+        """Return the file with an object's content."""
         return self.directory / stored.bucket / f"{_digest(stored.name)}.{stored.generation}.content"
 
     def _entry(self, bucket: str, name: str) -> Path:
         return self.directory / bucket / f"{_digest(name)}.object.json"
 
     def upload(self) -> Upload:
-        """Begin to take content in."""
+        """Begin an upload."""
         folder = self.directory / _PARTIAL
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return Upload(folder / str(next(self._uploads)))
 
     def check(self, bucket: str, name: str, conditions: Conditions) -> None:
-        """Refuse an upload that could not be kept.
+        """Reject an upload that could not be stored.
 
         Raises:
             StorageError: 400, 404 or 412.
@@ -221,11 +221,11 @@ class Buckets:
         conditions.check(self.find(bucket, name))
 
     def commit(self, upload: Upload, bucket: str, name: str, fields: Json, conditions: Conditions) -> Stored:
-        """Make an object of what was uploaded, and return it; an earlier one of that name is replaced.
+        """Create an object from an upload and return it; an existing object of this name is replaced.
 
         Raises:
             StorageError: 400, 404 or 412.
-            OSError: The disk refuses; the earlier object stays.
+            OSError: The object cannot be written; an existing one stays.
         """
         upload.finish()
         self.check(bucket, name, conditions)
@@ -259,7 +259,7 @@ class Buckets:
         self.content(found).unlink(missing_ok=True)
 
     def objects(self, bucket: str) -> dict[str, Stored]:
-        """Return a bucket's objects by name, as they are now.
+        """Return a bucket's current objects by name.
 
         Raises:
             StorageError: 404.

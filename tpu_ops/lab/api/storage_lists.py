@@ -1,4 +1,4 @@
-"""Lists of a bucket's objects: prefix, delimiter, pages."""
+"""Lists of a bucket's objects, with prefix, delimiter and pages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Question:
-    """What a list is to hold.
+    """The parameters of a list.
 
     Attributes:
-        prefix: Beginning of the names.
-        delimiter: Names that have it behind the prefix are rolled up to what ends with it; empty for none.
-        start: First name.
-        end: Name after the last; empty for no such.
-        after: Last entry of the page before.
-        limit: Most entries on the page.
+        prefix: Only names with this beginning.
+        delimiter: Names with this text after the prefix are combined up to its end; empty for none.
+        start: The first name.
+        end: The name after the last; empty for no limit.
+        after: The last entry of the previous page.
+        limit: Maximum number of entries on the page.
     """
 
     prefix: str = ""
@@ -30,7 +30,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Listing:
-    """One page: names of objects, prefixes that stand for several, and its last entry where there are more."""
+    """One page: object names, prefixes that stand for several names, and the last entry if there are more pages."""
 
     names: list[str]
     prefixes: list[str]
@@ -38,8 +38,8 @@ class Listing:
 
 
 def listing(names: Iterable[str], question: Question) -> Listing:
-    """Return one page of what a bucket holds, given the names of all objects."""
-    # The order of code points is that of UTF-8.
+    """Return one page of a list, from the names of all objects."""
+    # Sorting by code points equals sorting by UTF-8 bytes.
     entries = list(itertools.islice(_entries(sorted(names), question), question.limit + 1))
     page = entries[: question.limit]
     return Listing(
@@ -50,7 +50,7 @@ def listing(names: Iterable[str], question: Question) -> Listing:
 
 
 def _entries(names: list[str], question: Question) -> Iterator[tuple[str, bool]]:
-    """Yield the entries after the last page's in order, each with whether it stands for several."""
+    """Yield the entries after the previous page in order, each with whether it is a prefix."""
     last = question.after
     for name in names:
         if not name.startswith(question.prefix) or name < question.start or (question.end and name >= question.end):

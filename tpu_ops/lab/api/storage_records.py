@@ -1,4 +1,4 @@
-"""What the lab knows of a bucket and an object, and what a request may ask of them."""
+"""Buckets, objects and conditions of requests as values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REGION = re.compile(r"[A-Z]+(-[A-Z]+[0-9]+)+")
 
 
 class StorageError(Exception):
-    """What the service answers instead of a result.
+    """An error answer of the service.
 
     Args:
         status: HTTP status.
-        reason: The word that stands for it in JSON.
+        reason: The reason in the JSON error.
         message: One sentence.
     """
 
@@ -30,7 +30,7 @@ class StorageError(Exception):
 
 
 def bad(message: str) -> StorageError:
-    """A request that can never succeed as it is."""
+    """Return the error for an invalid request."""
     return StorageError(400, "invalid", message)
 
 
@@ -39,10 +39,10 @@ class Bucket:
     """A bucket.
 
     Attributes:
-        name: Its name, the same in all projects.
-        project: The project that it belongs to.
-        created: When it was made, as the API writes it.
-        fields: What the client chose: location, its type, storage class, labels.
+        name: Its name, unique in all projects.
+        project: Its project.
+        created: When it was created, in the API's format.
+        fields: The client's settings: location, its type, storage class, labels.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Stored:
 
     Attributes:
         bucket: Its bucket.
-        name: Its name: any text.
-        generation: Grows with each content; microseconds since 1970 where the clock does.
-        size: Bytes.
-        md5: Digest of the content, in base64.
-        crc32c: Likewise.
-        created: When it was uploaded, as the API writes it.
-        fields: What the client said of it.
+        name: Its name, which can be any text.
+        generation: The number of the content: microseconds since 1970, but always increasing.
+        size: Size in bytes.
+        md5: MD5 digest of the content, in base64.
+        crc32c: CRC32C checksum of the content, in base64.
+        created: When it was uploaded, in the API's format.
+        fields: The metadata that the client has set.
     """
 
     bucket: str
@@ -78,7 +78,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What must hold of an object for a request to be done; None asks nothing."""
+    """The conditions of a request for an object; None means no condition."""
 
     generation: int | None = None
     generation_not: int | None = None
@@ -86,11 +86,11 @@ class Conditions:
     metageneration_not: int | None = None
 
     def check(self, found: Stored | None, *, reading: bool = False) -> None:
-        """Refuse a request unless they hold.
+        """Raise an error unless the conditions hold.
 
         Args:
-            found: The object; None where there is none, which is generation 0.
-            reading: Whether it is only looked at: what was to differ and does not is then not modified.
+            found: The object; None if it does not exist, which counts as generation 0.
+            reading: Whether the request only reads; the error for an unchanged object is then 304.
 
         Raises:
             StorageError: 412, or 304.
@@ -103,10 +103,10 @@ class Conditions:
 
 
 def bucket_fields(body: Json) -> Json:
-    """Return what is kept of a bucket that a client asks for.
+    """Return the settings to store for a bucket that a client creates.
 
     Raises:
-        StorageError: 400; its location is none.
+        StorageError: 400; the location is invalid.
     """
     location = str(body.get("location") or "US").upper()
     placement = body.get("customPlacementConfig") or {}

@@ -1,4 +1,4 @@
-"""Google Cloud Storage's JSON API on the REST port: what its clients need to make buckets, upload, list and read."""
+"""The JSON API of Google Cloud Storage on the REST port: what clients need to create buckets, upload, list and read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Answer = Callable[["Routes", web.Request, str, str], Awaitable[web.StreamRespons
 
 @dataclass
 class Session:
-    """An upload on its way; a resumable one takes several requests."""
+    """An upload in progress; a resumable one takes several requests."""
 
     bucket: str
     name: str
@@ -44,7 +44,7 @@ class Session:
 
 
 class Routes:
-    """Answers requests for one set of buckets."""
+    """Handlers of requests for the buckets."""
 
     def __init__(self, service: Service, buckets: Buckets) -> None:
         self._service = service
@@ -53,7 +53,7 @@ class Routes:
         self._sessions: dict[str, Session] = {}
 
     async def answer(self, http: web.Request) -> web.StreamResponse:
-        """Answer one request."""
+        """Handle one request."""
         base, _, rest = http.rel_url.raw_path.removeprefix("/").partition("storage/v1/")
         try:
             form, bucket, name = wire.split(rest)
@@ -64,10 +64,10 @@ class Routes:
             return _refuse(http, StorageError(failure.code.http, failure.code.name, failure.message))
         except StorageError as failure:
             return _refuse(http, failure)
-        except ConnectionError:  # the client is gone: nobody reads this
+        except ConnectionError:  # the client has disconnected and does not read this
             return web.Response(status=499)
         except OSError as failure:
-            why = f"the lab cannot keep it: {failure.strerror or failure}"
+            why = f"the lab cannot store it: {failure.strerror or failure}"
             return _refuse(http, StorageError(507, "insufficientStorage", why))
         except web.HTTPException:
             raise
@@ -81,12 +81,12 @@ class Routes:
         return METHODS[base, verb, form]
 
     async def _change(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call what changes something and blocks; one at a time."""
+        """Call a blocking function that changes data; one at a time."""
         async with self._changing:
             return await asyncio.to_thread(function, *args, **kwargs)
 
     def _project(self, http: web.Request) -> str:
-        # The client says <none> where the environment names an emulator and no project.
+        # The client sends <none> if the environment names an emulator but no project.
         asked = http.query.get("project", "<none>")
         return self._service.projects[0] if asked == "<none>" else asked
 
@@ -179,7 +179,7 @@ class Routes:
         return Session(bucket, name, fields, expected, conditions, self._buckets.upload())
 
     async def _finish(self, session: Session) -> Stored:
-        """Make an object of what has arrived."""
+        """Create an object from a complete upload."""
         upload = session.upload
         try:
             for kind, found in (("md5", upload.md5), ("crc32c", upload.crc32c)):
@@ -207,9 +207,9 @@ class Routes:
         return _json(wire.object_json(stored, _origin(http)))
 
     async def _complete(self, http: web.Request, session: Session) -> Stored | None:
-        """Go on with a resumable upload, and return the object once it is complete.
+        """Continue a resumable upload; return the object once it is complete.
 
-        A lost connection interrupts it; whatever else fails ends it.
+        A lost connection only interrupts the upload; any other error ends it.
         """
         said = http.headers.get("Content-Range")
         try:
@@ -236,7 +236,7 @@ class Routes:
         return web.Response(status=499)
 
 
-#: First word of the path, HTTP method, form of the rest -> name of the method, what answers it.
+#: First word of the path, HTTP method, form of the rest -> name of the method, handler.
 METHODS: dict[tuple[str, str, str], tuple[str, Answer]] = {
     ("storage", "GET", "b"): ("storage.buckets.list", Routes._list_buckets),
     ("storage", "POST", "b"): ("storage.buckets.insert", Routes._insert_bucket),
@@ -254,15 +254,15 @@ NAMES = frozenset(name for name, _ in METHODS.values())
 
 
 async def _receive(chunks: AsyncIterable[bytes], session: Session, first: int = 0) -> None:
-    """Take content into an upload; what came before is passed over.
+    """Append content to an upload; bytes that it has already are skipped.
 
     Args:
         chunks: The content.
         session: The upload.
-        first: Where in the whole the content begins.
+        first: Offset of the content in the whole object.
 
     Raises:
-        StorageError: 400; something between is missing.
+        StorageError: 400; bytes before the content are missing.
     """
     known = session.upload.size - first
     if known < 0:
@@ -293,11 +293,11 @@ def _refuse(http: web.Request, failure: StorageError) -> web.Response:
 
 
 def add_routes(app: web.Application, service: Service) -> None:
-    """Add buckets, which are kept beside the service's state.
+    """Add the routes for buckets, which are stored beside the service's state.
 
     Raises:
-        UsageError: What is kept there is not what was written.
-        OSError: It cannot be read.
+        UsageError: A stored file is damaged.
+        OSError: The stored files cannot be read.
     """
     path = service.store.path
     routes = Routes(service, Buckets(path.with_name(f"{path.name}.buckets")))

@@ -1,4 +1,4 @@
-"""Google Cloud Storage's JSON and HTTP: what requests for buckets and objects say, and how answers are written."""
+"""The JSON and HTTP of Google Cloud Storage: parsing of requests for buckets and objects, and forms of answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpu_ops.lab.api.storage_lists import Question
 from tpu_ops.lab.api.storage_records import Bucket, Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.wire import Json
 
-#: What a client may set of an object, and the header that says it when the object is downloaded.
+#: Metadata of an object that a client may set, and the header with it in downloads.
 SETTABLE = {
     "cacheControl": "Cache-Control",
     "contentDisposition": "Content-Disposition",
@@ -27,7 +27,7 @@ SETTABLE = {
     "metadata": "",
     "storageClass": "X-Goog-Storage-Class",
 }
-#: What the lab does not have, where passing over it would give a wrong answer.
+#: Parameters that the lab does not support, and that cannot be ignored without a wrong answer.
 REFUSED = ("includeTrailingDelimiter", "matchGlob", "softDeleted")
 
 _LIMIT = 1000
@@ -35,12 +35,12 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(?:(\d+)|\*)")
 
 
 def split(path: str) -> tuple[str, str, str]:
-    """Given what follows ``/storage/v1/``, still quoted, return its form, the bucket and the object.
+    """Split the quoted path after ``/storage/v1/`` into its form, the bucket and the object.
 
-    The form is ``b``, ``b/B``, ``b/B/o`` or ``b/B/o/O``; another one is returned as it is.
+    The form is ``b``, ``b/B``, ``b/B/o`` or ``b/B/o/O``; any other path is returned unchanged.
 
     Raises:
-        StorageError: 400; a name is no UTF-8.
+        StorageError: 400; a name is not UTF-8.
     """
     parts = path.split("/", 3)
     forms = ["b", "b/B", "b/B/o", "b/B/o/O"]
@@ -54,11 +54,11 @@ def split(path: str) -> tuple[str, str, str]:
 
 
 def bucket_json(bucket: Bucket, origin: str) -> Json:
-    """Return a bucket as the service writes it.
+    """Return a bucket in the service's form.
 
     Args:
         bucket: The bucket.
-        origin: ``http://host:port`` as the client knows it.
+        origin: ``http://host:port`` as the client uses it.
     """
     return {
         "kind": "storage#bucket",
@@ -76,11 +76,11 @@ def bucket_json(bucket: Bucket, origin: str) -> Json:
 
 
 def object_json(stored: Stored, origin: str) -> Json:
-    """Return an object as the service writes it; numbers of 64 bits are strings.
+    """Return an object in the service's form; 64-bit numbers are strings.
 
     Args:
         stored: The object.
-        origin: ``http://host:port`` as the client knows it.
+        origin: ``http://host:port`` as the client uses it.
     """
     path = f"storage/v1/b/{stored.bucket}/o/{quote(stored.name, safe='')}"
     return {
@@ -105,12 +105,12 @@ def object_json(stored: Stored, origin: str) -> Json:
 
 
 def etag(stored: Stored) -> str:
-    """Return what is another one for other content."""
+    """Return a text that differs for different content."""
     return b64encode(str(stored.generation).encode()).decode()
 
 
 def content_headers(stored: Stored) -> dict[str, str]:
-    """Return the headers of an object's content, but for its length."""
+    """Return the headers of an object's content, except its length."""
     said = {SETTABLE[key]: value for key, value in stored.fields.items() if SETTABLE[key]}
     return {
         "Content-Type": "application/octet-stream",
@@ -127,7 +127,7 @@ def content_headers(stored: Stored) -> dict[str, str]:
 
 
 def error_response(failure: StorageError, *, plain: bool) -> web.Response:
-    """Return an error as the service writes it: text where content was asked for, else JSON."""
+    """Return an error in the service's form: text for downloads, else JSON."""
     if failure.status == 304:
         return web.Response(status=304)
     if plain:
@@ -138,7 +138,7 @@ def error_response(failure: StorageError, *, plain: bool) -> web.Response:
 
 
 def number(query: Mapping[str, str], key: str) -> int | None:
-    """Return a query parameter that is a number, or None where it is not given.
+    """Return a numeric query parameter; None if it is missing.
 
     Raises:
         StorageError: 400.
@@ -162,7 +162,7 @@ def conditions(query: Mapping[str, str]) -> Conditions:
 
 
 def question(query: Mapping[str, str]) -> Question:
-    """Return what a list is to hold.
+    """Return the parameters of a list.
 
     Raises:
         StorageError: 400 or 501.
@@ -186,16 +186,16 @@ def question(query: Mapping[str, str]) -> Question:
 
 
 def page_token(last: str) -> str:
-    """Return the token of the page that goes on after an entry."""
+    """Return the token of the page after an entry."""
     return urlsafe_b64encode(last.encode()).decode()
 
 
 def fields_of(metadata: Json, content_type: str) -> Json:
-    """Return what is kept of what a client says about an object.
+    """Return the metadata to store for an object.
 
     Args:
-        metadata: What it says.
-        content_type: What it says besides; empty for nothing.
+        metadata: The client's metadata.
+        content_type: The content type in the request's headers; may be empty.
 
     Raises:
         StorageError: 400.
@@ -212,19 +212,19 @@ def fields_of(metadata: Json, content_type: str) -> Json:
 
 
 def hashes(text: str) -> dict[str, str]:
-    """Given an ``X-Goog-Hash`` header, return digests by their names."""
+    """Return the digests in an ``X-Goog-Hash`` header by their names."""
     return dict(part.strip().split("=", 1) for part in text.split(",") if "=" in part)
 
 
 def multipart(content_type: str, body: bytes) -> tuple[Json, str, bytes]:
-    """Given a multipart/related upload, return its metadata, the content's type and the content.
+    """Return the metadata, the content type and the content of a multipart/related upload.
 
     Raises:
         StorageError: 400.
     """
     header = Message()
     header["Content-Type"] = content_type
-    # gcloud quotes the boundary its own way, and ends its lines with a line feed alone.
+    # gcloud quotes the boundary differently, and uses line feeds only.
     boundary = b"--" + str(header.get_param("boundary") or "").strip("'").encode()
     end = b"\r\n" if body.partition(boundary)[2].startswith(b"\r") else b"\n"
     pieces = (end + body).split(end + boundary)
@@ -243,9 +243,9 @@ def multipart(content_type: str, body: bytes) -> tuple[Json, str, bytes]:
 
 
 def content_range(text: str | None) -> tuple[int | None, int | None]:
-    """Given a ``Content-Range`` header of a resumable upload, return the first byte it brings and the whole size.
+    """Return the first byte and the total size from the ``Content-Range`` header of a resumable upload.
 
-    Either is None where it is not said; without a header the body is all there is.
+    Both may be None if not given. Without a header, the body is the whole content.
 
     Raises:
         StorageError: 400.
@@ -260,14 +260,14 @@ def content_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def byte_range(text: str, size: int) -> tuple[int, int]:
-    """Given a ``Range`` header, return the first byte that it asks for and the one behind the last.
+    """Return the first byte in a ``Range`` header, and the one after the last.
 
     Args:
-        text: The header; one that asks for several ranges, or nothing known, asks for all.
-        size: Bytes that there are.
+        text: The header; one with several ranges, or an unknown form, means the whole content.
+        size: Size of the content in bytes.
 
     Raises:
-        StorageError: 416; there are no such bytes.
+        StorageError: 416; the range is outside of the content.
     """
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", text, re.ASCII)
     if match is None or not (match[1] or match[2]):

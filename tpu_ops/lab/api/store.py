@@ -1,4 +1,4 @@
-"""The state file: one JSON file, written atomically, held by one process."""
+"""The state file: one JSON file, written atomically and locked by one process."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 from tpu_ops.errors import UsageError
 from tpu_ops.lab.api.errors import ApiError, Code
 
-#: What a state file says it is; another value means a file of something else.
+#: The format field of a state file; other files have another value.
 FORMAT = "tpu-ops-lab-api"
 FORMAT_VERSION = 1
 
 
 class Store:
-    """Keeps a state on disk.
+    """Writes the state to the disk.
 
-    Writing is a group commit: everything that changed while one write is on its way goes out with the next.
+    This is a group commit: changes during one write are written by the next one.
 
     Args:
-        path: The state file. Beside it lies ``<name>.lock``.
+        path: The state file; ``<name>.lock`` beside it is the lock.
 
     Raises:
-        UsageError: Another process holds the file, or it cannot be written.
+        UsageError: Another process has the lock, or the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,10 +51,10 @@ class Store:
             raise UsageError(f"cannot use the state file: {failure.strerror}", where=str(path), fix=fix) from failure
 
     def read(self) -> dict[str, Any] | None:
-        """Return what the file holds, or None where there is none yet.
+        """Return the content of the file; None if it does not exist yet.
 
         Raises:
-            UsageError: It cannot be read, is not JSON, or is the file of something else.
+            UsageError: It cannot be read, is not JSON, or is not a state file.
         """
         try:
             data = json.loads(self.path.read_text("utf-8"))
@@ -74,7 +74,7 @@ class Store:
         return data
 
     def damaged(self, why: str) -> UsageError:
-        """Return the error for a file that this program cannot serve; the file is left as it is."""
+        """Return the error for a damaged file; the file is left unchanged."""
         return UsageError(
             f"cannot use the state file: {why}",
             where=str(self.path),
@@ -82,15 +82,15 @@ class Store:
         )
 
     def bind(self, render: Callable[[], str]) -> None:
-        """Say how the present state is rendered."""
+        """Set the function that renders the current state."""
         self._render = render
 
     def changed(self) -> None:
-        """Say that the state differs from the file."""
+        """Note that the state differs from the file."""
         self._wanted += 1
 
     async def flush(self) -> None:
-        """Return when everything that has changed so far is in the file.
+        """Return when all changes so far are in the file.
 
         Raises:
             ApiError: RESOURCE_EXHAUSTED; the file cannot be written. The next flush tries again.
@@ -110,14 +110,14 @@ class Store:
                     self._written = including
 
     async def settle(self) -> None:
-        """Flush what is to be remembered, but goes on all the same: the next flush tries again where this one fails."""
+        """Flush, but only log an error: the next flush tries again."""
         try:
             await self.flush()
         except ApiError as failure:
             logging.getLogger(__name__).warning("%s", failure.message)
 
     def close(self) -> None:
-        """Let another process have the file."""
+        """Release the lock of the file."""
         os.close(self._lock)
 
     def _write(self, text: str) -> None:
@@ -129,12 +129,12 @@ class Store:
                 os.fsync(stream.fileno())
             new.replace(self.path)
         except OSError:
-            new.unlink(missing_ok=True)  # on a full disk it would take what little room there is
+            new.unlink(missing_ok=True)  # on a full disk, it would use the remaining space
             raise
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await something that goes on when its waiter is cancelled, and let the waiter go only when it has ended."""
+    """Await a coroutine completely, even if the waiter is cancelled meanwhile; then raise the cancellation."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

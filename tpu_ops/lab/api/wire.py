@@ -1,7 +1,7 @@
-"""The wire definitions, taken from google-cloud-tpu, and the one internal form that both API versions share.
+"""The wire definitions from google-cloud-tpu, and the internal form that both API versions share.
 
-Internally a resource is the JSON of v2 plus the fields that only v2alpha1 has. What differs between the versions
-is renamed here and nowhere else.
+Internally, a resource is the JSON of v2 plus the fields that exist only in v2alpha1. Differences between the versions
+are translated only here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from google.protobuf import json_format
 from tpu_ops.lab.api.errors import invalid
 
 Json = dict[str, Any]
-#: A protobuf message; the protobuf package's own types say no more.
+#: A protobuf message; the protobuf package has no more precise types.
 Message = Any
 
 VERSIONS = {"v2": v2, "v2alpha1": v2alpha1}
 
 OPERATION = "google.longrunning.Operation"
-#: Method of google.cloud.tpu.<version>.Tpu -> message that it answers with. The request is <method>Request.
+#: Method of google.cloud.tpu.<version>.Tpu -> its response message. The request is <method>Request.
 METHODS = {
     "ListNodes": "ListNodesResponse",
     "GetNode": "Node",
@@ -45,7 +45,7 @@ METHODS = {
     "GetRuntimeVersion": "RuntimeVersion",
     "GetGuestAttributes": "GetGuestAttributesResponse",
 }
-#: Methods that only v2alpha1 has.
+#: Methods that exist only in v2alpha1.
 ALPHA_METHODS = {
     "SimulateMaintenanceEvent": OPERATION,
     "PerformMaintenance": OPERATION,
@@ -99,7 +99,7 @@ def json_text(value: Message) -> str:
 
 
 def parse(value: Json, into: Message) -> Message:
-    """Fill a message from its JSON form; unknown fields are ignored, as newer clients send them.
+    """Fill a message from its JSON form; unknown fields, which newer clients may send, are ignored.
 
     Raises:
         ApiError: INVALID_ARGUMENT; a value has the wrong type.
@@ -112,14 +112,14 @@ def parse(value: Json, into: Message) -> Message:
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a list, kept as records so that each wire takes the form that it has ready.
+    """One page of a list, as records that each wire renders in its own form.
 
     Attributes:
         response: Name of the list's response message.
         field: Its repeated field, as in the protobuf.
         items: Records with ``pb(api)`` and ``text(api)``.
         token: Token of the next page, or empty.
-        unreachable: Names of the locations that nothing is known of.
+        unreachable: Names of locations that could not be listed.
     """
 
     response: str
@@ -129,7 +129,7 @@ class Page:
     unreachable: tuple[str, ...] = ()
 
     def without(self, locations: tuple[str, ...]) -> Page:
-        """Return the page as it is when these locations cannot be reached."""
+        """Return the page as if these locations could not be reached."""
         lost = tuple(f"{location}/" for location in locations)
         items = tuple(item for item in self.items if not item.name.startswith(lost))
         return replace(self, items=items, unreachable=locations)
@@ -158,13 +158,13 @@ class Page:
 
 
 def node_input(node: Message) -> Json:
-    """Given a Node of either version as a client sent it, return what the client may decide."""
+    """Return the fields that a client may set, from a Node of either version."""
     body = to_json(node)
     return {key: value for key, value in body.items() if key not in NODE_OUTPUT}
 
 
 def queued_input(queued: Message) -> Json:
-    """Given a QueuedResource of either version as a client sent it, return it in the internal form."""
+    """Return the internal form of a client's QueuedResource of either version."""
     body = to_json(queued)
     for key in ("name", "createTime", "state"):
         body.pop(key, None)
@@ -175,7 +175,7 @@ def queued_input(queued: Message) -> Json:
 
 
 def queued_message(api: str, body: Json) -> Message:
-    """Return a queued resource's internal form as a protobuf of one version."""
+    """Return a protobuf of one version from a queued resource's internal form."""
     if api == "v2alpha1":
         specs = [dict(spec) for spec in body.get("tpu", {}).get("nodeSpec", [])]
         for spec in specs:

@@ -1,1 +1,1 @@
-"""The image behind the lab's workers: how it is built, and the programs that live in it."""
+"""The image of the lab's workers: its build, and the programs in it."""

@@ -1,4 +1,4 @@
-"""The base image made from this machine's own Debian or Ubuntu archive, where no image registry answers."""
+"""The base image built from this machine's own Debian or Ubuntu archive, if no image registry answers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tpu_ops.lab.image.releases import Release
 LABEL = "tpu-ops.lab.image"
 BUILD_TIMEOUT = 900.0
 REMOVE_TIMEOUT = 120.0
-#: What every worker has from its first boot, as a TPU VM's image has; all else is for the roles to install.
+#: Packages of every worker at its first boot, as in a TPU VM's image; roles install all others.
 PACKAGES = tuple(
     """
     ca-certificates curl dbus gnupg iproute2 iputils-ping libpam-systemd netbase openssh-client openssh-server passwd
     procps psmisc python3 python3-apt python3-venv rsync sudo systemd systemd-sysv tar tzdata xz-utils
     """.split()  # noqa: SIM905 - reads better than thirty quoted words
 )
-#: What mmdebstrap leaves out, since no worker reads it.
+#: Files that mmdebstrap leaves out, since no worker needs them.
 EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 Say = Callable[[str], None]
@@ -38,7 +38,7 @@ class ImageError(OpsError):
 
 
 def digest_of(parts: Mapping[str, bytes | str]) -> str:
-    """Return 12 hexadecimal digits that name exactly these parts."""
+    """Return the digest of these parts as 12 hexadecimal digits."""
     total = hashlib.sha256()
     for name in sorted(parts):
         value = parts[name]
@@ -48,19 +48,19 @@ def digest_of(parts: Mapping[str, bytes | str]) -> str:
 
 
 def base_tag(distribution: str, codename: str, found: list[sources.Source]) -> str:
-    """Return the tag of the base that is made from these sources of a release."""
+    """Return the tag of the base image built from these sources of a release."""
     lines = "\n".join(source.line() + source.signed_by for source in found)
     parts = {"sources": lines, "packages": " ".join(PACKAGES), "excluded": " ".join(EXCLUDED)}
     return f"tpu-lab-base:{distribution}-{codename}-{digest_of(parts)}"
 
 
 def mmdebstrap_command(codename: str, scratch: Path, *, root: bool) -> list[str]:
-    """Return the command that writes the base system as a tar archive; its sources come on standard input.
+    """Return the command that writes the base system as a tar archive; it reads its sources from standard input.
 
     Args:
         codename: The release.
-        scratch: Where it unpacks.
-        root: Whether root calls it; else sudo does, and must not ask.
+        scratch: The directory for unpacking.
+        root: Whether root calls it; otherwise sudo is used, without a password.
     """
     command = [] if root else ["sudo", "-n"]
     command += ["env", f"TMPDIR={scratch}", "mmdebstrap", "--variant=minbase", "--mode=root", "--format=tar"]
@@ -71,7 +71,7 @@ def mmdebstrap_command(codename: str, scratch: Path, *, root: bool) -> list[str]
 
 
 def known_tag(release: Release | None) -> str:
-    """Return the tag of the base of a release (None: this machine's own) as this machine's archive has it.
+    """Return the tag of a release's base image (None: this machine's own release), built from this machine's archive.
 
     Raises:
         UsageError: The archive has no such release.
@@ -81,11 +81,11 @@ def known_tag(release: Release | None) -> str:
 
 
 async def base(engine: Engine, release: Release | None, say: Say) -> str:
-    """Build the base of a release (None: this machine's own) and return its tag; the caller holds the build lock.
+    """Build the base image of a release (None: this machine's own), return its tag; the caller holds the build lock.
 
     Raises:
         ImageError: mmdebstrap is missing or failed.
-        UsageError: This machine has no usable apt source of it.
+        UsageError: This machine has no usable apt source.
     """
     codename, found = sources.of_release(release)
     tag = known_tag(release)
@@ -96,7 +96,7 @@ async def base(engine: Engine, release: Release | None, say: Say) -> str:
         )
     say(f"building the base image from this machine's archive ({release or codename}): about a minute")
     await _remove_unnamed(engine)
-    # The dash: directories beside it are labs, and no lab's name has one.
+    # Other directories beside it belong to labs, whose names never contain a dash.
     scratch = state_root() / "lab" / "image-build"
     await _remove_tree(scratch)
     scratch.mkdir(parents=True, mode=0o755)
@@ -111,7 +111,7 @@ async def base(engine: Engine, release: Release | None, say: Say) -> str:
 
 
 async def _import(engine: Engine, command: list[str], lines: str, log: Path) -> str:
-    """Stream mmdebstrap's archive into the engine; return the image's id. It has no name until all of it is there."""
+    """Stream mmdebstrap's archive into the engine; return the image's id. The image has no name yet."""
     pipe_out, pipe_in = os.pipe()
     processes = []
     try:
@@ -129,7 +129,7 @@ async def _import(engine: Engine, command: list[str], lines: str, log: Path) -> 
             start_new_session=True,
         )
         processes.append(take)
-        # Neither end stays open here, so that each of the two notices when the other has ended.
+        # Both ends are closed here, so that each process notices when the other has ended.
         os.close(pipe_in)
         os.close(pipe_out)
         pipe_in = pipe_out = -1
@@ -161,11 +161,11 @@ async def _import(engine: Engine, command: list[str], lines: str, log: Path) -> 
 
 
 def _tail(log: Path) -> str:
-    return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) or "it said nothing"
+    return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) or "no output"
 
 
 async def _remove_unnamed(engine: Engine) -> None:
-    """Remove images that an interrupted build left without a name."""
+    """Remove unnamed images of interrupted builds."""
     filters = ["--filter", "dangling=true", "--filter", f"label={LABEL}=base"]
     left = (await engine.run("image", "ls", "-q", *filters, check=False)).stdout.split()
     if left:
@@ -173,7 +173,7 @@ async def _remove_unnamed(engine: Engine) -> None:
 
 
 async def _remove_tree(path: Path) -> None:
-    """Remove a directory that may hold files of root; not what an interrupted mmdebstrap left mounted below it."""
+    """Remove a directory with files of root, but no mounts that an interrupted mmdebstrap has left below it."""
     command = [*([] if os.geteuid() == 0 else ["sudo", "-n"]), "rm", "-rf", "--one-file-system", "--", str(path)]
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
     try:

@@ -1,10 +1,10 @@
-"""Which image stands behind a runtime version, and how it is built.
+"""The images of runtime versions, and how they are built.
 
-Two layers, each tagged with a hash of everything that goes into it, so that the second time is instant:
+There are two layers. The tag of each contains a hash of all its inputs, so that existing ones are reused:
 
-- the **base**: a distribution with systemd, sshd, Python and sudo. From the image of the runtime version's release
-  where a registry answers, else made by mmdebstrap from this machine's own Debian or Ubuntu archive. Made once.
-- the **worker**: guest agent, units, the controller's certificate authorities. Cheap.
+- the **base**: a distribution with systemd, sshd, Python and sudo. It is built from the registry's image of the
+  release, or without a registry by mmdebstrap from this machine's own Debian or Ubuntu archive.
+- the **worker**: guest agent, units, the controller's certificate authorities. It builds in a moment.
 
 By hand: ``python -m tpu_ops.lab.image.build --runtime tpu-ubuntu2204-base``.
 """
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Image:
-    """What a worker boots from.
+    """The image that a worker boots from.
 
     Attributes:
-        tag: The image's name for the engine.
-        system: The distribution, for people.
-        systemd: Major version of its systemd, which decides how it is given its cgroups.
+        tag: The image's tag in the engine.
+        system: The distribution, as text for users.
+        systemd: Major version of its systemd, which determines how it gets its cgroups.
     """
 
     tag: str
@@ -54,27 +54,27 @@ class Image:
 
 
 def registry_base_tag(reference: str) -> str:
-    """Return the tag of the base made from a registry's image."""
+    """Return the tag of the base image built from a registry's image."""
     name = reference.rsplit("/", 1)[-1].replace(":", "-")
     dockerfile = (HERE / "files" / "base.Dockerfile").read_bytes()
     return f"tpu-lab-base:{name}-{digest_of({'dockerfile': dockerfile, 'packages': ' '.join(PACKAGES)})}"
 
 
 def controller_ca(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Return the controller's certificate authorities; empty where it has none."""
+    """Return the controller's certificate authorities; empty if there are none."""
     bundle = certificate_bundle(environ)
     return bundle.read_bytes() if bundle else b""
 
 
 def worker_files() -> dict[Path, bytes]:
-    """Return the files that make a base a worker, by their path below the image's root."""
+    """Return the files of the worker layer by their path below the image's root."""
     found = {LIBRARY / name: (HERE / name).read_bytes() for name in ("guest_agent.py", "data_disks.py", "ca.py")}
     for name in ("init", "setup.sh"):
         found[LIBRARY / name] = (HERE / "files" / name).read_bytes()
     for path in sorted((HERE / "files" / "units").iterdir()):
         found[LIBRARY / "units" / path.name] = path.read_bytes()
     found[LIBRARY / "controller-ca.pem"] = controller_ca()
-    # Without it dpkg waits for the disk after each file, and a worker of the lab outlives no power failure anyway.
+    # Otherwise dpkg would sync after each file. A worker of the lab need not survive a power failure.
     found[Path("etc/dpkg/dpkg.cfg.d/tpu-lab")] = b"force-unsafe-io\n"
     if settings := sources.apt_settings():
         found[Path("etc/apt/apt.conf.d/90tpu-lab")] = ("\n".join(settings) + "\n").encode()
@@ -82,7 +82,7 @@ def worker_files() -> dict[Path, bytes]:
 
 
 def worker_tag(base: str, files: Mapping[Path, bytes]) -> str:
-    """Return the tag of the worker made from a base and these files."""
+    """Return the tag of the worker image built from a base image and these files."""
     parts: dict[str, bytes | str] = {str(path): content for path, content in files.items()}
     parts |= {"base": base, "dockerfile": (HERE / "files" / "worker.Dockerfile").read_bytes()}
     system = base.rsplit(":", 1)[1].rsplit("-", 1)[0]
@@ -90,7 +90,7 @@ def worker_tag(base: str, files: Mapping[Path, bytes]) -> str:
 
 
 def known_bases(runtime_version: str) -> list[str]:
-    """Return the tags of the bases that may stand behind a runtime version, best first."""
+    """Return the tags of the possible base images of a runtime version, best first."""
     tags = [registry_base_tag(releases.of_runtime(runtime_version).reference)]
     with contextlib.suppress(OpsError, KeyError):
         tags.append(bootstrap.known_tag(releases.EXACT.get(runtime_version)))
@@ -98,7 +98,7 @@ def known_bases(runtime_version: str) -> list[str]:
 
 
 def describe(engine: Engine, runtime_version: str) -> str:
-    """Return what stands behind a runtime version, for people, without building anything."""
+    """Return a description for users of a runtime version's image, without building anything."""
     files = worker_files()
     for base in known_bases(runtime_version):
         tag = worker_tag(base, files)
@@ -111,16 +111,16 @@ def describe(engine: Engine, runtime_version: str) -> str:
 
 
 async def ensure(engine: Engine, runtime_version: str, say: Say = _log.info) -> Image:
-    """Return the worker image behind a runtime version, built unless it is there.
+    """Return the worker image of a runtime version; build it if it does not exist.
 
     Args:
         engine: The container engine.
         runtime_version: The node's runtime version.
-        say: Told what goes on, line by line, while anything is built.
+        say: Called with progress messages during a build.
 
     Raises:
-        ImageError: It could not be built; the error quotes what failed.
-        UsageError: Neither a registry nor a usable apt source is there.
+        ImageError: The image could not be built; the error quotes the output.
+        UsageError: There is neither a registry nor a usable apt source.
     """
     files = worker_files()
     for base in known_bases(runtime_version):
@@ -144,7 +144,7 @@ def _image(tag: str, shown: Result) -> Image:
 
 @contextlib.asynccontextmanager
 async def _build_lock(say: Say) -> AsyncIterator[None]:
-    """Let one build run at a time; the lock falls with the process that holds it."""
+    """Serialize builds; the lock is released with the process that holds it."""
     path = files.state_root() / "lab" / "image.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
@@ -162,7 +162,7 @@ async def _build_lock(say: Say) -> AsyncIterator[None]:
 
 
 async def _ensure_base(engine: Engine, runtime_version: str, say: Say) -> str:
-    """Return the tag of a base image: one that is there, else the registry's, else one from this machine's archive."""
+    """Return the tag of a base image: an existing one, else from the registry, else from this machine's archive."""
     for tag in known_bases(runtime_version):
         if (await engine.run("image", "inspect", tag, check=False)).code == 0:
             return tag
@@ -179,7 +179,7 @@ async def _ensure_base(engine: Engine, runtime_version: str, say: Say) -> str:
 
 
 async def _pull(engine: Engine, reference: str, say: Say) -> bool:
-    """Return whether a registry gave the image. One that does not even answer is given up after a short time."""
+    """Return whether a registry delivered the image; one that does not answer is given up after a short time."""
     say(f"asking the image registry for {reference}")
     process = await asyncio.create_subprocess_exec(
         *engine.command,
@@ -207,7 +207,6 @@ async def _pull(engine: Engine, reference: str, say: Say) -> bool:
 
 
 async def _build_worker(engine: Engine, base: str, tag: str, files: Mapping[Path, bytes], say: Say) -> Image:
-    """Build the top layer."""
     say(f"building the worker image on {base}")
     script = '. /etc/os-release; echo "$PRETTY_NAME"; systemctl --version'
     lines = (

@@ -1,6 +1,6 @@
-"""Image build: put those certificates of a bundle that the distribution does not bring into the local store.
+"""Image build: add the certificates of a bundle that the distribution does not have to the local store.
 
-Runs inside the image on its system Python (3.8 or newer), standard library only. Usage: ca.py BUNDLE DIRECTORY
+Runs inside the image with its system Python (3.8 or newer), standard library only. Usage: ca.py BUNDLE DIRECTORY
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ DISTRIBUTION = Path("/usr/share/ca-certificates")
 
 
 def certificates(text: str) -> dict[bytes, str]:
-    """Return the certificates of a PEM text by their binary form."""
+    """Return the certificates in a PEM text by their binary form."""
     return {ssl.PEM_cert_to_DER_cert(pem.strip()): pem.strip() for pem in PEM.findall(text)}
 
 
 def missing(bundle: str, known: list[str]) -> list[str]:
-    """Return the certificates of a bundle that no known PEM text holds."""
+    """Return the certificates of a bundle that are in none of the known PEM texts."""
     there: set[bytes] = set()
     for text in known:
         there.update(certificates(text))
@@ -28,7 +28,7 @@ def missing(bundle: str, known: list[str]) -> list[str]:
 
 
 def main(bundle: str, directory: str) -> None:
-    """Write one file for each certificate of the bundle that is new."""
+    """Write one file for each new certificate of the bundle."""
     known = [path.read_text(errors="ignore") for path in DISTRIBUTION.rglob("*.crt")]
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)

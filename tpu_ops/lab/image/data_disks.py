@@ -1,7 +1,7 @@
-"""Data disks inside a worker: their device nodes, and the links that udev makes on a TPU VM (no udev runs here).
+"""Data disks inside a worker: their device nodes, and the links that udev makes on a TPU VM (there is no udev here).
 
-Runs on the worker's system Python (3.8 or newer), standard library only: once before systemd starts, so that units
-find the disks to mount, then within the guest agent.
+Runs with the worker's system Python (3.8 or newer), standard library only. It runs once before systemd starts, so that
+units can mount the disks, and then within the guest agent.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ DEV = Path("/dev")
 SYSFS = Path("/sys/dev/block")
 LOOP_MAJOR = 7
 LINKS = ("by-id", "by-uuid", "by-label")
-#: Keys of blkid's answer in the form that udev takes: safe as file names.
+#: Keys in the output of `blkid -o udev` whose values are safe as file names.
 NAMES = {"ID_FS_UUID_ENC": "by-uuid", "ID_FS_LABEL_ENC": "by-label"}
 
 
 def node_name(number: int) -> str:
-    """Return the device file of a disk: sda would be the boot disk."""
+    """Return the device name of a disk; sda would be the boot disk."""
     return f"sd{chr(ord('a') + number)}"
 
 
 def parse_blkid(text: str) -> dict[str, str]:
-    """Given the answer of ``blkid -o udev``, return the names of the file system by directory of links."""
+    """Return the names of a file system by directory of links, from the output of ``blkid -o udev``."""
     pairs = (line.partition("=") for line in text.splitlines())
     found = {NAMES[key]: value for key, _, value in pairs if key in NAMES}
     return {kind: name for kind, name in found.items() if name and "/" not in name}
 
 
 def wanted_links(disks: dict[str, tuple[int, dict[str, str]]]) -> dict[str, str]:
-    """Given number and file system names of each device file, return link below /dev/disk -> device file."""
+    """Return link below /dev/disk -> device file, from the number and file system names of each device file."""
     links = {}
     for device, (number, names) in disks.items():
         links[f"by-id/google-persistent-disk-{number}"] = device
@@ -52,13 +52,13 @@ class DataDisks:
         self._any = True
 
     def sync(self, disks: list[dict[str, Any]]) -> str:
-        """Make exactly these disks' devices and links exist; return what is wrong, or the empty string."""
+        """Create the devices and links of these disks and remove all others; return the errors, or the empty string."""
         if not disks and not self._any:
             return ""
         faults, found = [], {}
         for disk in disks:
             name = node_name(disk["number"])
-            # A loop device may have become somebody else's while this worker was down.
+            # The loop device may belong to another program after this worker was down.
             if backing_file(disk["device"]) != disk["file"]:
                 faults.append(f"{name}: loop device {disk['device']} is not the lab's")
                 continue
@@ -80,7 +80,7 @@ class DataDisks:
         return "; ".join(faults)
 
     def _names(self, name: str, device: str) -> dict[str, str]:
-        """Return a file system's names, asked for anew whenever something was written to the device."""
+        """Return a file system's names; read again whenever the device was written to."""
         try:
             writes = (SYSFS / device / "stat").read_text().split()[4]
         except (OSError, IndexError):
@@ -93,7 +93,7 @@ class DataDisks:
 
 
 def backing_file(device: str) -> str:
-    """Return the file behind a loop device, empty where there is none."""
+    """Return the file of a loop device; empty if there is none."""
     try:
         return (SYSFS / device / "loop" / "backing_file").read_text().rstrip("\n")
     except OSError:
@@ -107,21 +107,21 @@ def is_loop(path: Path) -> bool:
 
 
 def make_node(path: Path, device: str) -> None:
-    """Make a device file unless it is there.
+    """Create a device file if it does not exist.
 
     Raises:
-        OSError: The kernel refuses it.
+        OSError: The kernel does not allow it.
     """
     number = os.makedev(*map(int, device.split(":")))
     if path.exists() and path.lstat().st_rdev != number:
         path.unlink()
     if not path.exists():
         os.mknod(str(path), 0o660 | stat.S_IFBLK, number)
-        path.chmod(0o660)  # whatever the umask
+        path.chmod(0o660)  # independent of the umask
 
 
 def set_links(wanted: dict[str, str]) -> None:
-    """Make the links of data disks exactly these."""
+    """Create these links of data disks and remove all others."""
     for kind in LINKS:
         folder = DEV / "disk" / kind
         if wanted:
@@ -138,7 +138,7 @@ def set_links(wanted: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Make devices and links from the metadata, once; what is wrong is left for the guest agent to say."""
+    """Create devices and links from the metadata once; the guest agent reports errors later."""
     DataDisks().sync(json.loads(METADATA.read_text()).get("disks", []))
 
 

@@ -1,8 +1,8 @@
-"""Guest agent of a worker: plays what Google's guest agent does on a TPU VM.
+"""Guest agent of a worker, in the place of Google's guest agent on a TPU VM.
 
-Runs inside the worker on its system Python (3.8 or newer), standard library only. The lab and the agent share one
+Runs inside the worker with its system Python (3.8 or newer), standard library only. The lab and the agent share one
 directory: the lab writes ``metadata.json``; the agent writes ``guest_attributes.json`` (the host keys) and
-``status.json`` (which metadata it has applied, whether the worker serves logins, what is wrong with its data disks).
+``status.json`` (the applied metadata, whether the worker accepts logins, errors of its data disks).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # on a worker it runs isolated (-I), without its own directory on the path
+if not __package__:  # on a worker, Python runs isolated (-I), without this directory on the path
     sys.path.insert(0, str(Path(__file__).parent))
     from data_disks import DataDisks  # type: ignore[import-not-found]
 else:
@@ -37,16 +37,16 @@ HOSTS = Path("/etc/hosts")
 MARK = "# Added by Google"
 GROUP = "google-sudoers"
 POLL_SECONDS = 0.5
-#: What useradd accepts as a name on Debian and Ubuntu.
+#: Names that useradd accepts on Debian and Ubuntu.
 USER_NAME = re.compile(r"^[a-z_][a-z0-9_-]{0,31}$")
 
 
 def parse_ssh_keys(text: str, now: float) -> dict[str, list[str]]:
-    """Given the ``ssh-keys`` metadata value, return each user's keys in order, without malformed and expired ones.
+    """Return each user's keys in the ``ssh-keys`` metadata value, in order, without malformed and expired ones.
 
     Args:
         text: Lines of the form ``USER:KEYTYPE BASE64 COMMENT``.
-        now: Seconds since the epoch, for keys that carry a ``google-ssh {"expireOn": ...}`` comment.
+        now: Seconds since the epoch, for keys with a ``google-ssh {"expireOn": ...}`` comment.
     """
     users: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -63,7 +63,7 @@ def parse_ssh_keys(text: str, now: float) -> dict[str, list[str]]:
 
 
 def expired(comment: str, now: float) -> bool:
-    """Return whether a key's comment is Google's and says that its time is over."""
+    """Return whether a key has one of Google's comments with an expiry time that is over."""
     if not comment.startswith("google-ssh "):
         return False
     try:
@@ -77,7 +77,7 @@ def expired(comment: str, now: float) -> bool:
 
 
 def with_own_block(text: str, keys: list[str]) -> str:
-    """Given an authorized_keys text, return it with the agent's own lines replaced and all others kept."""
+    """Return an authorized_keys text with the agent's own lines replaced and all others kept."""
     kept: list[str] = []
     lines = iter(text.splitlines())
     for line in lines:
@@ -91,7 +91,7 @@ def with_own_block(text: str, keys: list[str]) -> str:
 
 
 def with_names(text: str, hosts: dict[str, str]) -> str:
-    """Given an /etc/hosts text, return it with these names bound to these addresses and to no others."""
+    """Return an /etc/hosts text in which these names have exactly these addresses."""
     rows = [(line, line.split("#", 1)[0].split()) for line in text.splitlines()]
     if sorted((name, row[0]) for _, row in rows for name in row[1:] if name in hosts) == sorted(hosts.items()):
         return text
@@ -100,7 +100,7 @@ def with_names(text: str, hosts: dict[str, str]) -> str:
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file at once."""
+    """Replace a file atomically."""
     partial = path.with_name(path.name + ".new")
     partial.write_text(text)
     partial.chmod(mode)
@@ -109,7 +109,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def acting_as(user: pwd.struct_passwd) -> Iterator[None]:
-    """Touch files with the rights of a user, so that a link planted in the home directory leads nowhere new."""
+    """Access files with a user's rights, so that a link in the home directory gives no access to other files."""
     os.setegid(user.pw_gid)
     os.seteuid(user.pw_uid)
     try:
@@ -120,7 +120,7 @@ def acting_as(user: pwd.struct_passwd) -> Iterator[None]:
 
 
 def command(*args: str) -> bool:
-    """Run a command of the system; say so in the journal and return False when it fails."""
+    """Run a command; if it fails, write this to the journal and return False."""
     done = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         say(f"{' '.join(args[:1])} failed for {args[-1]}: {done.stderr.strip() or done.returncode}")
@@ -134,7 +134,7 @@ def say(text: str) -> None:
 
 
 def apply_user(name: str, keys: list[str]) -> bool:
-    """Make a user exist with sudo rights and these keys; no keys takes the rights away. Return whether it worked."""
+    """Create a user with sudo rights and these keys, or revoke the rights if there are no keys; return success."""
     try:
         user = pwd.getpwnam(name)
     except KeyError:
@@ -164,7 +164,7 @@ def apply_user(name: str, keys: list[str]) -> bool:
 
 
 def apply_users(text: str) -> bool:
-    """Apply the ``ssh-keys`` metadata, also to users that it no longer names. Return whether all of it worked."""
+    """Apply the ``ssh-keys`` metadata, also to users that it no longer names. Return whether all succeeded."""
     users = parse_ssh_keys(text, time.time())
     managed: list[str] = json.loads(MANAGED_USERS.read_text()) if MANAGED_USERS.exists() else []
     worked = True
@@ -176,16 +176,16 @@ def apply_users(text: str) -> bool:
 
 
 def bind_names(hosts: dict[str, str]) -> None:
-    """Keep the workers' names in /etc/hosts; the container engine writes there, too, when an address changes."""
+    """Keep the workers' names in /etc/hosts, which the container engine also writes when an address changes."""
     before = HOSTS.read_text()
     after = with_names(before, hosts)
-    # An empty one is being written by somebody else in place, as it has to be.
+    # The engine writes the file in place as well: an empty file is being written now.
     if before and after != before:
-        HOSTS.write_text(after)  # in place: the engine mounts this very file
+        HOSTS.write_text(after)  # in place, because the file is a mount of the engine
 
 
 def apply(data: dict[str, Any]) -> bool:
-    """Apply one version of the metadata. Return whether all of it worked."""
+    """Apply one version of the metadata. Return whether all succeeded."""
     lines = "".join(f"{key}={value}\n" for key, value in data["environment"].items())
     if not ENVIRONMENT.exists() or ENVIRONMENT.read_text() != lines:
         write(ENVIRONMENT, lines)
@@ -194,7 +194,7 @@ def apply(data: dict[str, Any]) -> bool:
 
 
 def host_keys() -> dict[str, str]:
-    """Make the host keys unless they are there; return the public ones by type."""
+    """Create missing host keys; return the public keys by type."""
     found = {}
     for kind in KEY_TYPES:
         path = SSH / f"ssh_host_{kind}_key"
@@ -209,7 +209,7 @@ def host_keys() -> dict[str, str]:
 
 
 def serves_logins() -> bool:
-    """Return whether sshd answers and people are let in (systemd keeps them out until the boot is far enough)."""
+    """Return whether sshd answers and logins are allowed (systemd blocks them in the first part of the boot)."""
     if os.path.lexists("/run/nologin") or os.path.lexists("/etc/nologin"):
         return False
     try:
@@ -220,7 +220,7 @@ def serves_logins() -> bool:
 
 
 def notify(text: str) -> None:
-    """Tell systemd about the state of this service."""
+    """Send the state of this service to systemd."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
@@ -229,19 +229,19 @@ def notify(text: str) -> None:
 
 
 def read_metadata() -> tuple[bytes, tuple[int, int]]:
-    """Return the metadata file's content and what tells one version of it from another."""
+    """Return the metadata file's content, and values that identify its version."""
     with (STATE / "metadata.json").open("rb") as file:
         details = os.fstat(file.fileno())
         return file.read(), (details.st_ino, details.st_mtime_ns)
 
 
 def stop(_signal: int, _frame: object) -> None:
-    """End through the usual way out."""
+    """End the process with the usual cleanup."""
     raise SystemExit(0)
 
 
 def serve(status: Path) -> None:
-    """Apply the metadata whenever it changes and say what the worker's state is, for ever."""
+    """Apply the metadata whenever it changes, and report the worker's state, forever."""
     seen: tuple[int, int] | None = None
     applied, ready, retries = "", False, 0
     said: tuple[str, bool, str] | None = None
@@ -270,11 +270,11 @@ def serve(status: Path) -> None:
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             state = {"boot_id": boot_id, "applied": applied, "ready": ready, "disk_fault": disk_fault}
             write(status, json.dumps(state))
-        time.sleep(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata as long as it serves
+        time.sleep(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata
 
 
 def main() -> None:
-    """Serve until the worker shuts down; the status file says only while it is there that the worker serves."""
+    """Serve until the worker shuts down; the status file exists only while the agent runs."""
     signal.signal(signal.SIGTERM, stop)
     status = STATE / "status.json"
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Which release of which distribution a runtime version stands for."""
+"""The release of a distribution for each runtime version."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Release:
     """A release of a distribution.
 
     Attributes:
-        distribution: As in the ID of os-release: ``debian``.
-        version: For people and image registries: ``13``.
-        codename: For archives of packages: ``trixie``.
+        distribution: The ID in os-release, for example ``debian``.
+        version: The version for users and image registries, for example ``13``.
+        codename: The code name for package archives, for example ``trixie``.
     """
 
     distribution: str
@@ -21,7 +21,7 @@ class Release:
 
     @property
     def reference(self) -> str:
-        """The release's own image in the registry."""
+        """The release's image in the registry."""
         return f"docker.io/library/{self.distribution}:{self.version}"
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Release:
 
 FOCAL = Release("ubuntu", "20.04", "focal")
 JAMMY = Release("ubuntu", "22.04", "jammy")
-#: Runtime versions that only the lab has: workers of exactly this release, or an error.
+#: Runtime versions of the lab only: workers of exactly this release.
 EXACT = {
     "lab-debian12": Release("debian", "12", "bookworm"),
     "lab-debian13": Release("debian", "13", "trixie"),
@@ -41,7 +41,7 @@ EXACT = {
 
 
 def of_runtime(runtime_version: str) -> Release:
-    """Return the release of a runtime version; of Google's own, the older tpu-vm-* are Ubuntu 20.04, the rest 22.04."""
+    """Return the release of a runtime version. Of Google's, tpu-vm-* are Ubuntu 20.04, all others 22.04."""
     if found := EXACT.get(runtime_version):
         return found
     return FOCAL if runtime_version.startswith("tpu-vm-") else JAMMY

@@ -1,7 +1,7 @@
-"""The machine's own apt sources, reduced to those of the distribution itself.
+"""This machine's apt sources of its own distribution.
 
-Where no image registry answers, the base image is built from the mirror that this machine already uses; third
-parties' repositories on the machine do not go into it.
+Without an image registry, the base image is built from the mirror that this machine uses. Third-party repositories are
+left out.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NETWORK_SCHEMES = ("http://", "https://", "ftp://")
 
 @dataclass(frozen=True)
 class Source:
-    """One archive and one suite of it.
+    """One suite of an archive.
 
     Attributes:
         uri: The archive's address.
         suite: For example ``bookworm-updates``.
         components: For example ``("main",)``.
         signed_by: Path of the keyring, an inline key, or empty.
-        trusted: Whether signatures are not asked for.
+        trusted: Whether apt does not check signatures.
     """
 
     uri: str
@@ -39,7 +39,7 @@ class Source:
     trusted: bool = False
 
     def line(self) -> str:
-        """Return the source in the one-line form that every apt reads."""
+        """Return the source in the one-line format."""
         options = [f"signed-by={self.signed_by}"] if self.signed_by.startswith("/") else []
         options += ["trusted=yes"] if self.trusted else []
         shown = f"[{' '.join(options)}] " if options else ""
@@ -47,7 +47,7 @@ class Source:
 
 
 def parse_one_line(text: str) -> list[Source]:
-    """Given a sources.list, return its binary package sources."""
+    """Return the binary package sources in a sources.list."""
     found = []
     for raw in text.splitlines():
         line = raw.split("#", 1)[0].strip()
@@ -66,7 +66,7 @@ def parse_one_line(text: str) -> list[Source]:
 
 
 def parse_deb822(text: str) -> list[Source]:
-    """Given a .sources file, return its enabled binary package sources, one for each address and suite."""
+    """Return the enabled binary package sources in a .sources file, one for each address and suite."""
     found = []
     for stanza in re.split(r"\n\s*\n", text):
         fields: dict[str, str] = {}
@@ -92,10 +92,10 @@ def parse_deb822(text: str) -> list[Source]:
 
 
 def of_distribution(found: list[Source], os_release: Mapping[str, str]) -> list[Source]:
-    """Reduce sources to the archive of the distribution itself.
+    """Select the sources of the distribution's own archive.
 
-    Its suites carry the release's code name and its main component, and are signed by the distribution's own keyring.
-    Where a mirror signs anew with a key of its own, the suites alone decide.
+    Their suites have the release's code name and a main component, and are signed by the distribution's keyring. If a
+    mirror signs with its own key, only the suites are checked.
     """
     name, codename = os_release.get("ID", ""), os_release.get("VERSION_CODENAME", "")
     suites = {codename, f"{codename}-updates", f"{codename}-security", f"{codename}/updates"}
@@ -110,7 +110,7 @@ def of_distribution(found: list[Source], os_release: Mapping[str, str]) -> list[
 
 
 def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
-    """Return the fields of an os-release file; none where there is no such file."""
+    """Return the fields of an os-release file; empty if there is no such file."""
     try:
         text = path.read_text()
     except OSError:
@@ -120,10 +120,10 @@ def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
 
 
 def read(apt: Path = Path("/etc/apt"), os_release: Mapping[str, str] | None = None) -> list[Source]:
-    """Return the sources of this machine's own distribution, in the order of its files.
+    """Return the sources of this machine's distribution, in the order of its files.
 
     Raises:
-        UsageError: The machine has none that a container could use.
+        UsageError: The machine has none that a container can use.
     """
     release = read_os_release() if os_release is None else os_release
     found: list[Source] = []
@@ -146,18 +146,18 @@ def read(apt: Path = Path("/etc/apt"), os_release: Mapping[str, str] | None = No
 def of_release(
     release: Release | None, apt: Path = Path("/etc/apt"), os_release: Mapping[str, str] | None = None
 ) -> tuple[str, list[Source]]:
-    """Return a release's code name and its sources: this machine's own, with the suites of that release.
+    """Return a release's code name and its sources: this machine's sources with the suites of that release.
 
-    The keyrings stay: each of a distribution's releases brings the keys of its neighbours, and apt refuses an archive
-    whose key is missing.
+    The keyrings stay the same: each release of a distribution has the keys of neighbouring releases. apt refuses an
+    archive whose key is missing.
 
     Args:
-        release: Which one; None is this machine's own.
-        apt: Where apt's configuration lies.
-        os_release: What this machine says of itself; None reads it.
+        release: The release; None means this machine's own.
+        apt: The directory of apt's configuration.
+        os_release: This machine's os-release fields; None reads the file.
 
     Raises:
-        UsageError: The machine has no usable source, or is of another distribution.
+        UsageError: The machine has no usable source, or another distribution.
     """
     own = read_os_release() if os_release is None else os_release
     if release and own.get("ID") != release.distribution:
@@ -174,7 +174,7 @@ def of_release(
 
 def _moved(source: Source, codename: str, other: str) -> Source:
     keyring = Path(source.signed_by)
-    # Debian 12 has its keyring under the older name only, Debian 13 under both.
+    # Debian 12 has its keyring only under the older name, Debian 13 under both.
     if keyring.suffix == ".pgp" and keyring.with_suffix(".gpg").exists():
         keyring = keyring.with_suffix(".gpg")
     signed_by = str(keyring) if source.signed_by.startswith("/") else source.signed_by
@@ -182,7 +182,7 @@ def _moved(source: Source, codename: str, other: str) -> Source:
 
 
 def _resolved(source: Source) -> Source:
-    """Replace a list of mirrors in a file by its first mirror (the file is not in the container)."""
+    """Replace a file with a list of mirrors by its first mirror: the container does not have the file."""
     prefix = "mirror+file:"
     if not source.uri.startswith(prefix):
         return source
@@ -194,7 +194,7 @@ def _resolved(source: Source) -> Source:
 
 
 def apt_settings(dump: str | None = None) -> list[str]:
-    """Return this machine's apt settings that reaching the mirror needs: proxies, unless they are on loopback."""
+    """Return this machine's apt settings for reaching the mirror: proxies, except those on loopback."""
     if dump is None:
         if not shutil.which("apt-config"):
             return []

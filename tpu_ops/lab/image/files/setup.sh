@@ -6,10 +6,10 @@ export SYSTEMD_OFFLINE=1
 lib=/usr/local/lib/tpu-lab
 chmod 0755 "$lib/init" "$lib/guest_agent.py"
 
-# Base images forbid services to start; workers are meant to start theirs.
+# Base images do not allow services to start; workers have to start theirs.
 rm -f /usr/sbin/policy-rc.d
 
-# Identity is made at the first boot, never shared through the image.
+# Each worker creates its own identity at its first boot.
 : >/etc/machine-id
 rm -f /etc/ssh/ssh_host_* /var/lib/dbus/machine-id
 mkdir -p /var/lib/dbus /var/lib/tpu-lab/worker /var/cache/tpu-lab /etc/tpu-lab
@@ -25,7 +25,7 @@ echo '%google-sudoers ALL=(ALL:ALL) NOPASSWD:ALL' >/etc/sudoers.d/google_sudoers
 chmod 0440 /etc/sudoers.d/google_sudoers
 visudo -cqf /etc/sudoers.d/google_sudoers
 
-# What a container has no use for: consoles, devices, kernel settings, network managers, the clock, timed upkeep.
+# Units that a container does not need: consoles, devices, kernel settings, network managers, clock, timed upkeep.
 systemctl mask -q \
     getty.target console-getty.service serial-getty@.service getty@.service \
     systemd-udevd.service systemd-udev-trigger.service systemd-udevd-kernel.socket systemd-udevd-control.socket \
@@ -34,10 +34,10 @@ systemctl mask -q \
     dev-hugepages.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
     sys-fs-fuse-connections.mount proc-sys-fs-binfmt_misc.mount proc-sys-fs-binfmt_misc.automount tmp.mount \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer motd-news.timer
-systemctl disable -q ssh.socket 2>/dev/null || true # Ubuntu 24.04 starts sshd by socket, the others have no such unit
+systemctl disable -q ssh.socket 2>/dev/null || true # only Ubuntu 24.04 has this unit
 systemctl enable -q ssh.service tpu-lab-guest-agent.service
 systemctl set-default -q multi-user.target
 
-# The controller's certificate authorities, as far as the distribution does not bring them.
+# The controller's certificate authorities that the distribution does not have.
 python3 "$lib/ca.py" "$lib/controller-ca.pem" /usr/local/share/ca-certificates
 update-ca-certificates >/dev/null

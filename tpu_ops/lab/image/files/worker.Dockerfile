@@ -1,4 +1,4 @@
-# The cheap top layer: what makes a base system a worker of the lab.
+# The worker layer: turns a base system into a worker of the lab.
 ARG BASE
 FROM ${BASE}
 COPY root/ /
