@@ -1,4 +1,4 @@
-"""Inventories written by hand, beside those that tpu_vm reads."""
+"""YAML inventories written by hand, except the files of tpu_vm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ansible.plugins.inventory import yaml
 
 
 class InventoryModule(yaml.InventoryModule):  # type: ignore[misc] # Ansible ships no types
-    """`ansible.builtin.yaml` that passes over the files of `tpu_vm`."""
+    """`ansible.builtin.yaml` that ignores the files of `tpu_vm`."""
 
     NAME = "plain_yaml"
 

@@ -11,9 +11,9 @@ description:
     called C(<node>.<zone>-w<index>), and C(<node>.<zone>.<project>-w<index>) where that is still shared.
   - Host keys of new nodes are read from their guest attributes and checked under a name that is bound to the node's id.
     A worker's address may change; its host key may not.
-  - The command C(tpu_ops) reads the same file. What it needs from it (projects, filters, credentials and connections)
-    may be written as templates, with lookups but without variables. Environment variables win over the file, and an
-    unknown key is an error.
+  - The command C(tpu_ops) reads the same file. The options that it shares (projects, filters, credentials and
+    connections) may be written as templates, with lookups but without variables. Environment variables win over the
+    file, and an unknown key is an error.
 author:
   - The tpu_ops authors
 extends_documentation_fragment:
@@ -24,7 +24,7 @@ requirements:
 notes:
   - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); in a fleet directory it is C(inventory/tpu_vm.yml).
   - Text from the API, such as labels and descriptions, is data. No template, call, filter or lookup in it is ever run,
-    wherever it ends up. Text that equals a variable's name becomes that variable if a task evaluates it twice.
+    wherever the text is used. Text that equals a variable's name becomes that variable if a task evaluates it twice.
   - If a project or zone cannot be listed but another one can, a warning names it; see O(strict_permissions). A wrong
     project is an error, never an empty fleet.
   - A worker without an address is listed, with a warning, and cannot be reached.
@@ -34,7 +34,7 @@ notes:
     could not be listed, each use of such an answer warns of it; with O(strict_permissions) the answer is not used.
 options:
   plugin:
-    description: Marks the file as this plugin's.
+    description: Marks the file as one of this plugin.
     type: str
     required: true
     choices: [tpu_vm]
@@ -304,17 +304,17 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 # characters than letters, digits and underscores become underscores: node_pod, zone_us_central2_b, type_v4_32,
 # state_ready.
 #
-# Host variables, with what they are for worker 1 of the node "pod":
+# Host variables, with their values for worker 1 of the node "pod":
 #
 # ansible_host: 34.90.12.7            # the address that connect_with chooses
 # ansible_user: ada
 # ansible_python_interpreter: /usr/bin/python3
 # ansible_ssh_private_key_file: /home/ada/.ssh/id_ed25519
 # ansible_ssh_common_args: -o HostKeyAlias=tpu-8066102453917220011-w1 -o ControlPath=... -F none -o UserKnownHosts...
-# tpu_host: pod-w1                    # its name for tpu_ops and in the written ssh config
+# tpu_host: pod-w1                    # the worker's name for tpu_ops and in the written ssh config
 # tpu_node: pod                       # name in the API
 # tpu_node_label: pod                 # name in this fleet, unique
-# tpu_node_id: "8066102453917220011"  # another one for a node recreated under the same name
+# tpu_node_id: "8066102453917220011"  # changes when the node is recreated under the same name
 # tpu_worker_index: 1
 # tpu_worker_count: 4
 # tpu_is_first_worker: false
@@ -322,7 +322,7 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 # tpu_zone: us-central2-b
 # tpu_region: us-central2
 # tpu_accelerator_type: v4-32
-# tpu_chips: 16                       # of the whole slice; 0 for a type that is not known
+# tpu_chips: 16                       # of the whole slice; 0 if the type is unknown
 # tpu_chips_per_worker: 4
 # tpu_topology: 2x2x4
 # tpu_runtime_version: tpu-ubuntu2204-base
@@ -335,15 +335,15 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 # tpu_external_ip: 34.90.12.7
 # tpu_internal_ips: [10.130.0.11, 10.130.0.12, 10.130.0.13, 10.130.0.14]   # of all workers, in order
 # tpu_external_ips: [34.90.12.6, 34.90.12.7, 34.90.12.8, 34.90.12.9]
-# tpu_queued_resource: ""             # name of the one that made the node
-# tpu_slice_index: null               # of a node that is one of several slices: its index among them, from 0
+# tpu_queued_resource: ""             # name of the queued resource that created the node
+# tpu_slice_index: null               # index of the node among several slices, from 0
 # tpu_preemptible: false              # preemptible or spot
 # tpu_spot: false
 # tpu_reserved: false
 # tpu_data_disks: [{source: projects/my-project/zones/us-central2-b/disks/data, mode: READ_ONLY}]
 # tpu_service_account: 123456-compute@developer.gserviceaccount.com
 # tpu_create_time: "2026-11-02T09:14:31Z"
-# tpu_instance_name: ""               # Compute Engine instance; asked for only with iap
+# tpu_instance_name: ""               # Compute Engine instance; known only with iap
 # tpu_host_key_alias: tpu-8066102453917220011-w1
 """
 
@@ -376,19 +376,19 @@ except ImportError as exc:
 else:
     IMPORT_ERROR = None
 
-#: Form of what is cached; another form is not read.
+#: Version of the cached data; other versions are not read.
 CACHE_VERSION = 2
 
-#: Text in which neither a call nor a filter nor a template can be written.
+#: Text that cannot contain a call, a filter or a template.
 HARMLESS = re.compile(r"[\w .:/@+,-]*")
 
-#: Options that are lists of expressions; Ansible itself would part a single one at its commas.
+#: Options that are lists of expressions; Ansible itself would split a single expression at its commas.
 EXPRESSIONS = ("hostnames", "include", "exclude")
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a worker becomes in the inventory."""
+    """A worker as an inventory host."""
 
     name: str
     worker: Worker
@@ -396,7 +396,7 @@ class Host:
 
 
 class Choice:
-    """Decides by the expressions of the fleet's file which workers become hosts, and under which names."""
+    """Decides which workers become hosts, and their names, by the expressions in the fleet's file."""
 
     def __init__(self, plugin: InventoryModule, file: Path, groups: set[str], others: frozenset[str]) -> None:
         self._templar = plugin.templar
@@ -406,11 +406,11 @@ class Choice:
         self._file, self._groups, self._others = file, groups, others
         self._taken = hostnames.Taken(f"{file}, key 'hostnames'")
         self._passed_over: dict[tuple[str, str], list[str]] = {}
-        # Of how many workers it was decided, by the key that decides.
+        # Key -> number of workers for which it was evaluated.
         self._decided = {"include": 0, "exclude": 0}
 
     def stays(self, worker: Worker, variables: dict[str, Any]) -> bool:
-        """Return whether a worker is let in by any expression of `include` and by none of `exclude` kept out."""
+        """Return whether a worker matches an expression of `include`, if there are any, and none of `exclude`."""
         if not self._include and not self._exclude:
             return True
         self._see(variables)
@@ -421,10 +421,10 @@ class Choice:
         return not any(self._holds("exclude", expression, worker) for expression in self._exclude)
 
     def name(self, worker: Worker, variables: dict[str, Any]) -> str:
-        """Return what the first fitting entry of `hostnames` comes out as, else the worker's own name.
+        """Return the first valid result of the entries of `hostnames`, else the worker's own name.
 
         Raises:
-            UsageError: Another worker has that name already.
+            UsageError: Another worker already has that name.
         """
         if not self._hostnames:
             return worker.host
@@ -437,14 +437,14 @@ class Choice:
         """Return one warning per expression that failed or gave no name.
 
         Raises:
-            UsageError: One that decides which workers stay failed for all of them: it decided nothing.
+            UsageError: An expression of `include` or `exclude` failed for every worker.
         """
         for (key, expression), reasons in self._passed_over.items():
             if len(reasons) == self._decided.get(key):
                 raise UsageError(
                     f"{expression!r} fails for every worker: {reasons[0]}",
                     where=f"{self._file}, key {key!r}",
-                    fix="correct it; for what some workers lack, write tpu_labels.team | default('') == 'vision'",
+                    fix="correct it; if some workers lack a label, write tpu_labels.team | default('') == 'vision'",
                 )
         return [
             f"{self._file}, key {key!r}, {expression!r}: {reasons[0]}"
@@ -473,7 +473,7 @@ class Choice:
             return ""
         if found is None or found == "":
             return ""
-        # What another source says of a worker under its own name is meant for it.
+        # Another source may define a host with the worker's own name, to add variables to it.
         others = () if found == worker.host else self._others
         if problem := hostnames.problem(found, self._groups, others):
             self._pass_over("hostnames", entry, worker, problem)
@@ -492,14 +492,14 @@ class Choice:
 
 
 class Said(logging.Handler):
-    """Has Ansible say what the package says on the way."""
+    """Passes log messages of tpu_ops to Ansible's display."""
 
     def __init__(self, display: Any) -> None:
         super().__init__()
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it, apart from what the command prints."""
+        """Show a message on standard error."""
         if record.levelno >= logging.WARNING:
             self._display.warning(record.getMessage())
         else:
@@ -508,7 +508,7 @@ class Said(logging.Handler):
 
 @contextmanager
 def heard(display: Any) -> Iterator[None]:
-    """Have Ansible say what the package says as long as the block lasts."""
+    """Show log messages of tpu_ops through Ansible for as long as the block lasts."""
     log, said = logging.getLogger("tpu_ops"), Said(display)
     level = log.level
     log.addHandler(said)
@@ -521,7 +521,7 @@ def heard(display: Any) -> Iterator[None]:
 
 
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc] # Ansible ships no types
-    """Options in, workers out; everything between is `tpu_ops`."""
+    """Converts options and workers for Ansible; `tpu_ops` does the rest."""
 
     NAME = "tpu_vm"
 
@@ -538,18 +538,18 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 "installed in (.venv/bin/ansible-inventory after `make env`)"
             )
         try:
-            # Checked before Ansible looks at it: Ansible passes over keys that it does not know.
+            # Checked first: Ansible ignores unknown keys.
             settings = config.load_file(Path(path))
             self._read_options(path)
             with heard(self.display):
                 nodes = self._nodes(settings, path, cache)
             self._add(settings, nodes)
         except OpsError as failure:
-            # Ansible prints every cause again, each with those behind it.
+            # Without `from None`, Ansible would print the causes again.
             raise AnsibleParserError(str(failure)) from None
 
     def _read_options(self, path: str) -> None:
-        """Read the plugin's own options; `tpu_ops.config` reads the others, for the commands as well."""
+        """Read the options that only the plugin uses; `tpu_ops.config` reads the others, for the commands as well."""
         data = self.loader.load_from_file(path, cache="none", trusted_as_template=True)
         options = {key: data[key] for key in config.PLUGIN_KEYS if key in data}
         for key in EXPRESSIONS:
@@ -585,7 +585,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 ) from exc
 
     def _check_syntax(self, path: str) -> None:
-        """Refuse what is no expression: Ansible passes over it without a word."""
+        """Reject invalid expressions, which Ansible would silently skip."""
         for key in ("include", "exclude"):
             for expression in self.get_option(key):
                 self._check_condition(expression, f"{path}, key {key!r}")
@@ -598,25 +598,25 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 composed.check_syntax(str(entry["key"]), f"{path}, key 'keyed_groups', entry {number}")
 
     def _check_condition(self, expression: Any, where: str) -> None:
-        # A condition may be a whole template, too.
+        # A condition may also be a template.
         if isinstance(expression, str) and not self.templar.is_template(expression):
             composed.check_syntax(expression, where)
 
     def extra_variables(self) -> dict[str, Any]:
-        """Return the variables of the command line where expressions are to see them."""
+        """Return the variables of the command line if expressions may use them."""
         return dict(self._vars) if self.get_option("use_extra_vars") else {}
 
     def _variable(self, name: str) -> str:
         return f"{self.get_option('hostvars_prefix')}{name}{self.get_option('hostvars_suffix')}"
 
     def _variables(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return facts as variables of a host; those that roles and playbooks read have their usual names as well."""
+        """Return facts as host variables; those that roles and playbooks read also keep their usual names."""
         values = {name: _plain(value) for name, value in facts.items()}
         usual = {f"tpu_{name}": values[name] for name in values.keys() & hostvars.READ_BY_ROLES}
         return {self._variable(name): value for name, value in values.items()} | usual
 
     def _nodes(self, settings: config.Settings, path: str, cache: bool) -> Sequence[Node]:
-        """Return the nodes from what is remembered where that may and can answer, else from the API."""
+        """Return the nodes from the cache or the snapshot if these may and can be used, else from the API."""
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
         if caching and cache and (known := self._remembered(settings, key)) is not None:
@@ -629,7 +629,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         for text in changes.news():
             self.display.v(f"tpu_vm: {text}")
         if caching:
-            # Written only here, after the API was asked: an answer from the cache never renews its own age.
+            # Written only after the API was asked: reading the cache never renews its age.
             self._cache[key] = {
                 "version": CACHE_VERSION,
                 "asked_at": fleet.asked_at,
@@ -639,7 +639,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return fleet.listed
 
     def _remembered(self, settings: config.Settings, key: str) -> Snapshot | None:
-        """Return the newest answer that is young enough, the cached one or the fleet's snapshot; None without one."""
+        """Return the newer one of the cached answer and the snapshot; None if neither is recent and complete enough."""
         answers = [answer for answer in (self._cached(key), self._snapshot(settings)) if answer is not None]
         young = (answer for answer in answers if self._young(answer.asked_at))
         newest = max(young, key=lambda answer: answer.asked_at, default=None)
@@ -656,7 +656,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return newest
 
     def _cached(self, key: str) -> Snapshot | None:
-        """Return the cached answer; None where there is none or it is damaged."""
+        """Return the cached answer; None if there is none or it is damaged."""
         try:
             data = self._cache[key]
             if data["version"] != CACHE_VERSION:
@@ -670,20 +670,20 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             return None
 
     def _snapshot(self, settings: config.Settings) -> Snapshot | None:
-        """Return what `tpu_ops refresh` or another command wrote."""
+        """Return the snapshot that `tpu_ops refresh` or another command wrote."""
         fleet = view.known(settings)
         return Snapshot(fleet.asked_at, fleet.listed, fleet.source, fleet.unlisted) if fleet else None
 
     def _young(self, asked_at: float) -> bool:
-        """Return whether an answer is young enough: by when the API was asked, not by when it was put into a cache."""
+        """Return whether an answer is recent enough; its age counts from the request to the API."""
         timeout, age = self.get_option("cache_timeout"), time.time() - asked_at
-        # What was asked in the future was asked before the clock was set back: nobody knows its age.
+        # The time is in the future if the clock was set back: the age is unknown.
         return age >= 0 and (not timeout or age <= timeout)
 
     def _add(self, settings: config.Settings, nodes: Sequence[Node]) -> None:
-        """Add the workers of these nodes to the inventory: none where a name or an expression that decides is an error.
+        """Add the workers of these nodes to the inventory; a wrong name, `include` or `exclude` adds none.
 
-        An error of `compose`, `groups` or `keyed_groups` comes after the hosts before it.
+        A wrong `compose`, `groups` or `keyed_groups` is reported after some hosts were added.
         """
         groups = hostvars.groups(nodes)
         hosts = self._hosts(settings, nodes, {name for names in groups.values() for name in names})
@@ -707,7 +707,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             for group in groups[host.worker.node.full_name]:
                 self.inventory.add_group(group)
                 self.inventory.add_child(group, host.name)
-            # At the host itself: by way of the inventory Ansible would copy every value.
+            # Set on the host itself, since Inventory.set_variable would copy every value.
             entry = self.inventory.get_host(host.name)
             for name, value in host.variables.items():
                 entry.set_variable(name, value)
@@ -717,19 +717,19 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             filled.refuse_merged(where)
 
     def _fill(self, host: Host, said: Any, where: str, add: Callable[..., None], filled: composed.Composed) -> None:
-        """Give a host the variables or the groups that one key of the file says."""
+        """Add the variables or groups of one key of the file to a host."""
         inventory, strict = self.inventory, self.get_option("strict")
         self.inventory = filled
         try:
             add(said, host.variables, host.name, strict=strict)
-        except Exception as exc:  # groups in a circle are one of no class of its own
+        except Exception as exc:  # Ansible raises a plain Exception for groups in a circle
             passed_over = "; `strict: false` skips expressions that fail" if strict else ""
             raise UsageError(str(exc), where=where, fix=f"correct it{passed_over}") from exc
         finally:
             self.inventory = inventory
 
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
-        """Return the hosts that these nodes come out as, with their names and variables."""
+        """Return the inventory hosts of these nodes, with their names and variables."""
         workers = selection.of(settings, nodes)[1]
         found = selection.ways_of(settings, nodes)
         shared = self._shared(settings)
@@ -751,7 +751,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             if choice.stays(worker, variables):
                 hosts.append(Host(choice.name(worker, variables), worker, variables))
                 reached.append((worker, way))
-        # The file may ask for nodes of other states only.
+        # Nodes without endpoints are only reported if the file lists serving nodes.
         serves = not set(settings.states).isdisjoint(SERVING_STATES)
         lacking = selection.without_endpoints(settings, nodes) if serves else ()
         for text in (*choice.warnings(), *ways.problems(reached), *lacking):
@@ -759,7 +759,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return hosts
 
     def _connection(self, worker: Worker, way: Way, options: str) -> dict[str, str]:
-        """Return how Ansible reaches a worker: by the same options that ssh_config holds."""
+        """Return the variables with which Ansible connects to a worker: the same options as in ssh_config."""
         own = client_config.arguments(client_config.own_options(worker, way))
         variables = {"ansible_host": ways.host_name(worker, way), "ansible_ssh_common_args": f"{own} {options}"}
         return {name: _own(value) for name, value in variables.items()}
@@ -775,12 +775,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which text of the API that cannot do anything is marked as safe to evaluate.
+    """Return a value whose harmless texts are marked as trusted templates.
 
-    `ansible-inventory --list` writes every unmarked text as an object instead of a string. A marked one is evaluated
-    where a task asks for that twice, as in `var: "{{ tpu_labels.x }}"`; so only texts are marked in which no call, no
-    filter and no template can be written, but at most names of variables. All others stay unmarked: Ansible never
-    evaluates them.
+    `ansible-inventory --list` writes every unmarked text as an object instead of a string. Ansible evaluates a marked
+    text if a task evaluates it twice, as in `var: "{{ tpu_labels.x }}"`. Therefore only texts without calls, filters
+    and templates are marked; they can be no more than names of variables. Ansible never evaluates unmarked texts.
     """
     if isinstance(value, str):
         return trust_as_template(value) if HARMLESS.fullmatch(value) else value
@@ -792,11 +791,11 @@ def _plain(value: Any) -> Any:
 
 
 def _own(value: str) -> str:
-    """Return a text that is written here, out of parts with a form of their own, marked the same way."""
+    """Return a text of this plugin, such as a connection variable, marked in the same way."""
     return value if "{" in value or "#" in value else trust_as_template(value)
 
 
 def _digest(settings: config.Settings) -> str:
-    """Return a digest of what decides the answer, so that another question never gets this one's."""
+    """Return a digest of the settings that determine the answer, so that each request has its own cache entry."""
     asked = json.dumps([question_of(settings).to_json(), settings.snapshot])
     return hashlib.sha256(asked.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""The one table of exit codes, the errors that carry them, and how text of others is shown in one.
+"""The table of exit codes, the errors that carry them, and the display of external text in an error.
 
-Every error that a user may meet says what failed, where, and what to do. The command line prints these three
-parts and ends with the error's exit code; nothing else decides an exit code.
+Every error for the user says what failed, where, and how to fix it. The command line prints these three parts and ends
+with the error's exit code; nothing else decides an exit code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """What the process tells its caller."""
+    """Exit code of a command."""
 
     OK = 0
     FAILED = 1
@@ -23,9 +23,9 @@ class ExitCode(IntEnum):
 
 
 def printable(text: str) -> str:
-    """Return text of others in one line, without what a terminal takes for orders.
+    """Return external text in one line, without control sequences for the terminal.
 
-    Ends of lines become spaces, all else that cannot be printed is escaped as in Python.
+    Newlines become spaces; other characters that cannot be printed are escaped as in Python.
     """
     if text.isprintable():
         return text
@@ -34,12 +34,12 @@ def printable(text: str) -> str:
 
 
 class OpsError(Exception):
-    """An error that a user can act on. Text of others in it becomes printable.
+    """An error that a user can act on. External text in it becomes printable.
 
     Args:
         what: What failed, one sentence without a full stop.
-        where: The node, worker, file and key, or address it failed at.
-        fix: What to do about it, as an instruction.
+        where: Where it failed: the node, worker, file and key, or address.
+        fix: The fix, as an instruction.
     """
 
     exit_code = ExitCode.FAILED
@@ -47,11 +47,11 @@ class OpsError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what, self.where, self.fix = printable(what), printable(where), printable(fix)
-        #: What --json tells beside the error.
+        #: Further values for --json.
         self.facts: Mapping[str, Any] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the error for --json, with what is told beside it."""
+        """Return the error for --json, with its further values."""
         error = {"problem": self.what, "where": self.where, "fix": self.fix, "code": int(self.exit_code)}
         return {**self.facts, "error": error}
 
@@ -79,10 +79,10 @@ class UnreachableError(OpsError):
 
 
 class RefusedError(UnreachableError):
-    """A worker answered, and does not let this person in."""
+    """A worker answered, but refused the user's login."""
 
 
 class HostError(OpsError):
-    """A worker answered, and what it was asked to do failed."""
+    """A worker answered, but the requested action failed there."""
 
     exit_code = ExitCode.FAILED

@@ -1,4 +1,4 @@
-"""Files of this machine: where tpu_ops keeps what it remembers, replaced at once, one writer at a time."""
+"""Files of this machine: the state directory, atomic replacement, and locks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 
 from tpu_ops.errors import OpsError, UsageError
 
-#: Seconds between two looks at a lock that another process holds: the kernel tells nobody when it is let go.
+#: Seconds between two attempts to lock a file: the kernel does not report the release of a lock to other processes.
 LOCK_POLL = 0.05
 
-#: What to do where something below `state_root` cannot be written.
+#: Fix for a path below `state_root` that cannot be written.
 TO_WRITE = "make it writable and check that the disk has space (df), or set TPU_OPS_STATE to another directory"
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory below which tpu_ops keeps what it must remember: absolute, made by nobody yet.
+    """Return the absolute path of the state directory, which may not exist yet.
 
     Raises:
-        UsageError: It begins at the home of a user that there is not, or is no text.
+        UsageError: It begins with the home directory of an unknown user, or is not valid text.
     """
     if explicit := environ.get("TPU_OPS_STATE", ""):
         return expanded(explicit, "TPU_OPS_STATE").absolute()
@@ -34,11 +34,11 @@ def state_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def room(exc: OSError, path: Path) -> str:
-    """Return how much room a full disk has where a file could not be written, in words that follow why; else nothing.
+    """Return the free space of a full disk, in words that follow the reason; empty if the disk is not full.
 
     Args:
         exc: The failure.
-        path: The file or directory, which need not be there.
+        path: The file or directory, which need not exist.
     """
     if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
         return ""
@@ -52,14 +52,14 @@ def room(exc: OSError, path: Path) -> str:
 
 
 def expanded(text: str, where: str) -> Path:
-    """Return a path as a person writes it, with the home directory that its ``~`` or ``~NAME`` means.
+    """Return a path as the user writes it, with ``~`` or ``~NAME`` replaced by the home directory.
 
     Args:
         text: The path.
-        where: Where it is written, for an error.
+        where: Where the user wrote it, for an error.
 
     Raises:
-        UsageError: There is no such user, no home is known, or it is no text: files that hold it are UTF-8.
+        UsageError: The user or home directory is unknown, or the path is not UTF-8.
     """
     try:
         path = Path(text).expanduser()
@@ -69,30 +69,30 @@ def expanded(text: str, where: str) -> Path:
         raise UsageError(f"there is no home directory {name!r}", where=where, fix="write the whole path") from exc
     except UnicodeEncodeError as exc:
         what = f"the path {exc.object!r} is not UTF-8"
-        raise UsageError(what, where=where, fix="rename what is not, or use another directory") from exc
+        raise UsageError(what, where=where, fix="rename that part, or use another directory") from exc
     return path
 
 
 def resolved(text: str, where: str) -> Path:
-    """Return a path as a person writes it without links in it, absolute.
+    """Return a path as the user writes it, absolute and without symbolic links.
 
     Args:
         text: The path.
-        where: Where it is written, for an error.
+        where: Where the user wrote it, for an error.
 
     Raises:
-        UsageError: As for `expanded`, or a link in it leads back to itself.
+        UsageError: See `expanded`; or a symbolic link leads back to itself.
     """
     path = expanded(text, where)
     try:
         return expanded(str(_without_links(path)), where)
     except OSError as exc:
-        fix = "see where it leads: namei -l"
+        fix = "`namei -l` on this path shows where it leads"
         raise UsageError(f"a link in {path} leads back to itself", where=where, fix=fix) from exc
 
 
 def _without_links(path: Path) -> Path:
-    """Return a path without links in it, absolute.
+    """Return a path, absolute and without symbolic links.
 
     Raises:
         OSError: A link leads back to itself. Path.resolve raises a RuntimeError before Python 3.13, and nothing since.
@@ -106,29 +106,29 @@ def _without_links(path: Path) -> Path:
 
 
 def replace(path: Path, content: str | bytes, mode: int) -> None:
-    """Replace a file's content at once: a reader sees the old or the new, never a part.
+    """Replace a file's content atomically.
 
     Args:
-        path: The file; where it is a link, the link itself is replaced.
+        path: The file; a symbolic link itself is replaced.
         content: Text (written as UTF-8) or bytes.
         mode: Permissions of the new file.
 
     Raises:
-        OSError: It cannot be written, or is there and no regular file; what there was is as it was.
+        OSError: It cannot be written, or exists and is not a regular file; it is then unchanged.
     """
     refuse_irregular(path)
     _replace(path, content.encode() if isinstance(content, str) else content, mode, None)
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Replace at once the content of a file that is a person's own: its mode and owner stay, links are followed.
+    """Replace the content of a user's own file atomically; its mode and owner stay, symbolic links are followed.
 
     Args:
-        path: The file; one that is missing is made for this user only, its directory too.
-        content: What it is to hold.
+        path: The file; if missing, it and its directory are created for this user only.
+        content: The new content.
 
     Raises:
-        OSError: It cannot be written, or is there and no regular file; what there was is as it was.
+        OSError: It cannot be written, or exists and is not a regular file; it is then unchanged.
     """
     target = _without_links(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,10 +140,10 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def refuse_irregular(path: Path) -> os.stat_result | None:
-    """Return what the system says of a file, links followed; None where there is none.
+    """Return the status of a file, following symbolic links; None if it does not exist.
 
     Raises:
-        OSError: It is a device, a pipe, a directory or the like, which no file may take the place of.
+        OSError: It is a device, a pipe, a directory or the like, which must not be replaced.
     """
     try:
         info = path.stat()
@@ -157,14 +157,14 @@ def refuse_irregular(path: Path) -> os.stat_result | None:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Return what a file holds, without ever waiting for it.
+    """Return the content of a file without blocking, even if it is a pipe.
 
     Args:
-        path: The file; links are followed.
-        limit: Bytes that it may have.
+        path: The file; symbolic links are followed.
+        limit: Largest size in bytes.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+        OSError: It cannot be read, is not a regular file, or is larger.
     """
 
     def unwaited(name: str, flags: int) -> int:
@@ -174,7 +174,7 @@ def read_regular(path: Path, limit: int) -> bytes:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "this is not a regular file", str(path))
-        # As much memory is taken as is asked for; a file that grows meanwhile is read on.
+        # read() allocates the requested size; the second read covers a file that grew meanwhile.
         data = file.read(min(limit, info.st_size) + 1)
         data += file.read(limit + 1 - len(data)) if len(data) > info.st_size else b""
     if len(data) > limit:
@@ -183,7 +183,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:
-    # Not by tempfile: its import costs every command some milliseconds.
+    # tempfile is not used, since its import adds some milliseconds to every command.
     made = path.with_name(f"{_beginning(path)}{os.urandom(4).hex()}")
     handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -202,10 +202,10 @@ def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | Non
 
 
 def clear(directory: Path, paths: Iterable[Path]) -> None:
-    """Remove what processes that were killed left of replacing files of a directory; nobody else may write them now.
+    """Remove files that killed processes left while replacing others; the caller must exclude other writers.
 
     Raises:
-        OSError: It cannot be removed, or the directory not be read.
+        OSError: A file cannot be removed, or the directory cannot be read.
     """
     beginnings = tuple(map(_beginning, paths))
     for entry in directory.iterdir():
@@ -214,12 +214,12 @@ def clear(directory: Path, paths: Iterable[Path]) -> None:
 
 
 def _beginning(path: Path) -> str:
-    """Return how the name begins of the file that is to replace a file."""
+    """Return the beginning of the name of temporary files that replace a file."""
     return f".{path.name}."
 
 
 def take(handle: int) -> bool:
-    """Lock an open file for this process unless another one holds it; return whether it is locked now."""
+    """Lock an open file for this process unless another process holds it; return whether it is locked."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -232,15 +232,15 @@ def locked(path: Path, timeout: float) -> Iterator[int]:
     """Hold a lock file for as long as the block lasts.
 
     Yields:
-        Its descriptor: a process that is given it holds the lock as well, for as long as it lasts.
+        Its descriptor: a process that inherits it holds the lock too, until it ends.
 
     Args:
-        path: The lock file, made where it is missing; its directory exists.
+        path: The lock file, created if missing; its directory must exist.
         timeout: Seconds to wait for another process that holds it.
 
     Raises:
         TimeoutError: Another process held it for longer.
-        OSError: It cannot be opened or made.
+        OSError: It cannot be opened or created.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -255,7 +255,7 @@ def locked(path: Path, timeout: float) -> Iterator[int]:
 
 
 class UnwritableError(OpsError):
-    """What this machine keeps of a fleet cannot be written."""
+    """The state of a fleet on this machine cannot be written."""
 
 
 def unwritable(path: Path, exc: OSError) -> UnwritableError:

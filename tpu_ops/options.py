@@ -1,4 +1,4 @@
-"""Options of a file and the environment, read with their types; every error names where the value stands."""
+"""Typed options from a file and the environment; every error names the place of the value."""
 
 import difflib
 import re
@@ -11,21 +11,21 @@ from tpu_ops.errors import UsageError
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it: short, whatever was written."""
+    """Return a value for an error message, shortened."""
     form = reprlib.Repr()
     form.maxlevel = form.maxlist = form.maxdict = form.maxtuple = form.maxset = 3
     form.maxstring = form.maxother = form.maxlong = 80
     try:
         return form.repr(value)
-    except ValueError:  # a number with more digits than Python writes
+    except ValueError:  # the number has more digits than Python converts
         return "a very large number"
 
 
 def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> str:
-    """Return a name that has the expected form.
+    """Return a name after checking its form.
 
     Raises:
-        UsageError: It has another one.
+        UsageError: It has another form.
     """
     if not form.fullmatch(text):
         what = f"{shown(text)} is not {expected.partition(', as in')[0]}"
@@ -34,14 +34,14 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that names the nearest known word, whatever its case; empty where none is near."""
+    """Return the end of a sentence that suggests the most similar known word, ignoring case; empty if none is."""
     spelled = {entry.lower(): entry for entry in known}
     close = difflib.get_close_matches(word.lower(), list(spelled), n=1, cutoff=0.6)
     return f", did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 class Value(NamedTuple):
-    """A text and where it stands, for the error that it may cause."""
+    """A text and its place, for an error about it."""
 
     value: str
     where: str
@@ -49,10 +49,10 @@ class Value(NamedTuple):
 
 
 class Options:
-    """Reads options of the right type from the file and the environment, which wins.
+    """Reads typed options from the file and the environment, which wins.
 
     Attributes:
-        data: The file's mapping. Like the environment it may hold secrets, so that neither is ever printed.
+        data: The file's mapping. It and the environment may contain secrets, so neither is ever printed.
         file: The file.
         environ: The environment.
     """
@@ -76,15 +76,15 @@ class Options:
         return UsageError(f"expected {expected}, found {found}", where=self.at(key), fix=fix)
 
     def text(self, key: str, variable: str = "", *, secret: bool = False) -> Value:
-        """Return a text option; empty where it is not set.
+        """Return a text option; empty if it is not set.
 
         Args:
-            key: In the file.
-            variable: In the environment, where it can be set there.
-            secret: Whether no error may show it.
+            key: Its key in the file.
+            variable: Its environment variable, if it has one.
+            secret: Whether errors must not show the value.
 
         Raises:
-            UsageError: It is no text.
+            UsageError: It is not a text.
         """
         if value := self._variable(variable):
             return value
@@ -94,10 +94,10 @@ class Options:
         return Value(entry or "", self.at(key))
 
     def choice(self, key: str, known: tuple[str, ...], variable: str = "") -> Value:
-        """Return a word out of those known; the first of them where it is not set.
+        """Return one of the known words; the first one if the option is not set.
 
         Raises:
-            UsageError: It is another one.
+            UsageError: It is another word.
         """
         found = self.text(key, variable)
         if not found.value:
@@ -111,10 +111,10 @@ class Options:
         return found
 
     def names(self, key: str, form: re.Pattern[str], expected: str, variable: str = "") -> tuple[str, ...]:
-        """Return a list of names; the file may hold a list or one name, the variable a comma list.
+        """Return a list of names; the file may contain a list or one name, the variable a comma list.
 
         Raises:
-            UsageError: It is no list of texts, or one of them has another form.
+            UsageError: It is not a list of texts, or a name has the wrong form.
         """
         if value := self._variable(variable):
             where, values = value.where, [part.strip() for part in value.value.split(",") if part.strip()]
@@ -128,10 +128,10 @@ class Options:
         return tuple(dict.fromkeys(values))
 
     def choices(self, key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a list of words out of those known; the default where it is not set.
+        """Return a list of known words; the default if the option is not set.
 
         Raises:
-            UsageError: It is no list of texts, one of them is not known, or it is empty.
+            UsageError: It is not a list of texts, contains an unknown word, or is empty.
         """
         if self.data.get(key) is None:
             return default
@@ -148,10 +148,10 @@ class Options:
         return tuple(dict.fromkeys(values))
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a yes or no.
+        """Return a boolean option.
 
         Raises:
-            UsageError: It is neither.
+            UsageError: It is not a boolean.
         """
         value = self.data.get(key)
         if value is None:
@@ -164,7 +164,7 @@ class Options:
         """Return a positive number of seconds.
 
         Raises:
-            UsageError: It is none.
+            UsageError: It is not one.
         """
         value = self.data.get(key)
         if value is None:
@@ -174,7 +174,7 @@ class Options:
         return float(value)
 
     def _variable(self, name: str) -> Value | None:
-        """Return what a variable says; an empty one says nothing."""
+        """Return the value of an environment variable; None if it is unset or empty."""
         value = self.environ.get(name, "") if name else ""
         return Value(value, f"environment variable {name}", from_environment=True) if value else None
 

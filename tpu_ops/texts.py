@@ -1,4 +1,4 @@
-"""Numbers, names and times as sentences for people hold them."""
+"""Numbers, names and times in sentences for users."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from collections.abc import Sequence
 
 from ClusterShell.NodeSet import NodeSet
 
-#: A number in a name; one of more digits is taken for several, since no name has one.
+#: A number in a name. Longer ones are split, since no name contains one.
 _NUMBER = re.compile(r"([0-9]{1,9})")
-#: How many workers a command names at most one by one.
+#: Most workers that a command lists one by one.
 _NAMED = 3
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things, as in ``1 node`` and ``2 nodes``."""
+    """Return a number with its noun, as in ``1 node`` and ``2 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, as in ``SIGKILL``; empty where there is none of this number."""
+    """Return a signal's name, as in ``SIGKILL``; empty if the number is unknown."""
     return signal.Signals(number).name if number in set(signal.Signals) else ""
 
 
 def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
-    """Return names as a line holds them, as in ``a, b and 3 more``.
+    """Return names in one line, as in ``a, b and 3 more``.
 
     Args:
-        names: All of them.
-        limit: How many are named.
-        rest: What the others are called.
+        names: All names.
+        limit: How many of them to list.
+        rest: Noun for the others.
     """
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} {rest}" if len(names) > limit else "")
 
 
 def natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return what names are sorted by for people, numbers by their value: pod-w2 before pod-w10.
+    """Return the sort key of a name, with numbers compared by value: pod-w2 before pod-w10.
 
-    No two names have the same: in whichever order they come, they are sorted into one.
+    Different names have different keys, so that the order does not depend on the input.
     """
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)], name
 
 
 def folded(hosts: Sequence[str]) -> str:
-    """Return workers as one node set, which a target may be, as in ``pod-w[0-3]``; there is at least one."""
+    """Return at least one worker as a node set, which is also a valid target, as in ``pod-w[0-3]``."""
     return str(NodeSet.fromlist(list(hosts)))
 
 
 def target(hosts: Sequence[str]) -> str:
-    """Return workers as a word of a command that any shell takes as it is, as in ``'pod-w[0-3]'``."""
+    """Return workers as a target, quoted for any shell, as in ``'pod-w[0-3]'``."""
     return ",".join(hosts) if len(hosts) <= _NAMED else shlex.quote(folded(hosts))
 
 
@@ -61,7 +61,7 @@ def at(moment: float) -> str:
 
 
 def ago(asked_at: float, now: float) -> str:
-    """Return how long ago something was, as in ``12 min ago``; both times are seconds since 1970."""
+    """Return the time since a moment, as in ``12 min ago``; both arguments are seconds since 1970."""
     seconds = now - asked_at
     if seconds <= -60:
         return "in the future by this machine's clock"

@@ -1,8 +1,7 @@
-"""Action that finds every fault in one host's variables: `register` it and hand all results to `faults_listed`.
+"""Action that finds every fault in one host's variables: `register` it and pass all results to `faults_listed`.
 
-It is an action and not a filter, since it sees the variables before they are templated: a template that fails is one
-more fault, and data still know the file and line that they come from. It reads nothing on the worker and changes
-nothing.
+It is an action and not a filter, since it needs the variables before they are templated: a template that fails is one
+more fault, and untemplated values still know their file and line. It neither reads nor changes anything on the worker.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from ansible.utils.vars import load_extra_vars
 
 Options = Mapping[str, Any]
 
-#: Types of argument_specs -> what a value has to be. The roles use values as they are, so nothing is converted: where a
-#: number or a boolean is needed, a string would end the run in the middle of its changes.
+#: Types of argument_specs -> types of a value. Roles use values without conversion: a string in place of a number or a
+#: boolean would end the run in the middle of its changes.
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "dict": (dict,),
@@ -36,32 +35,32 @@ KINDS: dict[str, tuple[type, ...]] = {
 WORDS = {bool: "a boolean", dict: "a mapping", float: "a decimal number", int: "a number", list: "a list"}
 #: Variables with these prefixes are set by Ansible, by the inventory plugin or by a playbook for itself.
 OTHERS = ("_", "ansible_", "tpu_")
-#: How similar a name must be to a role's variable to be taken for it (difflib's ratio), with a role's prefix and
+#: Similarity (difflib's ratio) from which a name counts as a misspelt variable of a role, with a role's prefix and
 #: without. At 0.9 a name as long as users_people differs in one or two letters.
 ALIKE, VERY_ALIKE = 0.75, 0.9
-#: The same for the name of a file and a group: teams is like team, and team_a is not like team_b.
+#: The same for the name of a file and a group: teams resembles team, but team_a does not resemble team_b.
 ALIKE_GROUP = 0.85
 NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
-#: How a fault begins: the variable and the keys below it. What follows can name an entry and begin with its key.
+#: Beginning of a fault: the variable and the keys below it, perhaps with the label and a key of an entry.
 PLACE = re.compile(
     r"(?P<name>[a-z]\w*)(?P<keys>(\[\d+\]|\.\w+)*): ((?P<label>[^:]*): )?(?P<key>\w+)?(\[(?P<index>\d+)\])?"
 )
 
-#: How files of variables end, in the order in which Ansible looks for them.
+#: Suffixes of files of variables, in the order in which Ansible looks for them.
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 
-#: The inventory plugin's names for groups and workers, which come and go with nodes.
+#: The inventory plugin's names for groups and workers, which change with the nodes.
 OF_NODES, WORKER = re.compile(r"(node|zone|type|state|queued)_[a-z0-9_]+"), re.compile(r"[^A-Z]+-w\d+")
 
 #: Several variables that a fault concerns together, instead of one.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
 
 
-#: Where a variable comes from that was given to ansible-playbook.
+#: Ansible's name for the origin of a variable that was given to ansible-playbook.
 EXTRA = "CLI option '-e'"
-#: What to do about one that has the wrong type.
+#: Fix for such a variable with the wrong type.
 AS_JSON = "; give it to -e as JSON"
-#: The parser in C if there is one: each host reads all files.
+#: The parser in C if available: each host reads all files.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -84,7 +83,7 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any, way: str = "")
         path: The variable.
         option: Its entry in argument_specs.
         value: Its value.
-        way: How to give it the right type, if that is not plain.
+        way: How to give it the right type, if this needs an explanation.
     """
     kind = option.get("type", "str")
     if value is None:
@@ -136,12 +135,12 @@ def _suggestion(name: str, known: Iterable[str], cutoff: float = ALIKE) -> str:
 def unknown_faults(
     names: Iterable[str], roles: Collection[str], known: Collection[str], own: Collection[str]
 ) -> list[str]:
-    """Return the variables that look like those of roles but are not.
+    """Return the variables whose names look like those of roles but are unknown.
 
     Args:
         names: All variables of a host.
         roles: Names of the roles.
-        known: The variables that they have.
+        known: The variables of the roles.
         own: facts_own_variables.
     """
     faults = []
@@ -157,11 +156,11 @@ def unknown_faults(
 
 
 def offered_faults(names: Iterable[str], offered: Mapping[str, str]) -> list[str]:
-    """Return the variables that somebody set and that a role sets itself, for others to read.
+    """Return the variables that the user set although a role sets them for other roles.
 
     Args:
         names: All variables that a host has without any role.
-        offered: Names of what roles set themselves -> the role. Those that begin with _ are private.
+        offered: Variables that roles set -> the role. Names that begin with _ are private.
     """
     return [
         f"{name}: the role {offered[name]} sets it itself, for others to read; remove it"
@@ -175,25 +174,25 @@ def _shown(path: Path) -> str:
 
 
 def subjects(fault: str) -> list[str]:
-    """Given a fault, return it once for each variable that it is about, as if it were about that one alone."""
+    """Return a fault once for each variable in it, reworded as if it were about that variable alone."""
     match = SEVERAL.match(fault)
     return [name + fault[match.end() :] for name in match[0].split(", ")] if match else [fault]
 
 
 class Places:
-    """Where a host's variables come from, as file and line.
+    """The file and line of each of a host's variables.
 
-    Ansible itself remembers that, without an interface for others. The files are read again, and only if something is
-    wrong; a variable is placed at the first file that gives it the value that it has.
+    Ansible knows them, but has no interface for them. The files are read again, and only if there is a fault; a
+    variable's place is the first file that sets its value.
     """
 
     def __init__(self, values: Mapping[str, Any], files: Iterable[Path], loader: Any) -> None:
-        """Take variables.
+        """Store the variables.
 
         Args:
             values: Their values, not templated.
-            files: Those that may set them, the first winning.
-            loader: Ansible's, which reads them.
+            files: The files that may set them, by precedence.
+            loader: Ansible's loader for these files.
         """
         self._values = values
         self._files = files
@@ -203,7 +202,7 @@ class Places:
     def _nodes(self) -> dict[str, tuple[Path, Any]]:
         found: dict[str, tuple[Path, Any]] = {}
         for file in self._files:
-            # An inventory has its variables somewhere below hosts and groups.
+            # In an inventory, variables are nested below hosts and groups.
             nested = not {"group_vars", "host_vars"} & set(file.parts)
             for key, node in _pairs(_composed(file, self._loader), nested=nested):
                 name = key.value
@@ -217,7 +216,7 @@ class Places:
         return set(load_extra_vars(self._loader)) - self._nodes.keys()
 
     def of(self, name: str, steps: Iterable[str | int] = ()) -> str:
-        """Return the place of a variable, or of what some keys and positions lead to in it, as near as is known."""
+        """Return the nearest known place of a variable, or of the value below it at some keys and positions."""
         if name not in self._nodes:
             return EXTRA if name in self.extra else ""
         file, node = self._nodes[name]
@@ -245,7 +244,7 @@ def _composed(file: Path, loader: Any) -> Any:
 
 
 def _pairs(node: Any, *, nested: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Return the keys and values of a mapping, and if asked those of the mappings in it."""
+    """Return the keys and values of a mapping, and those of nested mappings if asked."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
         yield key, value
         if nested:
@@ -253,7 +252,7 @@ def _pairs(node: Any, *, nested: bool = False) -> Iterator[tuple[Any, Any]]:
 
 
 def _may_be(node: Any, value: Any) -> bool:
-    """Return whether a node has a value; also if Ansible alone can tell, as of one that is encrypted."""
+    """Return whether a YAML node may have a value; True if only Ansible can tell, as for an encrypted one."""
     try:
         return bool(yaml.constructor.SafeConstructor().construct_object(node, deep=True) == value)
     except yaml.YAMLError:
@@ -261,23 +260,23 @@ def _may_be(node: Any, value: Any) -> bool:
 
 
 def place(fault: str, places: Places) -> str:
-    """Given a fault, return the place of what it is about, as near as is known."""
+    """Return the nearest known place of a fault."""
     match = PLACE.match(fault)
     if match is None:
         return ""
     steps = [int(index) if index else key for index, key in re.findall(r"\[(\d+)\]|\.(\w+)", match["keys"])]
-    # An entry's own key, as in `users_people[0]: ada: keys[1] starts with`.
+    # The fault names a key of the entry, as in `users_people[0]: ada: keys[1] starts with`.
     steps += [match["key"], *([int(match["index"])] if match["index"] else [])] if match["key"] else []
     return places.of(match["name"], steps)
 
 
 def place_of_first(fault: str, places: Places) -> str:
-    """Return the place of the first variable that a fault is about and that somebody set."""
+    """Return the place of the first variable in a fault that the user set."""
     return next(filter(None, (place(each, places) for each in subjects(fault))), "")
 
 
 def with_places(fault: str, places: Places) -> str:
-    """Return a fault with the place of each other entry that it mentions, as in `first as users_people[0]`."""
+    """Return a fault with the places of other entries that it mentions, as in `first as users_people[0]`."""
 
     def placed(match: re.Match[str]) -> str:
         where = place(f"{match[0]}: ", places)
@@ -293,8 +292,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         roles: Directory of the roles.
 
     Returns:
-        `faults`, each with `text` and `place`, `waiting`: the roles whose own checks could not be made because of them,
-        and `warnings`: what may be a mistake, which Ansible shows once for all hosts.
+        `faults`, each with `text` and `place`; `waiting`: roles whose own checks could not run because of the faults;
+        and `warnings`: possible mistakes, which Ansible shows once for all hosts.
     """
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -340,8 +339,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             {"text": with_places(fault, places), "place": place_of_first(fault, places)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
-        # A role's own values hide them in `variables`; these are the host's without any play. If a role is not part of
-        # the play, a value that others use instead may be set.
+        # In `variables`, the role's own values hide the user's; hostvars has the user's without any play. If a role is
+        # not part of the play, the user may set a value for other roles instead.
         given = variables["hostvars"].raw_get(variables["inventory_hostname"])
         own_values = {name: role for name, role in offered.items() if role in here}
         places = Places(given, files, self._loader)
@@ -354,12 +353,12 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         return result
 
     def _values_faults(self, specification: Options, values: dict[str, Any], places: Places) -> list[Fault]:
-        """Template a role's variables in place, and return what is wrong with them."""
+        """Template a role's variables in place, and return their faults."""
         faults = []
         for name in sorted(specification.keys() & values.keys()):
             try:
                 values[name] = self._templar.template(values[name])
-            except Exception as exc:  # Whatever a template raises, its author has to fix it.
+            except Exception as exc:  # Templates may raise anything; their author has to fix it.
                 faults.append(Fault(f"{name}: {_message(exc)}", blocks=True))
             else:
                 found = type_faults(name, specification[name], values[name])
@@ -370,13 +369,13 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
 
 
 def extra_files() -> list[Path]:
-    """Return the files of variables that ansible-playbook was given, the first winning."""
+    """Return the files of variables on ansible-playbook's command line, by precedence."""
     given = [str(text) for text in context.CLIARGS.get("extra_vars") or ()]
     return [file for text in reversed(given) if text.startswith("@") and (file := Path(text[1:])).is_file()]
 
 
 def variable_files(variables: Mapping[str, Any]) -> list[Path]:
-    """Given a host's variables, return the files that may hold some of them, the first winning."""
+    """Return the files that may contain some of a host's variables, by precedence."""
     found = [paths[0] for paths in _variable_paths(variables)]
     found += [path for path in [Path(variables.get("inventory_file") or "")] if path.suffix in (".yml", ".yaml")]
     return [
@@ -388,12 +387,12 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
     """Return the variables of roles that two files of one directory set; Ansible uses the last.
 
     Args:
-        variables: Of a host.
-        known: The variables that roles have.
-        loader: Ansible's, which finds and reads the files.
+        variables: The variables of a host.
+        known: The variables of the roles.
+        loader: Ansible's loader, which finds and reads the files.
 
     Returns:
-        File and line of the value that has no effect, and what is wrong.
+        File and line of the value that has no effect, and the fault.
     """
     faults = []
     for first, *_ in _variable_paths(variables):
@@ -409,7 +408,7 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
 
 
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
-    """Given a host's variables, return the variables files that Ansible ignores silently, and why."""
+    """Return the files of a host's variables that Ansible ignores silently, and the reasons."""
     faults = []
     for first, *others in _variable_paths(variables):
         taken, way = first.name, "merge them into one file"
@@ -420,9 +419,9 @@ def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
 
 
 def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
-    """Given a host's variables, return which variables files belong to a group or host that is almost one there is.
+    """Return the variables files for a host whose name resembles a group or host of the inventory.
 
-    Ansible ignores them silently. Of other names it cannot be known here whether a group or host comes and goes.
+    Ansible ignores these files silently. Files with other names may be for a group or host that is absent for now.
     """
     groups, hosts = list(variables["groups"]), [*variables["groups"]["all"], "localhost"]
     warnings = []
@@ -437,9 +436,9 @@ def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
 
 
 def _meant(name: str, kind: str, groups: Collection[str], hosts: Collection[str]) -> str:
-    """Return what a file of variables may have been meant to be called, empty where nothing is like it."""
+    """Return the group or host that a file of variables was probably meant for; empty if no name is similar."""
     plain = re.sub(r"\W", "_", name)
-    # Of names that differ in a number, as those of several hosts do, each may be meant.
+    # Names that differ only in a number, as those of several hosts do, may all be correct.
     near = difflib.get_close_matches(name, groups, 1, ALIKE_GROUP) if kind == "group" else []
     near = [group for group in near if group.translate(NO_DIGITS) != name.translate(NO_DIGITS)]
     if found := next((group for group in (f"node_{plain}", plain, plain.lower(), *near) if group in groups), ""):
@@ -449,24 +448,24 @@ def _meant(name: str, kind: str, groups: Collection[str], hosts: Collection[str]
 
 
 def _stem(path: Path) -> str:
-    """Return the name of the group or host that a file or directory of variables is of."""
+    """Return the name of the group or host of a file or directory of variables."""
     return path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
 
 
 def _is_read(path: Path) -> bool:
-    """Return whether Ansible reads a file or directory, if there is such a group or host."""
+    """Return whether Ansible reads a file or directory if its group or host exists."""
     return not path.name.startswith(".") and (path.is_dir() or path.suffix in SUFFIXES)
 
 
 def _variable_folders(variables: Mapping[str, Any]) -> list[Path]:
-    """Return the directories that may have group_vars and host_vars for a host."""
+    """Return the directories that may contain group_vars and host_vars for a host."""
     return [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
 
 
 def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
     """Return the existing files and directories for a host and for each of its groups; Ansible reads the first.
 
-    The host's own come first, then the groups' that win.
+    The host's own come first, then those of its groups by precedence.
     """
     stems = [
         f"host_vars/{variables['inventory_hostname']}",

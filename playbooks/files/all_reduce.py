@@ -1,8 +1,8 @@
-"""Runs on all workers of a slice at the same time: finds the slice's devices, sums over all of them, and times that.
+"""Runs on all workers of a slice at once: finds the slice's devices, computes a sum over all of them, and times it.
 
-One argument, JSON: `workers` (of the slice), `patience` (seconds to wait for the other workers), `bytes` (that each
-device contributes to the sum), `rounds` (that are timed), `cpu_devices` (that stand for a worker's chips; 0 uses what
-JAX finds). Prints one line of JSON.
+One argument, JSON: `workers` (number in the slice), `patience` (seconds to wait for the other workers), `bytes` (per
+device in the sum), `rounds` (of the measurement), `cpu_devices` (that replace a worker's chips; 0 uses what JAX finds).
+Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ DEVICE_CYCLE, ELEMENT_CYCLE = 61, 7
 
 
 def main() -> None:
-    """Do what the argument says."""
+    """Run the test that the argument describes."""
     asked = json.loads(sys.argv[1])
     if asked["cpu_devices"]:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={asked['cpu_devices']}"
-    # On the workers only.
+    # JAX is installed on the workers only.
     import jax  # type: ignore[import-not-found]
     import numpy as np  # type: ignore[import-not-found]
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # type: ignore[import-not-found]
@@ -31,12 +31,12 @@ def main() -> None:
     if asked["workers"] > 1:
         jax.distributed.initialize(initialization_timeout=asked["patience"])
     devices = jax.devices()
-    # The two cores of older chips are two devices; a chip is a place in the slice. CPUs have no places.
+    # Older chips have two cores, which are two devices; a chip is one position in the slice. CPUs have no position.
     places = {(getattr(device, "slice_index", 0), *getattr(device, "coords", [device.id])) for device in devices}
     pattern = np.arange(asked["bytes"] // 4) % ELEMENT_CYCLE + 1
 
     def rows(index: tuple[slice, ...]) -> Any:
-        """Return what some devices contribute, one row each."""
+        """Return the values of some devices, one row each."""
         numbers = np.arange(*index[0].indices(len(devices))) % DEVICE_CYCLE + 1
         return (numbers[:, None] * pattern[None, :]).astype(np.float32)
 

@@ -24,7 +24,7 @@ def slices(hosts: Iterable[str], hostvars: HostVars) -> dict[str, dict[int, str]
 
 
 def names(node: str, count: int, indices: Iterable[int], known: Mapping[int, str]) -> str:
-    """Return the names of some workers of a node; those that the play does not have are named by their node."""
+    """Return the names of some workers of a node; workers that are not in the play get a name from their node."""
     return ", ".join(known.get(index, f"{node}-w{index}") for index in indices if index < count)
 
 
@@ -34,7 +34,7 @@ def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str])
     Args:
         hosts: The hosts of the play.
         hostvars: Their variables, facts of the role `facts` included.
-        alive: Those that answered.
+        alive: The hosts that answered.
     """
     found = {}
     answering = set(alive)
@@ -74,13 +74,13 @@ def runs_on(hosts: Iterable[str], hostvars: HostVars) -> list[str]:
 def verified(
     hosts: Iterable[str], hostvars: HostVars, unfit: Mapping[str, str], register: str
 ) -> dict[str, dict[str, list[str]]]:
-    """Return what verifying showed, node by node: `faults`, and `lines` for people.
+    """Return the result for each node: `faults`, and `lines` for the user.
 
     Args:
         hosts: The hosts of the play.
         hostvars: Their variables.
         unfit: The nodes that were not verified.
-        register: The variable that holds each worker's answer.
+        register: The variable that contains each worker's answer.
     """
     found = {}
     for node, workers in slices(hosts, hostvars).items():
@@ -95,7 +95,7 @@ def verified(
 
 
 def alone(variables: Mapping[str, Any]) -> list[str]:
-    """Given a worker's variables, return what verifying leaves out where its slice is one of several."""
+    """Return a note if a worker's slice is one of several: the network between slices is not verified."""
     if variables.get("tpu_slice_index") is None:
         return []
     resource = variables["tpu_queued_resource"]
@@ -103,7 +103,7 @@ def alone(variables: Mapping[str, Any]) -> list[str]:
 
 
 def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Given a worker's variables and what each worker of its slice answered, return all that is wrong."""
+    """Return all faults of a slice, given one worker's variables and the answers of all workers."""
     silent = [host for host, answer in answers.items() if "fault" not in answer]
     faults = [f"{host}: did not answer" for host in silent]
     faults += [f"{host}: {answer['fault']}" for host, answer in answers.items() if answer.get("fault")]
@@ -117,7 +117,7 @@ def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str
     for host, answer in answers.items():
         report = answer["report"]
         for key, value in expected.items():
-            # A type that is not known has no number of chips.
+            # The number of chips is unknown for an unknown type.
             if value and report[key] != value:
                 faults.append(f"{host}: {key} {report[key]}, expected {value}")
         if not report["right"]:
@@ -126,9 +126,9 @@ def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str
 
 
 def line(reports: list[dict[str, Any]]) -> str:
-    """Given the reports of all workers, return what was measured, in one line.
+    """Return the measurements in one line, given the reports of all workers.
 
-    The bus bandwidth is what each device must at least send and receive, 2 (n - 1) / n of the sum's size, divided by
+    The bus bandwidth is the minimum that each device must send and receive, 2 (n - 1) / n of the sum's size, divided by
     the time; unlike the sum's size divided by the time, it does not depend on the number of devices.
     """
     first = reports[0]

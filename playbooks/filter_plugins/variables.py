@@ -10,7 +10,7 @@ from ClusterShell.NodeSet import NodeSet
 
 
 def faults_listed(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Given what `check_variables` returned on each host, return one line for each fault, by file and line."""
+    """Return one line for each fault, by file and line, given the results of `check_variables` on all hosts."""
     hosts: dict[tuple[str, str], list[str]] = {}
     waiting: set[str] = set()
     for host, check in checks.items():
@@ -27,7 +27,7 @@ def faults_listed(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def count_faults(values: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Given numbers, also as strings and in lists, return those that are not whole numbers of 1 or more."""
+    """Return the values that are not whole numbers of 1 or more, given numbers, also as strings and in lists."""
     right = re.compile(f"[1-9][0-9]*{f'{unit}?' if unit else ''}")
     return [
         f"{name}: '{each}' is not a whole number of 1 or more"
@@ -50,7 +50,7 @@ def _order(fault: tuple[str, str]) -> tuple[bool, str, int, str]:
 
 
 def _named(hosts: list[str], number: int) -> str:
-    """Return hosts as a line holds them."""
+    """Return hosts in one line."""
     if len(hosts) == number > 1:
         return f"all {number} workers"
     return str(NodeSet.fromlist(hosts))

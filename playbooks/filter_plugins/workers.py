@@ -1,4 +1,4 @@
-"""Filters that describe workers in lines for people; no side effects, so that their tests are tables."""
+"""Filters that describe workers in lines for users; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 #: Number of differences that are shown for one worker.
 SHOWN = 12
-#: Accounts of people have ids from here to the one before `nobody` (Debian Policy 9.2.2).
+#: User ids of people's accounts; they end below `nobody` (Debian Policy 9.2.2).
 PEOPLE = range(1000, 60000)
-#: Packages of Python whose versions are shown, as `name-version.dist-info` below an environment says them.
+#: Python packages whose versions are shown, from paths like `name-version.dist-info` below an environment.
 _PACKAGE = re.compile(r"/(?P<name>[^/]+)-(?P<version>[^-/]+)\.dist-info/")
 _LAUNCHER = re.compile(r"^/usr/local/lib/tpu_ops/(?P<digest>[^/]+)/tpu-host$")
 
 
 def programs(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Given a worker's facts, return what it has for training: name -> version."""
+    """Return the names and versions of a worker's programs for training, given its facts."""
     found = {"Python": ".".join(str(part) for part in facts["python"]["version_info"][:3])}
     for path in facts["worker"]["files"]:
         if match := _PACKAGE.search(path):
@@ -28,12 +28,12 @@ def programs(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def people(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Given a worker's facts, return its people: name -> user id."""
+    """Return the names and user ids of a worker's people, given its facts."""
     return {name: entry["uid"] for name, entry in facts["worker"]["accounts"].items() if entry["uid"] in PEOPLE}
 
 
 def group_ids(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Given a worker's facts, return the groups that its people share: name -> group id."""
+    """Return the names and ids of the groups that a worker's people share, given its facts."""
     worker, persons = facts["worker"], people(facts)
     return {
         name: worker["gids"][name]
@@ -43,7 +43,7 @@ def group_ids(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def data_mounts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Given a worker's facts, return the mounted disks and shares other than the system's: path -> type."""
+    """Return a worker's mounted data disks and shares, given its facts: path -> type."""
     kept = re.compile(r"^(ext[234]|xfs|btrfs|nfs4?|fuse\..+)$")
     usual = re.compile(r"^/(boot(/.*)?|etc/.*|proc/.*|snap/.*|sys/.*|run/.*|dev/.*)?$")
     mounts = facts["worker"]["mounts"]
@@ -55,7 +55,7 @@ def data_mounts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def worker_line(variables: Mapping[str, Any]) -> str:
-    """Given a worker's variables, facts included, return a description in one line."""
+    """Return a description of a worker in one line, given its variables and facts."""
     facts = variables["ansible_facts"]
     worker = facts["worker"]
     run = worker["units"].get("tpu-run.service", {}).get("active", "inactive")
@@ -80,7 +80,7 @@ def worker_line(variables: Mapping[str, Any]) -> str:
 
 
 def traits(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Given a worker's facts, return everything in which the workers of a node should agree, by readable names."""
+    """Return the properties in which all workers of a node should agree, by readable names."""
     worker = facts["worker"]
     found = {
         "system": f"{facts['distribution']} {facts['distribution_version']} {facts['architecture']}",
@@ -95,7 +95,7 @@ def traits(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differences(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Given the facts of a node's workers by host, return how some differ from the majority."""
+    """Return how some workers of a node differ from the majority, given their facts by host."""
     owned = {host: traits(facts) for host, facts in workers.items()}
     lines = []
     usual = {}
@@ -122,7 +122,7 @@ def worker_lines(hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]
     lines = []
     for host in hosts:
         variables = hostvars[host]
-        # A file server, for example, has none.
+        # A file server, for example, has no node.
         if "tpu_node_label" in variables:
             nodes.setdefault(str(variables["tpu_node_label"]), {})[host] = variables["ansible_facts"]
         lines.append(f"{host}: {worker_line(variables)}")

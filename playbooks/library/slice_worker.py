@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that runs a Python script on a worker as a training run would, without being one; runs on Python 3.8."""
+"""Module that runs a Python script on a worker in the environment of a training run; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: slice_worker
-short_description: Run a Python script in the environment of training runs, as the person who connects
+short_description: Run a Python script in the environment of training runs, as the login user
 description:
-  - Uses the environment files and virtual environment of the launcher's configuration. No other variable reaches the
-    script, as in a run.
-  - Ends the script and whatever it started after O(timeout).
+  - Uses the environment files and virtual environment of the launcher's configuration. The script gets no other
+    variables, as in a run.
+  - Ends the script and all its child processes after O(timeout).
   - An error is returned as C(fault) and is not a failure, so that all workers of a slice can be judged together.
 options:
   script:
@@ -30,16 +30,16 @@ options:
     type: str
     required: true
   asked:
-    description: Passed to the script as JSON, as its only argument.
+    description: The only argument of the script, passed as JSON.
     type: dict
     required: true
   timeout:
-    description: Seconds that it may take.
+    description: Seconds for the script.
     type: int
     required: true
   alone:
     description:
-      - Whether the slice is one of several of a queued resource. JAX, which learns of the others from the metadata
+      - Whether the slice is one of several of a queued resource. JAX, which finds the others through the metadata
         server, is then told that there are none; otherwise it would wait for them.
     type: bool
     default: false
@@ -56,40 +56,40 @@ EXAMPLES = r"""
 
 RETURN = r"""
 report:
-  description: What the script printed.
+  description: The JSON object that the script printed.
   type: dict
   returned: always
 fault:
-  description: What went wrong; empty if nothing did.
+  description: The error; empty if there was none.
   type: str
   returned: always
 """
 
-#: The launcher; it is a zip archive from which modules can be imported.
+#: The launcher, a zip archive from which modules can be imported.
 PROGRAM = "/usr/local/sbin/tpu-host"
-#: Seconds from SIGTERM to SIGKILL. JAX ignores the former while it waits for other workers.
+#: Seconds from SIGTERM to SIGKILL. JAX ignores SIGTERM while it waits for other workers.
 GRACE = 10
-#: Lines of a failed script's errors that are shown.
+#: Error lines of a failed script that are shown.
 SHOWN_LINES = 3
 
 
 class CannotRunError(Exception):
-    """The worker cannot run the script at all."""
+    """The worker cannot run the script."""
 
 
 def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str]:
-    """Return the variables that a training run of the connecting person would start with.
+    """Return the variables with which a training run of the login user would start.
 
     Args:
         program: The launcher's program.
-        alone: Whether the slice is one of several and is to run without the others.
+        alone: Whether the slice is one of several and must run without the others.
 
     Raises:
-        CannotRunError: The launcher is not there, or its configuration cannot be understood.
+        CannotRunError: The launcher is missing, or its configuration is invalid.
     """
     sys.path.insert(0, os.path.realpath(program))
     try:
-        # All from one module, which launchers of every version have.
+        # All from one module, which launchers of every version contain.
         from tpu_ops.host.environment import MEGASCALE, SYSTEM_PATH, Refused, from_files, load_config
     except ImportError as exc:
         raise CannotRunError("no launcher at {} ({}); site.yml installs it".format(program, exc)) from exc
@@ -111,7 +111,7 @@ def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it started: SIGTERM first, since SIGINT can leave a TPU unusable."""
+    """End a process and its child processes: SIGTERM first, since SIGINT can leave a TPU unusable."""
     for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -123,7 +123,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def remove_own(paths: Iterable[str]) -> None:
-    """Remove files of the connecting person; in /tmp nobody else but root can."""
+    """Remove files of the login user; in /tmp only root could remove others' files."""
     for path in paths:
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid == os.getuid():
@@ -138,12 +138,12 @@ def text(stream: BinaryIO) -> list[str]:
 
 
 def run(argv: list[str], variables: dict[str, str], timeout: float) -> tuple[dict[str, Any], str]:
-    """Run a command; return the JSON object of its last line and what went wrong, empty where nothing did.
+    """Run a command; return the JSON object of its last line, and the error or "".
 
     Args:
         argv: The command.
         variables: Its environment.
-        timeout: Seconds that it may take.
+        timeout: Seconds for the command.
     """
     # Files, not pipes: a child that outlives the script would keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -196,7 +196,7 @@ def main() -> None:
     argv = [python, "-I", "-c", module.params["script"], json.dumps(module.params["asked"])]
     from tpu_ops.host.ending import LOCKFILES
 
-    # libtpu leaves its lockfile, and the next person's JAX cannot open it.
+    # libtpu leaves its lockfile behind, and JAX of another user could not open it.
     new = [path for path in LOCKFILES if not os.path.lexists(path)]
     report, fault = run(argv, variables, module.params["timeout"])
     remove_own(new)

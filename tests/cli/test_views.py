@@ -97,7 +97,7 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
         err = tpu_ops(*argv)[2]
         assert err.count(warning) == 1, (argv, err)
         assert "tpu_ops create" not in err
-    failed(tpu_ops("delete", "pod", "--yes"), 2, "no node is called 'pod'", "the fleet's filters leave it out")
+    failed(tpu_ops("delete", "pod", "--yes"), 2, "no node is called 'pod'", "the fleet's filters exclude it")
     made = tpu_ops("create", "new", "--type", "v4-8", "--zone", "us-central2-b")[2]
     assert "the new node is not part of this fleet" in made
     assert "has filters that leave it out" in made

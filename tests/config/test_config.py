@@ -406,7 +406,7 @@ def test_what_an_ssh_config_cannot_hold_is_refused_and_not_part_of_a_states_name
         ({}, {"HOME": str(odd)}, "HOME"),
         ({"private_key": str(odd / ".ssh" / "id_rsa")}, {}, f"{file}, key 'private_key'"),
     ):
-        with pytest.raises(UsageError, match="ssh cannot be given") as caught:
+        with pytest.raises(UsageError, match="ssh cannot use") as caught:
             settings(file, environ | variables, **options)
         assert caught.value.where == where
     state = settings(odd / "inventory" / "tpu_vm.yml", environ).state_dir.name

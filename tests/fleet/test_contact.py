@@ -232,7 +232,7 @@ def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):
     fleet.create("pod", "v4-16")
     looking = search(fleet)
     fleet.create("pod", "v5p-8", zone="europe-west4-b")
-    assert looking(["pod-w1"]).notes == {"pod-w1": "it is called pod.us-central2-b-w1 now"}
+    assert looking(["pod-w1"]).notes == {"pod-w1": "its name is pod.us-central2-b-w1 now"}
 
 
 def test_a_recreated_node_is_reached_under_its_new_key(fleet, said, search):

@@ -120,7 +120,7 @@ def test_an_older_snapshot_is_refused_and_nothing_is_written(member, file):
     before = state(member)
     file.write_text(text([SOLO], asked_at=NOW - 3600))
     for ask in (view.refresh, view.look):
-        with pytest.raises(published.OutdatedError, match="older than what is known") as caught:
+        with pytest.raises(published.OutdatedError, match="older than the local one") as caught:
             ask(member.settings())
         assert "--from api" in caught.value.fix
     assert state(member) == before
@@ -165,5 +165,5 @@ def test_a_members_own_projects_zones_and_filters_hold(member, file, options, na
 
 def test_a_snapshot_of_other_projects_is_an_error_and_no_empty_fleet(member, file):
     member.write(projects=["mine"])
-    with pytest.raises(UsageError, match="of lab and other, but this fleet asks for mine"):
+    with pytest.raises(UsageError, match="about lab and other, but this fleet needs mine"):
         view.refresh(member.settings(), source=str(file))

@@ -96,10 +96,10 @@ def test_an_empty_fleet_says_how_to_get_a_node():
 @pytest.mark.parametrize(
     ("shown", "target", "words"),
     [
-        ((), "none", "the fleet's filters let none of its nodes pass (pod, solo): see `names`"),
-        ((), "@all", "the fleet's filters let none of its nodes pass (pod, solo): see `names`"),
-        (("solo",), "pod", "the fleet's filters leave it out: see `names`"),
-        (("solo",), "pod-w3", "the fleet's filters leave it out: see `names`"),
+        ((), "none", "the fleet's filters exclude all of its nodes (pod, solo): see `names`"),
+        ((), "@all", "the fleet's filters exclude all of its nodes (pod, solo): see `names`"),
+        (("solo",), "pod", "the fleet's filters exclude it: see `names`"),
+        (("solo",), "pod-w3", "the fleet's filters exclude it: see `names`"),
         (("solo",), "pods", "known nodes: solo"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_narrower_question_does_not_let_an_older_snapshot_in(member, tmp_path)
     view.refresh(everything, source=published(tmp_path, [POD, SOLO], KEYS, 9))
     before = files(everything)
     for ask in (view.look, view.refresh):
-        with pytest.raises(OutdatedError, match="older than what is known"):
+        with pytest.raises(OutdatedError, match="older than the local one"):
             ask(narrow, source=old)
     assert files(everything) == before
 

@@ -247,7 +247,7 @@ def test_a_published_snapshot_takes_the_place_of_the_api(fleet, tmp_path, said):
     assert main(["refresh", "--from", "api"]) == 0
     fleet.write(snapshot=str(file))
     assert hosts(inventory(fleet)) == ["new-w0", "pod-w0"]
-    assert "older than what is known here" in said()
+    assert "older than the local one" in said()
 
 
 def test_ready_nodes_without_endpoints_are_named(fleet, said, tmp_path):

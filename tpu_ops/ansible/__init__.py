@@ -1,1 +1,1 @@
-"""Playbooks run by ansible-runner, and what they are given."""
+"""Runs playbooks by ansible-runner, and prepares their environment."""

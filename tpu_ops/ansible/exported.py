@@ -1,4 +1,4 @@
-"""The shell variables that Ansible gets: the inventories, which must include the fleet's, and a locale."""
+"""The environment variables for Ansible: inventories, which must include the fleet's, and a UTF-8 locale."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pathlib import Path
 from tpu_ops import files
 from tpu_ops.errors import UsageError
 
-#: Variable by which Ansible takes its inventories from a shell, and what stands between two of them.
+#: Variable with Ansible's inventories, and the separator between them.
 VARIABLE, _BETWEEN = "ANSIBLE_INVENTORY", ","
-#: How the file of a fleet directory is called, and how names of the files of other fleets end.
+#: Path of the file in a fleet directory, and endings of the names of other fleets' files.
 _FLEET_FILE, _OF_A_FLEET = ("inventory", "tpu_vm.yml"), ("tpu_vm.yml", "tpu_vm.yaml")
-#: Fails where Ansible itself would refuse the locale of its environment: it asks for UTF-8 by these two calls.
+#: Fails if Ansible would reject the locale: Ansible checks for UTF-8 with the same two calls.
 _TRY_LOCALE = """
 import locale
 locale.setlocale(locale.LC_ALL, "")
 raise SystemExit((locale.getlocale()[1] or "").lower() not in ("utf-8", "utf8"))
 """
-#: What Ansible gets in place of a locale that it would refuse; not every system has the first one.
+#: Locales that replace a rejected one; not every system has the first one.
 _LOCALES = ("C.UTF-8", "en_US.UTF-8")
 
 
 def inventories(own: Path, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the inventories that a shell names for Ansible, of which the fleet's is a part; empty where it names none.
+    """Return the inventories in ANSIBLE_INVENTORY, which must include the fleet's; empty if it is not set.
 
     Args:
         own: The fleet's file.
-        environ: Of the shell. Relative paths start where it is, as they do for Ansible itself.
+        environ: The shell's environment. Relative paths start at the working directory, as for Ansible.
 
     Raises:
-        UsageError: The shell names the inventories of other machines: `hosts: all` would mean these.
+        UsageError: The variable names inventories of other machines: `hosts: all` would include these.
     """
     given = environ.get(VARIABLE, "")
     entries = [entry.strip() for entry in given.split(_BETWEEN) if entry.strip()]
@@ -48,21 +48,21 @@ def inventories(own: Path, environ: Mapping[str, str] = os.environ) -> list[str]
 
 
 def _is_of(path: Path, own: Path) -> bool:
-    """Return whether an inventory is a fleet's file, the directory that it stands in, or another part of that."""
+    """Return whether an inventory is a fleet's file, its directory, or another file of this directory."""
     if path.resolve() in (own.resolve(), own.parent.resolve()):
         return True
-    # In any other directory files stand side by side that have nothing to do with each other.
+    # Files in any other directory need not belong to the fleet.
     beside = own.parts[-2:] == _FLEET_FILE and path.parent.resolve() == own.parent.resolve()
     return beside and not path.name.endswith(_OF_A_FLEET)
 
 
 def with_utf8(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with a locale that Ansible takes: its own one where that is of UTF-8 and installed here."""
+    """Return the environment with a UTF-8 locale: its own one if it is UTF-8 and installed."""
     tried = [dict(environ), *({**environ, "LC_ALL": name} for name in _LOCALES)]
     return next(filter(_has_utf8, tried), tried[0])
 
 
 def _has_utf8(environ: Mapping[str, str]) -> bool:
-    # A process of its own: this one keeps its locale, and Python replaces some locales as it starts.
+    # In a new process: this one keeps its locale, and Python replaces some locales at its start.
     command = [sys.executable, "-S", "-c", _TRY_LOCALE]
     return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0

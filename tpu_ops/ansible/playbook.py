@@ -1,4 +1,4 @@
-"""Runs a playbook on hosts of the fleet through ansible-runner, and tells of each step while it runs."""
+"""Runs a playbook on hosts of the fleet through ansible-runner, and reports each step while it runs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tpu_ops import texts
 from tpu_ops.ansible import exported, scratch
 from tpu_ops.errors import UsageError
 
-#: Seconds between two looks whether the person wants the run to end.
+#: Seconds between two checks for an interrupt.
 _TICK = 0.2
-#: Seconds that ansible-playbook has to end once it is told to, and then what it has left behind.
+#: Seconds that ansible-playbook has to end after a signal, and then the processes that it left.
 _ENDING, _LEFT = 30.0, 5.0
 
-#: Event of ansible-runner -> what it says of a host's task.
+#: Event of ansible-runner -> outcome of a task on a host.
 _OUTCOMES = {
     "runner_on_ok": "ok",
     "runner_on_failed": "failed",
@@ -35,38 +35,38 @@ _OUTCOMES = {
     "runner_on_skipped": "skipped",
 }
 
-#: How Ansible writes, without colours, that a task has changed something on a host.
+#: Ansible's line, without colours, for a task that changed something on a host.
 _CHANGED = re.compile(r"^changed: \[", re.MULTILINE)
 
-#: How Ansible lists the tags of a play and of its tasks.
+#: Ansible's list of the tags of a play and of its tasks.
 _TAGS = re.compile(r"TAGS: \[([^\]]*)\]")
 
-#: What Ansible says where Ansible Vault has no password, and where none of those that it has is the right one.
+#: Ansible's message if Ansible Vault has no password, or no matching one.
 _LOCKED = "no vault secrets"
 
-#: How a failed task of apt begins: with the whole command, and then what apt wrote to stderr.
+#: Beginning of the message of a failed apt task: the whole command, then apt's standard error.
 _APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
-#: Lines in which apt and dpkg say what is wrong; the last ones count.
+#: Error lines of apt and dpkg; the last ones count.
 _APT_SAYS = re.compile(r"^(?:E: .*|dpkg: error.*(?:\n .*)?)", re.MULTILINE)
 _APT_LINES = 3
-#: What apt says -> the way out.
+#: Error of apt -> fix.
 _APT_WAYS = {
     "dpkg was interrupted": "run `sudo dpkg --configure -a` on the worker first",
-    "lock": "something else installs there; try again later, or raise base_apt_lock_timeout",
+    "lock": "another process installs packages there; try again later, or raise base_apt_lock_timeout",
 }
 
 
-#: Modules whose message is the task's purpose, and what `assert` says where a task gives no message of its own.
+#: Modules whose message is the task's result, and the default message of `assert`.
 _SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
 
 
 @dataclass(frozen=True)
 class Project:
-    """Where playbooks and their roles are.
+    """The directory of playbooks and roles.
 
     Attributes:
         root: Directory with ``site.yml`` and ``playbooks/``.
-        config: The ansible.cfg that holds.
+        config: The ansible.cfg in use.
         inventory: The fleet's inventory.
         of_fleet: Whether the playbooks are the fleet's own.
     """
@@ -80,10 +80,10 @@ class Project:
         """Return the file of a playbook.
 
         Args:
-            name: ``site``, or the name of a file in ``playbooks/`` without its ending.
+            name: ``site``, or the name of a file in ``playbooks/`` without its extension.
 
         Raises:
-            UsageError: There is none; names those that there are.
+            UsageError: It does not exist; the text names the existing playbooks.
         """
         found = {file.stem: file for file in sorted((self.root / "playbooks").glob("*.yml"))}
         if (self.root / "site.yml").is_file():
@@ -96,14 +96,14 @@ class Project:
 
 
 def tool_root() -> Path:
-    """Return the directory of this tool's own site.yml, playbooks, roles and ansible.cfg."""
+    """Return the directory of tpu_ops's own site.yml, playbooks, roles and ansible.cfg."""
     here = Path(tpu_ops.__file__).resolve().parent
-    # In a clone they are next to the package, in an installed one inside it.
+    # In a clone they are beside the package, in an installed package inside it.
     return here / "_ansible" if (here / "_ansible").is_dir() else here.parent
 
 
 def project_of(fleet: Path, inventory: Path) -> Project:
-    """Return the playbooks of a fleet: its own, where the fleet directory has a site.yml, else those of this tool.
+    """Return the playbooks of a fleet: its own if the fleet directory has a site.yml, else those of tpu_ops.
 
     Args:
         fleet: The fleet directory.
@@ -117,16 +117,16 @@ def project_of(fleet: Path, inventory: Path) -> Project:
 
 @dataclass(frozen=True)
 class Step:
-    """One task on one host has ended.
+    """The end of one task on one host.
 
     Attributes:
         task: The task's name.
-        role: The role it is of, or the empty string.
+        role: Its role, or the empty string.
         host: The host.
         outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
         message: Why it failed, in words.
-        warnings: What it warns of.
-        report: Lines that the task is there to show.
+        warnings: Its warnings.
+        report: Lines that the task shows to the user.
     """
 
     task: str
@@ -139,27 +139,27 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The task as people look for it, with its role."""
+        """The task's name with its role, as Ansible shows it."""
         return f"{self.role} : {self.task}" if self.role and not self.task.startswith(f"{self.role} : ") else self.task
 
 
 @dataclass(frozen=True)
 class Said:
-    """Something that Ansible said outside of a task, as a warning or an error that ends it all."""
+    """A message of Ansible outside of a task: a warning, or an error that ends the playbook."""
 
     text: str
 
 
 @dataclass
 class Outcome:
-    """How a playbook ended.
+    """The result of a playbook.
 
     Attributes:
         hosts: Host -> ``ok``, ``changed``, ``failed``, ``unreachable``, ``skipped``, ``rescued`` -> number of tasks.
-        failures: The steps that ended the play for a host; those that were rescued are none.
-        code: Exit code of ansible-playbook; None where it was interrupted.
-        data: What the playbook told by set_stats.
-        said: What Ansible said outside of tasks.
+        failures: The steps that ended the play for a host; rescued failures are not among them.
+        code: Exit code of ansible-playbook; None if it was interrupted.
+        data: The playbook's set_stats data.
+        said: Ansible's messages outside of tasks.
     """
 
     hosts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class Outcome:
 
     @property
     def locked(self) -> bool:
-        """Whether variables are encrypted for whose password Ansible could not ask, or which another one opens."""
+        """Whether encrypted variables could not be opened: Ansible could not ask for a password, or it was wrong."""
         return any(_LOCKED in text for text in [*self.said, *(step.message for step in self.failures)])
 
     @property
@@ -180,16 +180,16 @@ class Outcome:
 
 
 def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.environ) -> set[str]:
-    """Return the tags that tasks of a playbook have, as Ansible lists them; none where it does not read the playbook.
+    """Return the tags of a playbook's tasks, as Ansible lists them; empty if Ansible cannot read the playbook.
 
-    Those of tasks that are included while it runs are none of them.
+    Tags of dynamically included tasks are missing.
 
     Args:
-        project: Where playbooks and roles are.
+        project: The directory of playbooks and roles.
         playbook: The playbook's file.
-        environ: As of `run`.
+        environ: See `run`.
     """
-    # Tags are no matter of hosts: nobody is asked for the fleet.
+    # Tags do not depend on hosts, so the fleet's inventory is not read.
     no_fleet = {"ANSIBLE_INVENTORY_ENABLED": "host_list", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "False"}
     command = ["ansible-playbook", str(playbook), "--inventory", "localhost,", "--list-tags"]
     env = {**_ansible(project, environ), **no_fleet}
@@ -199,13 +199,13 @@ def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.en
 
 
 def _ansible(project: Project, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that Ansible runs in."""
+    """Return the environment for Ansible."""
     return {
         **exported.with_utf8(environ),
-        # Ansible stands beside this Python, whether or not its environment is active in the person's shell.
+        # Ansible is installed beside this Python, whether or not the virtual environment is active.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
         "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
-        # ansible-runner asks for colours, which are orders for a terminal in what Ansible says.
+        # ansible-runner turns on colours, whose escape sequences would appear in messages.
         "ANSIBLE_FORCE_COLOR": "0",
         "ANSIBLE_NOCOLOR": "1",
     }
@@ -220,18 +220,18 @@ def run(
     told: Callable[[Step | Said], None] = lambda _: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
-    """Run a playbook and return how it ended. An interrupt (KeyboardInterrupt) ends Ansible first.
+    """Run a playbook and return its outcome. An interrupt (KeyboardInterrupt) ends Ansible first.
 
     Args:
-        project: Where playbooks and roles are.
+        project: The directory of playbooks and roles.
         playbook: The playbook's file.
-        hosts: Names or groups of the inventory; all where it is empty.
+        hosts: Names or groups of the inventory; all if empty.
         options: Further options of ansible-playbook, such as ``--check``.
         told: Called for each step as it ends, in this thread.
-        environ: What Ansible's environment is made of.
+        environ: Basis of Ansible's environment.
 
     Raises:
-        UsageError: The inventories that it names are those of other machines.
+        UsageError: ANSIBLE_INVENTORY names inventories of other machines.
     """
     inventories = exported.inventories(project.inventory, environ)
     from ansible_runner.interface import run_async
@@ -240,12 +240,12 @@ def run(
     stop = threading.Event()
 
     def take(event: Mapping[str, Any]) -> bool:
-        # One that takes its time would hold up Ansible itself. False: the event is not written to a file.
+        # A slow callback would delay Ansible. False: the event is not written to a file.
         events.put(event)
         return False
 
     outcome = Outcome()
-    # Ansible's environment and results stand there for a while.
+    # The directory holds Ansible's environment and results.
     with scratch.directory(environ) as private:
         (private / "limit").write_text("".join(f"{host}\n" for host in hosts))
         thread, runner = run_async(
@@ -254,14 +254,14 @@ def run(
             playbook=str(playbook),
             limit=f"@{private / 'limit'}" if hosts else None,
             inventory=None if inventories else str(project.inventory),
-            # Whole paths: Ansible itself starts in the directory of the playbooks.
+            # Absolute paths: Ansible starts in the directory of the playbooks.
             envvars=_ansible(project, environ) | ({exported.VARIABLE: ",".join(inventories)} if inventories else {}),
             cmdline=shlex.join(options) or None,
             quiet=True,
             suppress_env_files=True,
             event_handler=take,
             status_handler=lambda status, runner_config: _forget(status, runner_config.artifact_dir),
-            # Its own would take the signals of this process for good.
+            # Without a callback, ansible-runner would replace the signal handlers of this process.
             cancel_callback=stop.is_set,
         )
         ansible = 0
@@ -273,7 +273,7 @@ def run(
                     _note(event, outcome, told)
             outcome.code = int(runner.rc)
         except BaseException:
-            # Told so, Ansible ends what it has started; ansible-runner itself would only kill the one process.
+            # After SIGTERM Ansible ends its child processes; ansible-runner itself would kill only one process.
             if ansible:
                 with _ended_below(ansible):
                     with contextlib.suppress(ProcessLookupError):
@@ -283,7 +283,7 @@ def run(
             thread.join(_ENDING)
             raise
     dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
-    # Where a block's rescue fails with what has failed before, the one is the other.
+    # A rescue may fail with the same message as its block: report it once.
     last = {(step.host, step.outcome, step.message): step for step in outcome.failures if step.host in dead}
     outcome.failures = [step for step in outcome.failures if step in last.values()]
     return outcome
@@ -291,9 +291,9 @@ def run(
 
 @contextlib.contextmanager
 def _ended_below(parent: int) -> Iterator[None]:
-    """End what a process has started by the end of a block, and what is left of that then.
+    """End the child processes of a process at the end of a block.
 
-    Ansible's workers are sessions of their own, and one that just writes to Ansible as that ends waits for ever.
+    Ansible's workers have their own sessions. A worker that writes to Ansible while Ansible ends would wait forever.
     """
     started = _below(parent)
     try:
@@ -306,13 +306,13 @@ def _ended_below(parent: int) -> Iterator[None]:
                     os.kill(process.number, number)
             until = time.monotonic() + patience
             while left and time.monotonic() < until:
-                # They are nobody's children any more: there is no event to wait for.
+                # The processes have lost their parent, so there is no event to wait for.
                 time.sleep(_TICK)
                 left = started & _processes().keys()
 
 
 def _below(parent: int) -> set[_Process]:
-    """Return the processes that a process has started, and those that they have."""
+    """Return the child processes of a process, and their own children."""
     known = _processes()
     found, parents = set[_Process](), {parent}
     while parents:
@@ -323,14 +323,14 @@ def _below(parent: int) -> set[_Process]:
 
 
 class _Process(NamedTuple):
-    """A process: its number may come to be another's, which is hardly of the same group."""
+    """A process. Its number may be reused, but hardly in the same process group."""
 
     number: int
     group: int
 
 
 def _processes() -> dict[_Process, int]:
-    """Return all processes, each with its parent's number; none where that cannot be known."""
+    """Return all processes, each with its parent's number; empty if they cannot be listed."""
     command = ["ps", "-axo", "pid=,pgid=,ppid=,stat="]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -341,13 +341,13 @@ def _processes() -> dict[_Process, int]:
 
 
 def _forget(status: Mapping[str, Any], artifacts: str) -> None:
-    """Remove the file in which ansible-runner keeps the whole environment, secrets included, once it is written."""
+    """Remove the file in which ansible-runner keeps the environment, with its secrets, once it is written."""
     if status["status"] == "running":
         (Path(artifacts) / "command").unlink(missing_ok=True)
 
 
 def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Said], None]) -> None:
-    """Note what an event says."""
+    """Add an event to the outcome."""
     note = note_of(event)
     if isinstance(note, Step):
         told(note)
@@ -362,7 +362,7 @@ def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Sai
 
 
 def note_of(event: Mapping[str, Any]) -> Step | Said | None:
-    """Given an event of ansible-runner, return what it says of a task or of the whole, None where that is nothing."""
+    """Return the step or message in an event of ansible-runner; None if it has none."""
     data = event.get("event_data") or {}
     outcome = _OUTCOMES.get(event["event"])
     if outcome is None:
@@ -371,7 +371,7 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     result = data.get("res") or {}
     if outcome == "failed" and data.get("ignore_errors"):
         outcome = "ok"
-    # With no_log all that is left of the result is that it is hidden, and what Ansible writes of the host.
+    # With no_log the result is hidden, and only Ansible's output tells whether the task changed something.
     changed = result.get("changed") or ("censored" in result and _CHANGED.search(str(event.get("stdout"))))
     if outcome == "ok" and changed:
         outcome = "changed"
@@ -383,7 +383,7 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
 
 
 def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Given a task that went well and its result, return the lines that it is there to show."""
+    """Return the lines that a successful task shows to the user, given its result."""
     said = result.get("msg")
     if str(data.get("task_action", "")).rpartition(".")[2] not in _SHOWING or not said or said == _HELD:
         return ()
@@ -392,7 +392,7 @@ def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, 
 
 
 def message_of(result: Mapping[str, Any]) -> str:
-    """Given a failed task's result, return why it failed, in words."""
+    """Return why a task failed, in words, given its result."""
     entries = [entry for entry in result.get("results") or () if isinstance(entry, dict) and entry.get("failed")]
     if entries:
         return "; ".join(dict.fromkeys(message_of(entry) for entry in entries))
@@ -404,7 +404,7 @@ def message_of(result: Mapping[str, Any]) -> str:
 
 
 def _apt_message(message: str, result: Mapping[str, Any]) -> str:
-    """Given a failed task's message, return apt's own words in its place where it is of apt, with the way out."""
+    """Return apt's own error and the fix instead of a failed task's message; other messages are returned unchanged."""
     match = _APT.match(message)
     if match is None and not message.startswith("Failed to lock apt"):
         return message
@@ -417,9 +417,9 @@ def _apt_message(message: str, result: Mapping[str, Any]) -> str:
 
 
 def hosts_of(stats: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Given Ansible's recap, return the number of tasks of each kind by host.
+    """Return the number of tasks of each kind by host, given Ansible's recap.
 
-    A task that changed something is also `ok`, as in Ansible's own recap.
+    A task that changed something also counts as `ok`, as in Ansible's own recap.
     """
     kinds = {
         "ok": "ok",

@@ -1,4 +1,4 @@
-"""A directory for one run of a playbook, which nobody else sees and which goes with it."""
+"""A private directory for one run of a playbook, removed after the run."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pathlib import Path
 from tpu_ops.files import take
 
 _PREFIX = "tpu_ops-configure-"
-#: File in it that is locked for as long as its process lives: the kernel lets go of it, however that ends.
+#: File in it that the process keeps locked; the kernel releases the lock however the process ends.
 _OWNER = "owner"
-#: Seconds after which a directory without such a file counts as left behind; one that is just being made has none yet.
+#: Age in seconds from which a directory without this file counts as abandoned: a new one has none for a moment.
 _OLD = 86400.0
 
 
 @contextlib.contextmanager
 def directory(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Make a directory for as long as the block lasts, and remove those of processes that were killed.
+    """Create a directory for as long as the block lasts, and remove those of killed processes.
 
-    It is in memory if the person has a directory of their own there: Ansible's environment stands in it for a while.
+    It is in memory if the user has a runtime directory, since Ansible's environment is written there.
 
     Args:
-        environ: Names that directory.
+        environ: Names the runtime directory.
     """
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     base = runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir()
     _sweep(Path(base))
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:
-        # It has its name once it is locked: whoever sweeps at that moment finds none that is free.
+        # The file gets its name after it is locked: a concurrent sweep never finds it unlocked.
         new = made / f"{_OWNER}.new"
         owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -48,7 +48,7 @@ def directory(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of this person's processes that are dead."""
+    """Remove the directories of this user's processes that have ended."""
     for path in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             found = path.lstat()
@@ -57,7 +57,7 @@ def _sweep(base: Path) -> None:
 
 
 def _is_left(path: Path, since: float) -> bool:
-    """Return whether no process uses a directory any more, given when it was changed last."""
+    """Return whether no process uses a directory any more, given the time of its last change."""
     try:
         owner = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -124,7 +124,7 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
         place = "".join(f", {kind} {value}" for kind, value in (("zone", zone), ("project", project)) if value)
         fix = f"known nodes: {known}"
         if any(name in (node.name, fleet.labels[node.full_name]) for node in fleet.listed if node not in fleet.nodes):
-            fix = f"there is one, and the fleet's filters leave it out: {targets.FILTERS}"
+            fix = f"it exists, but the fleet's filters exclude it: {targets.FILTERS}"
         raise UsageError(f"no node is called {name!r}", where=f"this fleet{place}", fix=fix)
     if len(found) > 1:
         names = " or ".join(sorted(labels[node.full_name] for node in found))

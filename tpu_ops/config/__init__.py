@@ -1,8 +1,7 @@
 """The settings of a fleet: `inventory/tpu_vm.yml` and the environment, read once, typed.
 
-The inventory plugin and the command line read the same file. The environment wins over the file, so that a fleet
-can be pointed at another endpoint or project without an edit. Every error names the file and the key, or the
-variable, that it came from.
+The inventory plugin and the command line read the same file. The environment wins over the file, so that a shell can
+use another endpoint or project without editing it. Every error names the file and key, or the variable, that caused it.
 """
 
 from tpu_ops.config.find import find_file, here, load, load_file, must_be_named, nearest_file, read_file

@@ -1,4 +1,4 @@
-"""The keys by which the inventory makes groups and variables of its own: their shape, which Ansible passes over."""
+"""Checks the keys for groups and variables that Ansible itself does not check: compose, groups, keyed_groups."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tpu_ops.config.templates import is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, did_you_mean, shown
 
-#: What an entry of `keyed_groups` may say.
+#: Allowed keys of an entry of `keyed_groups`.
 _KEYED = ("key", "prefix", "separator", "parent_group", "default_value", "trailing_separator")
 
 
 def check(options: Options) -> None:
-    """Check `compose`, `groups` and `keyed_groups`; what a template makes of them is left to Ansible.
+    """Check `compose`, `groups` and `keyed_groups`; Ansible checks the expressions in them.
 
     Raises:
-        UsageError: One of them has not its shape; names file and key.
+        UsageError: One of them has the wrong form; the text names file and key.
     """
     for key in ("compose", "groups"):
         found = options.data.get(key)
@@ -52,7 +52,7 @@ def _check_keyed(entry: Any, where: str) -> None:
         raise UsageError(what, where=where, fix="write it as in {key: tpu_zone, prefix: place}")
     for word, value in entry.items():
         if word not in _KEYED:
-            what = f"unknown word {shown(word)}{did_you_mean(str(word), _KEYED)}"
+            what = f"unknown key {shown(word)}{did_you_mean(str(word), _KEYED)}"
             raise UsageError(what, where=where, fix=f"use {', '.join(_KEYED)}")
         if word == "trailing_separator":
             expected, fits = "true or false", isinstance(value, bool)

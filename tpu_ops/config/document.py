@@ -15,13 +15,13 @@ _MEND = "correct it there; `ansible-doc -t inventory tpu_vm` has examples"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without tags that run anything, and without a key that stands twice in a mapping."""
+    """YAML loader that runs no tags and rejects duplicate keys in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping.
 
         Raises:
-            yaml.MarkedYAMLError: A key stands twice in it.
+            yaml.MarkedYAMLError: A key occurs twice.
         """
         node = super().compose_mapping_node(anchor)
         first: dict[tuple[str, str], yaml.Node] = {}
@@ -35,10 +35,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def parsed(text: str, file: Path) -> Mapping[str, Any]:
-    """Return the mapping that the text of a fleet's file holds.
+    """Return the mapping in the text of a fleet's file.
 
     Raises:
-        UsageError: It is no YAML, or no mapping.
+        UsageError: The text is not YAML, or not a mapping.
     """
     try:
         data = yaml.load(text, _Loader)  # noqa: S506 - a safe one
@@ -51,9 +51,9 @@ def parsed(text: str, file: Path) -> Mapping[str, Any]:
     except ValueError as exc:
         raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file), fix=_MEND) from exc
     except (AttributeError, LookupError, TypeError) as exc:
-        # How PyYAML fails where a tag's value is not of its form, as in `!!bool foo`.
-        what = "not valid YAML: a value is not what the tag before it says"
-        raise UsageError(what, where=str(file), fix="leave the tags out: what begins with !!") from exc
+        # PyYAML raises this if a value does not fit its tag, as in `!!bool foo`.
+        what = "not valid YAML: a value does not fit the tag before it"
+        raise UsageError(what, where=str(file), fix="remove the tags, which begin with !!") from exc
     if not isinstance(data, dict):
         raise UsageError("the file is not a mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
     return data

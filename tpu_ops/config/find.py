@@ -12,10 +12,10 @@ from tpu_ops.config.read import from_data
 from tpu_ops.config.settings import FLEET_FILE, Settings
 from tpu_ops.errors import OpsError, UsageError
 
-#: How the names of fleets' files end, here and for the inventory plugin.
+#: Endings of the names of fleets' files, also for the inventory plugin.
 ENDINGS = ("tpu_vm.yml", "tpu_vm.yaml")
 
-#: Bytes that a fleet's file may have.
+#: Largest size of a fleet's file, in bytes.
 _LARGEST = 10_000_000
 
 
@@ -23,20 +23,20 @@ def load(fleet: str | None = None) -> Settings:
     """Return the settings of a fleet.
 
     Args:
-        fleet: The fleet directory, or a file of another name than its `inventory/tpu_vm.yml` (`--fleet`); else
-            TPU_OPS_FLEET, else the nearest parent directory that has an `inventory/tpu_vm.yml`.
+        fleet: The fleet directory, or a file with another name than `inventory/tpu_vm.yml` (`--fleet`). Default:
+            TPU_OPS_FLEET, else the nearest parent directory with an `inventory/tpu_vm.yml`.
 
     Raises:
-        UsageError: No fleet is found, or its settings are wrong; names file and key.
+        UsageError: No fleet is found, or its settings are wrong; the text names file and key.
     """
     return load_file(find_file(fleet, os.environ, here()))
 
 
 def load_file(file: Path) -> Settings:
-    """Return the settings that a fleet's file and the environment give.
+    """Return the settings from a fleet's file and the environment.
 
     Raises:
-        UsageError: The file cannot be read or its settings are wrong; names file and key.
+        UsageError: The file cannot be read, or its settings are wrong; the text names file and key.
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
     settings = from_data(read_file(file), file, os.environ)
@@ -44,7 +44,7 @@ def load_file(file: Path) -> Settings:
 
 
 def here() -> Path:
-    """Return the working directory; one that is gone has nothing above it but the root."""
+    """Return the working directory; the root directory if the working directory was deleted."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def here() -> Path:
 
 
 def must_be_named(file: Path) -> bool:
-    """Return whether commands that are given here, without `--fleet`, are not on the fleet of this file."""
+    """Return whether commands in the working directory need `--fleet` to use the fleet of this file."""
     try:
         return find_file(None, os.environ, here()) != file
     except (OpsError, OSError):
@@ -60,10 +60,10 @@ def must_be_named(file: Path) -> bool:
 
 
 def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:
-    """Given `--fleet`, the environment and the working directory, return the fleet's file.
+    """Return the fleet's file, given `--fleet`, the environment and the working directory.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no fleet's file.
     """
     named = fleet or environ.get("TPU_OPS_FLEET", "")
     if named:
@@ -81,20 +81,20 @@ def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pat
 
 
 def _named_file(named: str, said: str) -> Path:
-    """Return the file of a fleet directory, or the file that is named itself.
+    """Return the file of a fleet directory, or the named file itself.
 
     Raises:
-        UsageError: There is none, or Ansible would not read it.
+        UsageError: The file does not exist, or Ansible would not read it.
     """
     path, folder = files.expanded(named, said), files.resolved(named, said)
     if path.is_file():
         if not path.name.endswith(ENDINGS):
             raise UsageError(
-                "a fleet's file is not called that: Ansible would not read it",
+                "this is not the name of a fleet's file: Ansible would not read it",
                 where=f"{path} (from {said})",
                 fix=f"name a file that ends in {' or '.join(ENDINGS)}, or a fleet directory",
             )
-        # As for Ansible, a file that is a link is a fleet of its own.
+        # A symbolic link to a file is a fleet of its own, as for Ansible.
         return files.resolved(str(path.parent), said) / path.name
     if not (folder / FLEET_FILE).is_file():
         others = _others(folder)
@@ -107,17 +107,17 @@ def _named_file(named: str, said: str) -> Path:
 
 
 def _others(folder: Path) -> str:
-    """Return the fleets' files of other names that a directory has, the first few, as a sentence holds them."""
+    """Return the first few fleets' files with other names in a directory, joined for a sentence."""
     found = (path for place in (folder, folder / FLEET_FILE.parent) for path in place.glob("*tpu_vm.y*ml"))
     names = sorted(str(path) for path in found if path.name.endswith(ENDINGS) and path.is_file())
     return " or ".join(names[:3])
 
 
 def nearest_file(start: Path) -> Path | None:
-    """Return the file of the nearest directory upwards that is a fleet directory, or None.
+    """Return the file of the nearest parent directory that is a fleet directory, or None.
 
     Raises:
-        UsageError: The path of where it starts is no text.
+        UsageError: The path of the start directory is not valid text.
     """
     start = files.resolved(str(start), "the working directory")
     found = (folder / FLEET_FILE for folder in (start, *start.parents))
@@ -125,12 +125,12 @@ def nearest_file(start: Path) -> Path | None:
 
 
 def read_file(file: Path) -> Mapping[str, Any]:
-    """Return the mapping that a fleet's file holds.
+    """Return the mapping in a fleet's file.
 
     Raises:
-        UsageError: The file cannot be read, is no YAML, or is no mapping.
+        UsageError: The file cannot be read, or is not YAML or not a mapping.
     """
-    from tpu_ops.config import document  # which imports yaml
+    from tpu_ops.config import document  # this imports yaml
 
     return document.parsed(_text(file), file)
 

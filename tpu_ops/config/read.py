@@ -1,4 +1,4 @@
-"""Reads `Settings` out of the mapping of a fleet's file and the environment."""
+"""Reads `Settings` from the mapping of a fleet's file and the environment."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tpu_ops.config.templates import evaluated, is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
 
-#: Private keys that are offered, in this order, where none is set. The second is the one gcloud makes.
+#: Private keys that are offered, in this order, if none is set. gcloud creates the second one.
 PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
 _ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
 _A_PROJECT, _A_ZONE = "a project id, as in my-project", "a zone, as in us-central2-b"
 _USER = re.compile(USER)
-#: By which variables a shell may say for itself how workers are reached.
+#: Variables by which a shell can override how workers are reached.
 _LOGIN = ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY", "TPU_OPS_PROXY_JUMP")
 _OF_STATE = "the directory for state (TPU_OPS_STATE, else below HOME)"
 _PATTERN = re.compile(r"^\S+$")
@@ -47,40 +47,40 @@ _JUMP = re.compile(rf"{USER_AT_HOST}(?::(?P<port>[0-9]{{1,5}}))?")
 
 
 def check_zone(text: str, where: str) -> str:
-    """Return a zone's name.
+    """Return a zone's name after checking it.
 
     Raises:
-        UsageError: It has another form.
+        UsageError: It is not a zone's name.
     """
     return check_name(text, where, _ZONE, _A_ZONE)
 
 
 def check_project(text: str, where: str) -> str:
-    """Return a project id.
+    """Return a project id after checking it.
 
     Raises:
-        UsageError: It has another form.
+        UsageError: It is not a project id.
     """
     return check_name(text, where, _PROJECT, _A_PROJECT)
 
 
 def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -> Settings:
-    """Given the mapping of a fleet's file and the environment, return the settings.
+    """Return the settings, given the mapping of a fleet's file and the environment.
 
     Raises:
-        UsageError: An unknown key, a wrong type or a value out of range.
+        UsageError: A key is unknown, or a value has the wrong type or is out of range.
     """
     _check_keys(data, file)
     options = Options(evaluated(data, OWN_KEYS, file), file, environ)
     for key in PLUGIN_FLAGS:
-        # Ansible takes any word for false, and evaluates their templates.
+        # Ansible treats any other word as false, but evaluates templates itself.
         if not is_template(data.get(key)):
             options.flag(key, default=False)
     composed.check(options)
     folder = file.parent.parent if file.parent.name == FLEET_FILE.parts[0] else file.parent
     endpoint = _endpoint(options)
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
-    # `api` stays as it is written: unlike nothing, it is the API whatever source is remembered.
+    # `api` is kept: unlike an empty value, it overrides a stored source.
     published = snapshot not in ("", "api")
     private_keys = _private_keys(options)
     projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
@@ -115,17 +115,17 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         learn_host_keys=options.flag("learn_host_keys", default=True),
         state_dir=_for_ssh(files.state_root(environ), _OF_STATE) / "fleets" / state_name(file, endpoint, own),
     )
-    # Whoever sets an endpoint for a shell has a state of its own there already.
+    # A shell that sets an endpoint already has its own state directory.
     return found if endpoint != (options.data.get("endpoint") or "") else _with_login(found, options)
 
 
 def _with_login(found: Settings, options: Options) -> Settings:
-    """Return settings with what tells them from those of the file, where the environment has other logins."""
+    """Return settings with `login` and `shared` set if the environment sets another login than the file."""
     environ = {name: value for name, value in options.environ.items() if name not in _LOGIN}
     if len(environ) == len(options.environ):
         return found
     shared = None
-    # What the file says may be none of this shell's business, such as a key that somebody else has.
+    # The file may be invalid for this shell, for example with a key that only another user has.
     with contextlib.suppress(UsageError):
         shared = from_data(options.data, options.file, environ)
     login, others = (
@@ -158,7 +158,7 @@ def _is_port(text: str) -> bool:
 
 
 def _endpoint(options: Options) -> str:
-    """The endpoint, or empty; a plaintext endpoint carries no credentials and so must be on this machine."""
+    """Return the endpoint, or "". It is plaintext without credentials, so it must be on this machine."""
     endpoint = options.text("endpoint", "TPU_OPS_ENDPOINT")
     if not endpoint.value:
         return ""
@@ -176,7 +176,7 @@ def _endpoint(options: Options) -> str:
 
 
 def _user(options: Options) -> str:
-    """The login name, by default the local one: the same that gcloud takes."""
+    """Return the login name, by default the local one, as gcloud does."""
     user = options.text("user", "TPU_OPS_USER")
     if not user.value:
         try:
@@ -191,14 +191,14 @@ def _user(options: Options) -> str:
 
 
 def _private_keys(options: Options) -> list[Path]:
-    """The key that is set, else those of PRIVATE_KEYS that are below ~/.ssh."""
+    """Return the key that is set, else the existing ones of PRIVATE_KEYS in ~/.ssh."""
     key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")
     if not key.value:
         usual = (_home(options) / ".ssh" / name for name in PRIVATE_KEYS)
         return [_for_ssh(path, "HOME") for path in usual if path.is_file()]
     path = _for_ssh(_path(key, options), key.where)
     if not path.is_file():
-        # A variable may be left of what is gone, a shell's settings for instance: no key is to be made there.
+        # An old variable of the shell may name a key that was deleted: do not suggest creating it.
         make = f"create it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
         fix = "unset the variable, or set it to a key that you have" if key.from_environment else make
         if path.exists():
@@ -214,13 +214,13 @@ def _private_keys(options: Options) -> list[Path]:
 
 
 def _for_ssh(path: Path, where: str) -> Path:
-    """Return a path that an ssh config can hold.
+    """Return a path that can be written into an ssh config.
 
     Raises:
-        UsageError: It cannot: ssh reads lines of it, and puts variables into it.
+        UsageError: It contains a control character, or text that ssh would replace by a variable.
     """
     if NOT_FOR_SSH.search(str(path)):
-        what = f"ssh cannot be given {shown(str(path))}: a path with ${{ or a control character in it"
+        what = f"ssh cannot use {shown(str(path))}: a path with ${{ or a control character in it"
         raise UsageError(what, where=where, fix="rename it, or name another")
     return files.expanded(str(path), where)
 
@@ -230,14 +230,14 @@ def _home(options: Options) -> Path:
 
 
 def _path(value: Value, options: Options) -> Path:
-    """The path that an option means: below the home, else relative to the directory in which it was written."""
+    """Return the path in an option: relative to the home directory after ~, else to the directory of the option."""
     if value.value.startswith("~/"):
         return _home(options) / value.value[2:]
     return (Path.cwd() if value.from_environment else options.file.parent) / value.value
 
 
 def _labels(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The labels a node must have: a mapping of each to nothing, a value or a list of values."""
+    """Return the labels a node must have: a mapping of each to nothing, a value or a list of values."""
     data = options.data.get("labels")
     if data is None:
         return ()
@@ -277,11 +277,11 @@ def _proxy_jump(options: Options) -> str:
 
 
 def _auth(options: Options, *, needed: bool) -> Auth:
-    """The credentials, under the names that google.cloud's modules have for them.
+    """Return the credentials, under the names that the google.cloud collection uses.
 
     Args:
-        options: Of the file and the environment.
-        needed: Whether the real service is asked, so that they must be there.
+        options: The options of the file and the environment.
+        needed: Whether the real service is asked, so that credentials are required.
     """
     kind = options.choice("auth_kind", KINDS, "GCP_AUTH_KIND")
     file, contents = _service_account(options)
@@ -294,7 +294,7 @@ def _auth(options: Options, *, needed: bool) -> Auth:
         if owner == kind.value and needed and not given.value:
             what = f"auth_kind is {owner}, and its credentials are not set"
             raise UsageError(what, where=kind.where, fix=fixes[owner])
-        # What the environment says may be meant for another program, or win over this file on purpose.
+        # Variables may be meant for another program, or override the file on purpose.
         if owner != kind.value and given.value and not (given.from_environment or kind.from_environment):
             raise UsageError(
                 f"this is set, but auth_kind is {kind.value}", where=given.where, fix=f"set auth_kind: {owner}"
@@ -303,7 +303,7 @@ def _auth(options: Options, *, needed: bool) -> Auth:
 
 
 def _service_account(options: Options) -> tuple[Value, Value]:
-    """The file or the contents of a service account's key, not both; the environment's wins."""
+    """Return the file or the contents of a service account's key, not both; the environment wins."""
     file = options.text("service_account_file", "GCP_SERVICE_ACCOUNT_FILE")
     contents = _service_account_contents(options)
     if not (file.value and contents.value):
@@ -319,7 +319,7 @@ def _service_account(options: Options) -> tuple[Value, Value]:
 
 
 def _service_account_contents(options: Options) -> Value:
-    """The key of a service account as JSON text; the file may hold it as a mapping as well."""
+    """Return the key of a service account as JSON text; the file may contain it as a mapping."""
     key, variable = "service_account_contents", "GCP_SERVICE_ACCOUNT_CONTENTS"
     data = options.data.get(key)
     if not isinstance(data, dict) or options.environ.get(variable):
@@ -330,7 +330,7 @@ def _service_account_contents(options: Options) -> Value:
 
 
 def _of_shell(options: Options, names: Sequence[str], variable: str) -> list[str]:
-    """Return the projects, or the zones, where they are the environment's and others than the file's; else nothing."""
+    """Return the projects, or the zones, if the environment sets other ones than the file; else nothing."""
     if not options.environ.get(variable):
         return []
     key, form, what = {

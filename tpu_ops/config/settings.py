@@ -1,4 +1,4 @@
-"""What a fleet's settings are, and which keys its file may have."""
+"""The settings of a fleet, and the keys that its file may contain."""
 
 import shlex
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from tpu_ops.cloud.auth import Auth
 
-#: Where a fleet directory keeps its file.
+#: Path of the file in a fleet directory.
 FLEET_FILE = Path("inventory/tpu_vm.yml")
 
-#: Keys of the file that say what the fleet is and how its workers are reached: `Settings` holds them.
+#: Keys about the fleet and the way to its workers, which `Settings` contains.
 OWN_KEYS = (
     "projects",
     "zones",
@@ -36,7 +36,7 @@ OWN_KEYS = (
     "learn_host_keys",
 )
 
-#: Keys of the file that only the inventory plugin reads (its own, `constructed` and `inventory_cache`).
+#: Keys that only the inventory plugin reads: its own and those of `constructed` and `inventory_cache`.
 PLUGIN_KEYS = (
     "plugin",
     "hostnames",
@@ -58,10 +58,10 @@ PLUGIN_KEYS = (
     "cache_prefix",
 )
 
-#: Those of them that are true or false.
+#: Boolean keys among `PLUGIN_KEYS`.
 PLUGIN_FLAGS = ("strict", "leading_separator", "use_extra_vars", "cache")
 
-#: Names of google.cloud.tpu.v2.Node.State that a filter may name.
+#: Names of google.cloud.tpu.v2.Node.State that a filter may contain.
 STATES = (
     "CREATING",
     "READY",
@@ -80,19 +80,19 @@ STATES = (
     "UNKNOWN",
 )
 
-#: Seconds that one API call may take, its retries included.
+#: Default seconds for one API call, including retries.
 REQUEST_TIMEOUT = 60.0
 
-#: The same where an endpoint on this machine is set: nothing is far away, and one that hangs should be seen soon.
+#: The same for an endpoint on this machine: calls are fast, so a hanging endpoint is noticed soon.
 LOCAL_TIMEOUT = 20.0
 
 
 class Filters(NamedTuple):
-    """Which nodes of the projects and zones belong to the fleet; what is empty lets all pass.
+    """Which nodes of the projects and zones belong to the fleet; an empty filter matches all.
 
     Attributes:
         names: Patterns (``*``, ``?``, ``[...]``) of node names.
-        labels: Label -> the values it may have; no value means that the label must be there.
+        labels: Label -> allowed values; without values the label must only exist.
         accelerator_types: Patterns of accelerator types, as in ``v4-*``.
     """
 
@@ -101,7 +101,7 @@ class Filters(NamedTuple):
     accelerator_types: tuple[str, ...] = ()
 
     def match(self, name: str, label: str, accelerator_type: str, labels: Mapping[str, str]) -> bool:
-        """Given a node's name, unique label, accelerator type and labels, return whether it belongs to the fleet."""
+        """Return whether a node belongs to the fleet, given its name, unique label, accelerator type and labels."""
         return (
             (not self.names or any(fnmatchcase(text, form) for form in self.names for text in (name, label)))
             and (
@@ -113,36 +113,35 @@ class Filters(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a fleet's file and the environment say, checked.
+    """The checked values of a fleet's file and the environment.
 
     Attributes:
-        path: The fleet directory: that of the file, or the one above where that is an `inventory`.
+        path: The fleet directory: the directory of the file, or its parent if that directory is `inventory`.
         file: The file that was read.
-        projects: Project ids without repetition; asking the API needs at least one, a published snapshot none.
+        projects: Unique project ids; the API needs at least one, a published snapshot none.
         zones: Zones to ask; empty means all.
         endpoint: ``host:port`` of a plaintext gRPC endpoint on loopback; empty means the real service.
-        request_timeout: Seconds that one API call may take, its retries included; by default less at an endpoint.
+        request_timeout: Seconds for one API call, including retries; the default is lower for an endpoint.
         states: States of the nodes that the inventory lists.
         connect_with: ``external`` and ``internal`` in order of preference.
         user: Login name on the workers.
-        private_key: The person's private key, or None where the ssh client should find one by itself.
-        more_keys: Further keys that ssh offers, where none was named.
-        only_key: Whether the private key was named, so that ssh offers no others of an agent.
-        state_dir: Where this fleet's snapshot, ssh config and known_hosts are kept. A file that is not a fleet
-            directory's `inventory/tpu_vm.yml` has a state of its own.
+        private_key: The user's private key, or None if the ssh client should find one.
+        more_keys: Further keys that ssh offers if no key is set.
+        only_key: Whether a private key is set, so that ssh offers no other keys of an agent.
+        state_dir: Directory of this fleet's snapshot, ssh config and known_hosts. A file with another name than
+            `inventory/tpu_vm.yml` has its own directory.
         auth: Credentials for the real service.
-        strict_permissions: Whether a project or zone that cannot be listed is an error though others can.
-        snapshot: Where a published snapshot is read from instead of the API; empty means the API.
+        strict_permissions: Whether a project or zone that cannot be listed is an error even if others can be.
+        snapshot: Source of a published snapshot to read instead of the API; empty means the API.
         filters: Which nodes belong to the fleet.
-        proxy_jump: Worker or other host through which workers are reached that have no external address; may be empty.
-        iap: Whether these are reached through Identity-Aware Proxy, by gcloud.
-        forward_agent: Whether the written ssh config forwards the person's ssh agent.
-        learn_host_keys: Whether the inventory plugin learns the host keys of nodes that it has not seen.
-        named: Whether commands are not on this fleet where they are given here without `--fleet`. It tells settings of
-            one fleet apart that were read in two ways.
-        login: Name of the login that a shell has set for itself alone (user, key, jump), where the file has another:
-            what ssh reads for it is kept apart. Else empty.
-        shared: The same settings with the file's login, which other shells have; None where there is none apart.
+        proxy_jump: Worker or other host through which workers without external address are reached; may be empty.
+        iap: Whether they are reached through Identity-Aware Proxy instead, by gcloud.
+        forward_agent: Whether the written ssh config forwards the user's ssh agent.
+        learn_host_keys: Whether the inventory plugin learns the host keys of new nodes.
+        named: Whether commands in the working directory need `--fleet` to use this fleet.
+        login: Digest of a login (user, key, jump) that the shell sets and that differs from the file's. This login has
+            its own ssh files. Empty without one.
+        shared: The settings with the file's login, which other shells use; None if ``login`` is empty.
     """
 
     path: Path
@@ -168,7 +167,7 @@ class Settings(NamedTuple):
     learn_host_keys: bool = True
     named: bool = False
     login: str = ""
-    # Settings | None, which `typing` would compile.
+    # The type is Settings | None, which `typing` would evaluate.
     shared: Any = None
 
     def command(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Names of the directories in which what is known of a fleet is kept."""
+"""Names of the directories for the state of each fleet."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 from tpu_ops.config.settings import folder_of
 
-#: What a path that stands in an ssh config may not have.
+#: Characters that a path in an ssh config must not contain.
 NOT_FOR_SSH = re.compile(r"[\x00-\x1f\x7f]|\$\{")
-#: By which variables a shell may ask for other places than the file.
+#: Variables by which a shell can override the projects and zones of the file.
 PLACES = ("TPU_OPS_PROJECT", "TPU_OPS_ZONES")
 
 
 def state_name(file: Path, endpoint: str, own: Sequence[str]) -> str:
-    """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix.
+    """Return the name of a fleet's state directory; each endpoint has its own, so that test and real data never mix.
 
-    Projects and zones that a shell asks for, and the file does not, have their own too: what a command in another shell
-    calls a worker is not to become another one, or none, while it is on.
+    Projects and zones that a shell overrides have their own directory too: otherwise the names of workers could change
+    while a command in another shell runs.
 
     Args:
         file: The fleet's file.
-        endpoint: As of `Settings`.
-        own: These projects and zones, each sorted.
+        endpoint: See `Settings`.
+        own: The overridden projects and zones, each sorted.
     """
     path = folder_of(file)
     digest = hashlib.sha256("\n".join([str(path), endpoint, *own]).encode()).hexdigest()[:8]
@@ -34,14 +34,14 @@ def state_name(file: Path, endpoint: str, own: Sequence[str]) -> str:
 def shell_of(
     name: str, file: Path, endpoint: str, projects: Sequence[str], zones: Sequence[str]
 ) -> dict[str, str] | None:
-    """Return which of `PLACES` a shell sets whose state has this name, and to what; None where it is another fleet's.
+    """Return the values of `PLACES` in a shell whose state directory has this name; None for another fleet's directory.
 
     Args:
-        name: Of the directory.
-        file: As of `state_name`.
-        endpoint: The same.
-        projects: What was asked for from there.
-        zones: The same.
+        name: Name of the directory.
+        file: The fleet's file.
+        endpoint: See `Settings`.
+        projects: The projects that the shell asked for.
+        zones: The zones that the shell asked for.
     """
     asked = dict(zip(PLACES, (sorted(projects), sorted(zones)), strict=True))
     for own in ((), PLACES[:1], PLACES[1:], PLACES):

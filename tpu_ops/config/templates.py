@@ -1,6 +1,6 @@
-"""Templates in the fleet's file, evaluated by Ansible itself, for the inventory plugin and the command line alike.
+"""Evaluates templates in the fleet's file by Ansible, for the inventory plugin and the command line alike.
 
-Ansible is imported only where a value holds a template: that costs half a second.
+Ansible is imported only if a value contains a template: the import takes half a second.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from tpu_ops.errors import UsageError
 
 _MARKS = ("{{", "{%")
 
-#: How deep an option nests: `labels` is a mapping of lists. What is deeper is no option's value, and may be endless.
+#: Nesting depth of options: `labels` is a mapping of lists. Deeper values are invalid, or recursive.
 _DEPTH = 2
 
 
 def evaluated(data: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> dict[str, Any]:
     """Return a file's mapping with the templates in the values of these keys evaluated.
 
-    Lookups, filters and tests work, those of collections, too; there are no variables. Text that a lookup returns is
-    data: it is not evaluated again.
+    Lookups, filters and tests work, including those of collections; there are no variables. Text from a lookup is not
+    evaluated again.
 
     Raises:
-        UsageError: A template fails; names file and key.
+        UsageError: A template fails; the text names file and key.
     """
     templates = _Templates(file)
     return {key: templates.evaluate(value, key) if key in keys else value for key, value in data.items()}
 
 
 def is_template(value: Any) -> bool:
-    """Return whether a value is a text with a template in it."""
+    """Return whether a value is a text that contains a template."""
     return isinstance(value, str) and any(mark in value for mark in _MARKS)
 
 
 class _Templates:
-    """Evaluates what one file holds."""
+    """Evaluates the templates of one file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -73,7 +73,7 @@ class _Templates:
         from ansible.utils.collection_loader import AnsibleCollectionConfig
 
         if AnsibleCollectionConfig.collection_finder is None:
-            # Ansible's own commands have done so; without it no plugin is found under its full name.
+            # Ansible's own commands call this; without it plugins are not found by their full names.
             init_plugin_loader()
         loader = DataLoader()
         loader.set_basedir(str(self._file.parent))
@@ -81,7 +81,7 @@ class _Templates:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a template gave without Ansible's marks on its texts."""
+    """Return the result of a template without Ansible's tags on its texts."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, list):

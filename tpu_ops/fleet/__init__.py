@@ -1,1 +1,1 @@
-"""Nodes and workers as plain data, the selection of targets, the snapshot, and the ssh files made of them."""
+"""The one view of a fleet: its snapshot and changes, targets, host variables, first contact and publishing."""

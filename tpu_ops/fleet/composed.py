@@ -1,4 +1,4 @@
-"""Groups and expressions of the fleet's file: what no expression is, and groups that would merge into built-in ones."""
+"""Groups and expressions of the fleet's file: rejects invalid expressions and changes to built-in groups."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tpu_ops.errors import UsageError
 
 
 def check_syntax(expression: str, where: str) -> None:
-    """Check that a text is an expression, whatever the variables and filters in it.
+    """Check the syntax of an expression, without evaluating its variables and filters.
 
     Args:
-        expression: Without braces.
-        where: Where it is written, for an error.
+        expression: The expression, without braces.
+        where: Its place in the file, for the error.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The syntax is invalid.
     """
     from jinja2 import Environment, TemplateSyntaxError
     from jinja2.parser import Parser
@@ -31,17 +31,17 @@ def check_syntax(expression: str, where: str) -> None:
         raise UsageError(
             f"{expression!r:.80} is not an expression: {exc.message}",
             where=where,
-            fix="write it without braces, as in tpu_worker_count > 1, with quotes around texts in it",
+            fix="write it without braces, as in tpu_worker_count > 1, and quote texts in it",
         ) from exc
     except RecursionError as exc:
         raise UsageError(f"{expression!r:.80} is nested too deeply", where=where, fix="write it shorter") from exc
 
 
 class Composed:
-    """Ansible's inventory as one key of the fleet's file fills it: keeps what that key puts into built-in groups.
+    """A proxy of Ansible's inventory for one key of the fleet's file; records what the key adds to built-in groups.
 
     Args:
-        inventory: Ansible's.
+        inventory: Ansible's inventory.
         own: The built-in groups with their hosts.
     """
 
@@ -54,7 +54,7 @@ class Composed:
         return getattr(self._inventory, name)
 
     def add_host(self, host: str, group: str | None = None, port: int | None = None) -> Any:
-        """Add a host, to a group where one is named."""
+        """Add a host, and add it to a group if one is given."""
         if group is not None and group in self._own:
             self._added.setdefault(group, []).append(host)
         return self._inventory.add_host(host, group, port)
@@ -66,25 +66,25 @@ class Composed:
         return self._inventory.add_child(group, child)
 
     def refuse_merged(self, where: str) -> None:
-        """Refuse what would make a built-in group another one to Ansible than it is to the commands.
+        """Reject changes to built-in groups: Ansible and the commands would see different hosts in them.
 
         Args:
-            where: The file and the key, for an error.
+            where: The file and the key, for the error.
 
         Raises:
-            UsageError: The key makes a group of a built-in one's name that has other hosts, or adds some to one.
+            UsageError: The key adds other hosts to a built-in group.
         """
         for group, children in self._added.items():
             own = set(self._own[group])
-            # A group below a built-in one may be a part of it.
+            # A child group may contain any part of the built-in group.
             below = {child for child in children if child not in self._inventory.hosts}
             hosts = {child for child in children if child not in below}
             under = {host.name for child in below for host in self._inventory.groups[child].get_hosts()}
             if (hosts and hosts != own) or not under <= own:
                 other = sorted((hosts | under) - own) or sorted(own - hosts)
                 raise UsageError(
-                    f"it makes a group {group!r}, which is a built-in group with other hosts: {other[0]} is in one "
-                    "of them only",
+                    f"it makes a group {group!r}, but a built-in group has this name and other hosts: {other[0]} is in "
+                    "one of them only",
                     where=where,
                     fix="use another prefix or name; docs/inventory.md lists the built-in groups",
                 )

@@ -1,4 +1,4 @@
-"""Reaches the workers of a fleet; where one does not answer, its address is asked for and ssh_config mended."""
+"""Connects to the workers of a fleet; if one does not answer, refreshes the fleet to find its current address."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tpu_ops.ssh.renewal import News, in_thread
 from tpu_ops.ssh.replies import Reply, Result
 from tpu_ops.ssh.ways import SSH_PORT
 
-#: Seconds for a worker to take a connection; for a jump, without which all behind it are given up at once.
+#: Seconds for a worker to accept a connection, and for a jump: if a jump does not, all workers behind it are given up.
 _CONNECTS, _JUMP_CONNECTS = 1.5, 5.0
-#: Names that are said before it is only said that there are more.
+#: Names that a message lists.
 _NAMES = 4
 
-#: Lines of news that are said before it is only said that there are more.
+#: Lines of changes that are logged.
 _LINES = 12
 
 _log = logging.getLogger(__name__)
 
 
 def fanout(fleet: Fleet) -> Fanout:
-    """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
+    """Return the fan-out to the workers of a fleet, which asks the API about workers that no longer answer."""
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
@@ -57,27 +57,27 @@ def fanout(fleet: Fleet) -> Fanout:
 
 
 def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -> dict[str, Result]:
-    """Run a command, without input, on workers of a fleet at once; those that do not answer are looked for.
+    """Run a command without input on workers of a fleet at once; ask the API about those that do not answer.
 
     Args:
-        fleet: Of the workers.
+        fleet: The fleet of the workers.
         hosts: The workers.
-        argv: The command; every word arrives as it is.
-        limit: Seconds for each worker, its connection included.
+        argv: The command; no shell changes its words.
+        limit: Seconds for each worker, including its connection.
 
     Raises:
-        OpsError: This process may not have that many sessions, or those that do not answer cannot be looked for.
+        OpsError: This process may not open enough files, or the API could not be asked about silent workers.
     """
     return asyncio.run(fanout(fleet).run(hosts, argv, limit=limit))
 
 
 def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
-    """Return the fleet and the workers that a target means; it is asked anew before a name is said to be unknown.
+    """Return the fleet and the workers of a target; refresh the fleet before an unknown name is reported.
 
     Raises:
-        UsageError: The target is unknown, or means no worker.
-        UnreachableError: It is a node that has no workers.
-        CloudError: Nothing was known yet, and the API refused or did not answer.
+        UsageError: The target is unknown, or matches no worker.
+        UnreachableError: The target is a node without workers.
+        CloudError: There is no snapshot yet, and the API refused or did not answer.
     """
     begun = time.time()
     fleet = view.current(settings)
@@ -103,22 +103,22 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
 
 
 def login_hint(settings: Settings, said: str = "") -> str:
-    """Return what to do where workers refuse the person who logs in.
+    """Return the fix for workers that refuse the login user.
 
     Args:
-        settings: Of the fleet.
-        said: By ssh, of any of them.
+        settings: The fleet's settings.
+        said: ssh's message about any of them.
     """
     fleet = view.last(settings) if openssh.refused_by_proxy(said) else None
     if fleet and (jump := selection.ways_of(settings, fleet.listed).outside):
         return (
-            f"{jump} (proxy_jump), through which they are reached, refuses you: your own ssh config says with which "
-            f"account and key you log in there; see that `ssh {jump}` asks for nothing (docs/ssh.md)"
+            f"{jump} (proxy_jump), through which they are reached, refuses you: your own ssh config sets the "
+            f"account and key for it; check that `ssh {jump}` asks for nothing (docs/ssh.md)"
         )
     if openssh.too_many(said) and not settings.only_key:
         return (
             f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
-            "only that one is offered, and not those of your agent before it"
+            "only that key is offered, without those of your agent before it"
         )
     keys = [path for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(map(str, keys)) or 'the keys that ssh finds'}"
@@ -126,19 +126,19 @@ def login_hint(settings: Settings, said: str = "") -> str:
     return (
         f"{'. '.join([*faults, 'Otherwise: '] if faults else [])}"
         f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "
-        "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, whoever configures them adds it to "
+        "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, their administrator adds it to "
         "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` "
         "and its login name as `user`, or enable-oslogin=FALSE in the node's metadata (docs/ssh.md)"
     )
 
 
 def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]:
-    """Return answers of workers; where one refuses the person who logs in it says what to do about that."""
-    # One for all that are told the same: a person's keys are looked at for it.
+    """Return the workers' replies; a reply that refuses the login user gets the fix (`login_hint`)."""
+    # Computed once per message, since it reads the user's keys.
     hint = functools.cache(lambda said: login_hint(settings, said))
 
     def telling(said: str) -> str:
-        """Leave out what names only the worker's own address."""
+        """Return the message without the worker's own address."""
         return said if openssh.too_many(said) or openssh.refused_by_proxy(said) else ""
 
     return tuple(
@@ -150,10 +150,10 @@ def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]
 
 
 def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
-    """Return the fleet, asked anew where it is known of one of these workers only that it could not be reached.
+    """Return the fleet, refreshed if the last listing says that one of these workers cannot be reached.
 
     Raises:
-        HostKeyAlarm: A node publishes another key than before.
+        HostKeyAlarm: A node publishes a key that differs from the known one.
     """
     ways = selection.ways_of(fleet.settings, fleet.listed)
     away = [worker for worker in workers if worker.node.state not in SERVING_STATES or ways.of(worker).problem]
@@ -165,7 +165,7 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
 
 
 def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
-    """Return why workers cannot be reached, in words that follow their problem, as far as that is known."""
+    """Return why workers cannot be reached according to the last listing, in words that follow their problem."""
     workers = {worker.host: worker for worker in fleet.workers}
     sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
     ways = selection.ways_of(fleet.settings, fleet.listed)
@@ -183,13 +183,13 @@ def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
 
 
 def away(fleet: Fleet, hosts: Iterable[str]) -> dict[str, Reply]:
-    """Return for the workers that cannot be reached, as far as that is known, what asking them would come to."""
+    """Return a reply for each worker that cannot be reached according to the last listing."""
     found = out_of_reach(fleet, hosts)
     return {host: Reply(host, {}, "unreachable", why, way_back(fleet, [host])) for host, why in found.items()}
 
 
 def way_back(fleet: Fleet, away: Collection[str]) -> str:
-    """Return what to do about workers that are out of reach: of the first whose node does not serve, else of any."""
+    """Return the fix for workers that are out of reach; a node that does not serve takes precedence."""
     nodes = (worker.node for worker in fleet.workers if worker.host in away)
     node = next((node for node in nodes if node.state not in SERVING_STATES), None)
     listed = "`tpu_ops list` shows which nodes are READY and which addresses they have"
@@ -197,7 +197,7 @@ def way_back(fleet: Fleet, away: Collection[str]) -> str:
 
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
-    """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
+    """Return the fix for each serving worker whose host key, or whose jump's, is unknown."""
     settings, keys = fleet.settings, host_keys.keys_of(fleet.settings)
     refresh = settings.command("refresh")
     found = {
@@ -212,7 +212,7 @@ def without_host_keys(fleet: Fleet) -> dict[str, str]:
 
 
 class _Search:
-    """Looks for workers of one fleet that do not answer, and knows where the masters of all of them listen."""
+    """Asks the API about silent workers of one fleet, and knows where the masters of all workers listen."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._lock = threading.Lock()
@@ -225,7 +225,7 @@ class _Search:
         self._workers = {worker.host: worker for worker in fleet.workers}
 
     def _jump_place(self) -> tuple[str, int]:
-        """Return address and port of the jump; the address is empty where there is none, or it is not known."""
+        """Return address and port of the jump; the address is empty if there is no jump or its address is unknown."""
         if not self._ways.outside:
             return self._ways.jump_place
         with self._lock:
@@ -235,22 +235,22 @@ class _Search:
             return self._outside
 
     def master(self, host: str) -> Master | None:
-        """Return where the master of a worker listens; None where that is not known."""
+        """Return where the master of a worker listens; None if that is unknown."""
         worker = self._workers.get(host)
         return self._ways.master(worker) if worker else None
 
     def is_taken(self, host: str) -> bool:
-        """Whether the node of a worker was taken away when it was seen last."""
+        """Return whether a worker's node was preempted or stopped in the last listing."""
         worker = self._workers.get(host)
         return worker is not None and worker.node.state in TAKEN_STATES
 
     async def connects(self, host: str) -> bool:
-        """Whether a worker, or its jump, takes connections at the address that is known, as far as one can tell."""
+        """Return whether a worker, or its jump, accepts connections; True if its known address cannot be tested."""
         worker = self._workers.get(host)
         way = self._ways.of(worker) if worker else None
         if way is None:
             return True
-        # Of one behind a proxy nobody can tell, nor of a jump that ssh itself reaches through another.
+        # A worker behind a proxy cannot be tested, nor can a jump behind another jump.
         place = await in_thread(self._jump_place) if way.proxy else (way.address, SSH_PORT)
         if not place[0]:
             return True
@@ -262,7 +262,7 @@ class _Search:
         return False
 
     def news(self, hosts: Sequence[str]) -> News:
-        """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
+        """Refresh the fleet; return the workers with a new way, and the state of the given workers."""
         before, former = _ways(self._fleet), self._workers
         if all(map(self.is_taken, hosts)):
             said, whose = _last_seen([former[host] for host in hosts]), {former[host].label for host in hosts}
@@ -283,20 +283,20 @@ class _Search:
         )
         called = {worker.host_key_alias: worker.host for worker in fleet.workers}
         names = {host: called.get(former[host].host_key_alias, host) for host in hosts if host in former}
-        renamed = {host: f"it is called {name} now" for host, name in names.items() if name != host}
-        # Those of whom nobody has asked would be tried in vain, too.
+        renamed = {host: f"its name is {name} now" for host, name in names.items() if name != host}
+        # Other workers that are preempted or stopped would also be tried in vain.
         notes = _notes(fleet, {*hosts, *filter(self.is_taken, self._workers)}) | renamed
         fixes = {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)}
         if shut := self._behind_a_silent_jump(hosts, changed):
             jump = self._ways.jump or self._ways.outside
             place = " port ".join(map(str, self._jump_place()))
             at = f"it is reached through {jump} (proxy_jump), which takes no connections at {place}"
-            fix = f"see that {jump} runs and that this port is open to you there, or set another proxy_jump"
+            fix = f"check that {jump} runs and that this port is open to you there, or set another proxy_jump"
             notes, fixes = notes | dict.fromkeys(shut, at), fixes | dict.fromkeys(shut, fix)
         return News(changed, notes, fixes)
 
     def _behind_a_silent_jump(self, hosts: Sequence[str], changed: Collection[str]) -> list[str]:
-        """Return all workers behind the jump where one of these is, and the jump is where it was and silent."""
+        """Return all workers behind the jump if one of these is, and if the jump has not moved but is silent."""
         place = self._jump_place()
         behind = [host for host, worker in self._workers.items() if place[0] and self._ways.of(worker).proxy]
         if not {*behind} & {*hosts} or {*behind} & {*changed}:
@@ -312,23 +312,23 @@ def _addresses(names: Collection[str]) -> str:
 
 
 def _last_seen(workers: Iterable[Worker]) -> str:
-    """Return in which states the nodes of workers were seen last, as a reason to ask anew."""
+    """Return the last listed states of the workers' nodes, as a reason to ask the API again."""
     nodes = {worker.label: worker.node.state for worker in workers}
     return texts.some([f"{label} was {state} when last seen" for label, state in nodes.items()], _NAMES, "others")
 
 
 def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) -> Fleet | None:
-    """Ask for the fleet anew, say why and for what, and the news of these hosts; None where nobody could be asked."""
+    """Refresh the fleet; log the reason, the purpose and the changes of these hosts. Return None if that failed."""
     source = origin.source_of(fleet.settings)
     asking = f"reading {sources.shown(source)} again" if source else "asking the API"
     _log.info("%s: %s for %s", reason, asking, what)
     try:
         found, changes = view.refresh(fleet.settings)
     except (CloudError, UnwritableError) as exc:
-        # A full disk is no reason to give up workers that are known.
+        # A known worker stays usable even if the disk is full.
         _log.warning("that failed: %s", exc)
         return None
-    # The others were said of what was known before.
+    # The other warnings were logged before.
     for text in (text for text in found.warnings if text not in fleet.warnings):
         _log.warning("%s", text)
     news = changes.about(hosts).news()
@@ -340,7 +340,7 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
 
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
-    """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
+    """Return the values that determine how each worker is reached, its address first; empty if it has no way."""
     keys = host_keys.keys_of(fleet.settings)
     ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}
@@ -352,11 +352,11 @@ def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
 
 
 def _known(keys: Mapping[str, Mapping[str, str]], alias: str) -> tuple[str, ...]:
-    """Return an alias and the host keys that are known of it."""
+    """Return an alias and its known host keys."""
     return (alias, *sorted(keys.get(alias, {}).values()))
 
 
 def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
-    """Return what is known of workers that do not answer, in words that follow their problem; nothing if they serve."""
+    """Return the states of workers that do not answer, in words that follow their problem; empty if they serve."""
     age = dict.fromkeys(hosts, f"its address is as {fleet.age}") if fleet.source else {}
     return age | without_host_keys(fleet) | out_of_reach(fleet, hosts)

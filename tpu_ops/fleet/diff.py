@@ -11,7 +11,7 @@ from tpu_ops.cloud.node import Node, Worker, label_of, workers_of
 
 @dataclass(frozen=True)
 class NameChange:
-    """A node's label was another, and so were its workers' names: its name came to be shared, or no longer is."""
+    """A node has another label, and its workers other names, since its name became shared or no longer is."""
 
     old: str
     new: str
@@ -19,7 +19,7 @@ class NameChange:
 
 @dataclass(frozen=True)
 class StateChange:
-    """A node's state was another."""
+    """A node has another state."""
 
     node: str
     old: str
@@ -28,7 +28,7 @@ class StateChange:
 
 @dataclass(frozen=True)
 class AddressChange:
-    """A worker's address was another; `kind` is ``external`` or ``internal``, an address may be empty."""
+    """A worker has another address; `kind` is ``external`` or ``internal``, an address may be empty."""
 
     host: str
     kind: str
@@ -38,16 +38,16 @@ class AddressChange:
 
 @dataclass(frozen=True)
 class Changes:
-    """News of a fleet, in the order of its nodes.
+    """The changes of a fleet, in the order of its nodes.
 
     Attributes:
-        first: There was nothing to compare with.
-        new: Labels of nodes that were not there.
-        gone: Labels, as they were, of nodes that are no longer there.
-        recreated: Labels of nodes that were made anew under their name.
-        renamed: Nodes whose label is another.
-        states: Nodes whose state is another.
-        addresses: Workers whose address is another.
+        first: Whether there was no earlier view to compare with.
+        new: Labels of new nodes.
+        gone: Former labels of nodes that no longer exist.
+        recreated: Labels of nodes that were recreated under their name.
+        renamed: Nodes with another label.
+        states: Nodes with another state.
+        addresses: Workers with another address.
     """
 
     first: bool = False
@@ -62,7 +62,7 @@ class Changes:
         return any((self.new, self.gone, self.recreated, self.renamed, self.states, self.addresses))
 
     def news(self) -> list[str]:
-        """Return one line per change; none at the first look, where everything would be new."""
+        """Return one line per change; none for the first view, in which everything is new."""
         if self.first:
             return []
         return [
@@ -78,7 +78,7 @@ class Changes:
         ]
 
     def about(self, hosts: Collection[str]) -> Changes:
-        """Return what of it is about these hosts."""
+        """Return the changes of these hosts."""
         labels = {label_of(host) for host in hosts}
         return replace(
             self,
@@ -100,9 +100,9 @@ Labelled = tuple[Iterable[Node], Mapping[str, str]]
 
 
 def diff(old: Labelled | None, new: Labelled) -> Changes:
-    """Given the nodes of the view before (None where there was none) and those of now, return what changed.
+    """Return the changes between two views; ``old`` is None if there was no earlier view.
 
-    A recreated node is reported as that, and its addresses not as changes of addresses.
+    A recreated node counts as recreated only, not as a change of addresses.
     """
     before = {node.full_name: node for node in (old[0] if old else ())}
     now = {node.full_name: node for node in new[0]}

@@ -1,4 +1,4 @@
-"""Host keys that workers answer with: those of workers that publish none, and whether known ones are the same."""
+"""Reads host keys from the workers themselves: to trust workers that publish none, and to verify known keys."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tpu_ops.ssh.ways import Way
 
 #: Workers that are contacted at once.
 WIDTH = 32
-#: Signatures by which ssh asks for a key whose type does not name one.
+#: Signature algorithms with which ssh requests a key type, if they have other names than the type.
 _ALGORITHMS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The host key with which a worker answered, or why it did not.
+    """The host key that a worker presented, or the reason why it presented none.
 
     Attributes:
         worker: The worker.
-        key_type: For example ``ssh-ed25519``; empty where it did not answer.
+        key_type: For example ``ssh-ed25519``; empty if the worker did not answer.
         blob: The key in base64.
-        problem: Why there is no key; empty where there is one.
-        address: Where it answered.
+        problem: Why there is no key; empty if there is one.
+        address: The address at which the worker answered.
     """
 
     worker: Worker
@@ -53,10 +53,10 @@ class Answer:
 
 
 def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
-    """Return the workers of the nodes with these names or labels; of a jump that the filters hide, the jump.
+    """Return the workers of the nodes with these names or labels; a jump outside the filters is only one worker.
 
     Raises:
-        UsageError: A name is none or that of several nodes, or its node does not serve or has no workers or no id.
+        UsageError: A name is unknown or shared, or its node does not serve or has no workers or no id.
     """
     workers = selection.reached(fleet.settings, fleet.listed)
     for node in fleet.nodes:
@@ -94,15 +94,15 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
 
 
 def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bool) -> dict[str, str]:
-    """Return why workers are not to be trusted on first contact: alias -> words that follow the worker's name.
+    """Return why workers must not be trusted on first contact: alias -> words that follow the worker's name.
 
     Args:
-        settings: Of the fleet.
-        workers: Those that are to be looked at.
-        ask_api: Whether to ask the API, too, which of them publish a key; nothing is written.
+        settings: The fleet's settings.
+        workers: The workers to check.
+        ask_api: Whether to ask the API too which of them publish a key; nothing is written.
 
     Raises:
-        CloudError: There are no credentials for the API, or it does not say of some whether they publish a key.
+        CloudError: There are no credentials for the API, or it did not say whether some workers publish a key.
     """
     keys, first = Files(settings.state_dir).host_keys()
     known = {
@@ -110,7 +110,7 @@ def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bo
         for alias in keys
     }
     unknown = {worker.node.full_name: worker.node for worker in workers if worker.host_key_alias not in known}
-    # A published snapshot was read as a whole: what it does not hold is not published.
+    # A published snapshot has all keys that are published.
     if ask_api and unknown and not origin.source_of(settings):
         with origin.api(settings) as tpu:
             learned = guest_attributes.fetch(tpu, list(unknown.values()))
@@ -121,20 +121,20 @@ def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bo
 
 
 def must_be_heard(workers: Sequence[Worker], unheard: Mapping[str, str]) -> None:
-    """Refuse to trust workers that may publish a host key: whoever answers at their address is believed otherwise.
+    """Reject workers that may publish a host key: trusting them would accept any machine at their address.
 
     Args:
-        workers: Of which no host key is known.
-        unheard: Node's full name -> why it is not known whether it publishes any.
+        workers: Workers without a known host key.
+        unheard: Node's full name -> why it is unknown whether it publishes host keys.
 
     Raises:
-        CloudError: There are some.
+        CloudError: There are such workers.
     """
     if found := [worker for worker in workers if worker.node.full_name in unheard]:
         raise CloudError(
-            f"it is not known whether they publish their host keys: {unheard[found[0].node.full_name]}",
+            f"it is unknown whether they publish their host keys: {unheard[found[0].node.full_name]}",
             where=texts.folded([worker.host for worker in found]),
-            fix="run this again; a worker whose key is published is not trusted on first contact",
+            fix="run this again; a worker that publishes its key is not trusted on first contact",
         )
 
 
@@ -144,27 +144,27 @@ def ask(
     workers: Sequence[Worker],
     known: Mapping[str, Keys] = MappingProxyType({}),
 ) -> list[Answer]:
-    """Connect to each of these workers by its own way, and return the host keys they answer with.
+    """Connect to each of these workers by its own way, and return the host keys that they present.
 
-    Nobody logs in, and what they answer is written nowhere.
+    No login takes place, and nothing is written.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         fleet: The fleet.
         workers: The workers.
-        known: Alias -> host keys; a worker is asked for a key of a known type before any other.
+        known: Alias -> host keys; ssh asks a worker for a key of a known type first.
     """
     with tempfile.TemporaryDirectory(prefix="tpu_ops-") as folder:
         return asyncio.run(_Round(settings, fleet, Path(folder), known).answers(workers))
 
 
 class Verdicts(NamedTuple):
-    """Which machines answer at the addresses of workers whose host keys are known.
+    """Whether the workers with known host keys present these keys.
 
     Attributes:
-        same: Workers that answer with a known key.
-        others: What answers with another key.
-        silent: Workers that do not answer with a key.
+        same: Workers that present a known key.
+        others: Answers with another key.
+        silent: Workers that present no key.
     """
 
     same: tuple[Answer, ...]
@@ -173,7 +173,7 @@ class Verdicts(NamedTuple):
 
 
 def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdicts:
-    """Connect to each of these workers, and compare the host keys they answer with with the known ones."""
+    """Connect to each of these workers, and compare the host keys that they present with the known ones."""
     known = host_keys.keys_of(settings)
     answers = ask(settings, fleet, workers, known)
     heard = [answer for answer in answers if not answer.problem]
@@ -187,7 +187,7 @@ def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdi
 
 
 class _Round:
-    """Asks workers of one fleet; what ssh notes goes into a folder of its own."""
+    """Reads host keys of workers of one fleet; ssh writes them into its own folder."""
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: Path, known: Mapping[str, Keys]) -> None:
         self._known = known
@@ -195,7 +195,7 @@ class _Round:
         self._options, self._user, self._folder = selection.ssh_options(settings), settings.user, folder
 
     async def answers(self, workers: Sequence[Worker]) -> list[Answer]:
-        """Ask all at once; behind a proxy as `tpu_ops.ssh.masters` opens connections, the first alone, then a few."""
+        """Ask all workers at once; behind a proxy the first alone, then a few at a time, like `tpu_ops.ssh.masters`."""
         proxied = any(self._ways.of(worker).proxy for worker in workers)
         gate = asyncio.Semaphore(masters.PROXIES if proxied else WIDTH)
 
@@ -225,13 +225,13 @@ class _Round:
 
 
 def _preferred(known: Keys) -> tuple[tuple[str, str], ...]:
-    """Return the ssh option by which a machine that has keys of these types answers with one of them."""
+    """Return the ssh option that makes a machine present a key of a known type, if it has one."""
     algorithms = [_ALGORITHMS.get(kind, kind) for kind in known]
     return (("HostKeyAlgorithms", f"^{','.join(algorithms)}"),) if algorithms else ()
 
 
 def _written(file: Path, worker: Worker) -> Keys:
-    """Return the keys of a worker that ssh wrote into a file; it makes none where it saw no key."""
+    """Return the keys of a worker in the file that ssh wrote; ssh writes no file if it saw no key."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     return known_hosts.parse(text).get(worker.host_key_alias, {})
 
@@ -240,7 +240,7 @@ def record(settings: Settings, answers: Sequence[Answer]) -> None:
     """Write the keys of these answers into known_hosts.
 
     Raises:
-        HostKeyAlarm: Another key of one of these workers has become known in the meantime; nothing was written.
+        HostKeyAlarm: Another key of one of these workers became known in the meantime; nothing was written.
         OpsError: The fleet's state cannot be written.
     """
     files = Files(settings.state_dir)

@@ -1,4 +1,4 @@
-"""Inventory host names that the fleet's file composes: which texts may be one, and no two hosts under one."""
+"""Inventory host names that the fleet's file composes: checks that they are valid and unique."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tpu_ops.fleet.targets import shortened
 
 _FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-#: Names by which Ansible means something else.
+#: Names with a special meaning for Ansible.
 _RESERVED = ("all", "ungrouped", "localhost", "127.0.0.1", "::1")
 
-#: Whose keys a host of this plugin shows, as `ansible_ssh_common_args` has it.
+#: The alias of a host of this plugin, in its `ansible_ssh_common_args`.
 _ALIAS = re.compile(r"HostKeyAlias=(tpu-\d*-w\d+)")
 
 
 def problem(name: Any, groups: Collection[str], hosts: Collection[str] = ()) -> str:
-    """Given what a template came out as, return why it cannot be a host's name; empty where it can.
+    """Return why the result of a template cannot be a host name; empty if it can.
 
     Args:
-        name: Text, or a number that is written as one.
+        name: The result: a text, or a number that becomes one.
         groups: Names of groups, which a host must not share.
-        hosts: Names of hosts of other sources, which it must not take over.
+        hosts: Names of hosts of other sources, which this host must not replace.
     """
     if isinstance(name, bool) or not isinstance(name, str | int):
         return f"a value of type {type(name).__name__} is not a name"
     text = str(name)
     if text in _RESERVED:
-        return f"{text!r} means something else to Ansible"
+        return f"{text!r} has a special meaning for Ansible"
     if text in groups:
         return f"{text!r} is a group"
     if text in hosts:
@@ -43,16 +43,16 @@ def problem(name: Any, groups: Collection[str], hosts: Collection[str] = ()) -> 
 
 
 def refuse_another(name: str, worker: Worker, variables: Mapping[str, Any], file: Any) -> None:
-    """Refuse a host's name under which another fleet's file has another worker: one would hide the other.
+    """Reject a host name that another fleet's file gives to another worker: one would hide the other.
 
     Args:
-        name: Of the host.
-        worker: That it is to be.
-        variables: Of the host of that name that is there already; another source may add some to it.
-        file: The worker's fleet's, for the error.
+        name: The host name.
+        worker: The worker that gets the name.
+        variables: Variables of the existing host of that name, perhaps with those of other sources.
+        file: The worker's fleet's file, for the error.
 
     Raises:
-        UsageError: It is another worker's; names both.
+        UsageError: The existing host is another worker; the text names both.
     """
     found = _ALIAS.search(str(variables.get("ansible_ssh_common_args", "")))
     if not found or found[1] == worker.host_key_alias:
@@ -68,10 +68,10 @@ def refuse_another(name: str, worker: Worker, variables: Mapping[str, Any], file
 
 
 class Taken:
-    """The inventory host names that are given away, and whose they are.
+    """The inventory host names in use, and their workers.
 
     Args:
-        where: The key of the fleet's file that the names come from, for the error.
+        where: The key of the fleet's file that composes the names, for the error.
     """
 
     def __init__(self, where: str) -> None:
@@ -79,15 +79,15 @@ class Taken:
         self._workers: dict[str, str] = {}
 
     def add(self, name: str, worker: str) -> None:
-        """Give a name to a worker.
+        """Assign a name to a worker.
 
         Raises:
-            UsageError: Another worker has it; names both.
+            UsageError: Another worker has the name; the text names both.
         """
         other = self._workers.setdefault(name, worker)
         if other != worker:
             raise UsageError(
                 f"workers {other} and {worker} would both be called {name!r}",
                 where=self._where,
-                fix="add what tells them apart, as in `tpu_node_label ~ '-' ~ tpu_worker_index`",
+                fix="add a value that differs, as in `tpu_node_label ~ '-' ~ tpu_worker_index`",
             )

@@ -1,4 +1,4 @@
-"""What Ansible is told about a worker: host variables and groups, as plain data."""
+"""A worker's host variables and groups for Ansible, as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_ops.cloud.node import Node, Worker, node_labels
 
-#: Facts that roles and playbooks read as `tpu_<name>`, whatever else the fleet's file calls them.
+#: Facts that roles and playbooks read as `tpu_<name>`, even if the fleet's file renames them.
 READ_BY_ROLES = frozenset(
     {
         "accelerator_type",
@@ -34,12 +34,12 @@ READ_BY_ROLES = frozenset(
 
 
 def facts(worker: Worker) -> dict[str, Any]:
-    """Return what is known about a worker and its node; the keys are host variables without their prefix."""
+    """Return the facts of a worker and its node; the keys are host variables without their prefix."""
     return node_facts(worker.node) | worker_facts(worker)
 
 
 def node_facts(node: Node) -> dict[str, Any]:
-    """Return what all workers of a node have in common."""
+    """Return the facts that all workers of a node share."""
     return {
         "node": node.name,
         "node_id": node.node_id,
@@ -70,7 +70,7 @@ def node_facts(node: Node) -> dict[str, Any]:
 
 
 def worker_facts(worker: Worker) -> dict[str, Any]:
-    """Return what a worker has for itself."""
+    """Return the facts of one worker."""
     return {
         "host": worker.host,
         "node_label": worker.label,
@@ -85,7 +85,7 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
 
 
 def facts_without_worker(node: Node, label: str) -> dict[str, Any]:
-    """Return the same of a node that has no worker yet: what a worker has for itself is null or empty.
+    """Return the facts of a node without workers: the facts of a worker are null or empty.
 
     Args:
         node: The node.
@@ -105,15 +105,15 @@ def facts_without_worker(node: Node, label: str) -> dict[str, Any]:
 
 
 def groups(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> dict[str, tuple[str, ...]]:
-    """Return the groups of each node's workers by its full name.
+    """Return the groups of each node's workers, by the node's full name.
 
-    They are called after node, zone, accelerator type, state and queued resource, with everything but letters,
-    digits and underscores replaced. A host name always has a dash and a group name never, so that none can be both.
-    Nodes whose labels would fall on one group name get a short digest in it, and so do queued resources.
+    Groups are named after node, zone, accelerator type, state and queued resource; characters other than letters,
+    digits and underscores are replaced. Host names always contain a dash and group names never do, so they cannot
+    collide. Nodes, or queued resources, that would share a group name get a short digest in it.
 
     Args:
-        nodes: All nodes that are listed, or a part of them.
-        labels: Of a part, the labels that its nodes have among all.
+        nodes: All listed nodes, or a part of them.
+        labels: The labels of the nodes among all listed nodes, if ``nodes`` is a part.
     """
     nodes = list(nodes)
     labels = node_labels(nodes) if labels is None else labels
@@ -135,7 +135,7 @@ def groups(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> di
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Given the group name of each of several things, return them with a digest in those that would be shared."""
+    """Return group names by key, with a digest added to those that several keys would share."""
     shared = Counter(names.values())
     return {
         thing: f"{name}_{hashlib.sha256(thing.encode()).hexdigest()[:6]}" if shared[name] > 1 else name

@@ -1,4 +1,4 @@
-"""Who is asked for a fleet's nodes: the API, or a published snapshot in its place."""
+"""The origin of a fleet's nodes: the API, or a published snapshot instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpu_ops.ssh import guest_attributes
 
 @contextmanager
 def api(settings: Settings) -> Iterator[Tpu]:
-    """Open the API that these settings name, for the length of a `with` block.
+    """Open the API of these settings, for the length of a `with` block.
 
     Raises:
         CloudError: There are no credentials for it.
@@ -40,12 +40,12 @@ def api(settings: Settings) -> Iterator[Tpu]:
 
 
 def source_of(settings: Settings) -> str:
-    """Return where a fleet is read from: a published snapshot's source, or empty for the API.
+    """Return the source of a fleet: that of a published snapshot, or empty for the API.
 
-    What the settings name wins over what was named by `tpu_ops refresh --from` and is remembered.
+    The settings take precedence over the last `tpu_ops refresh --from`.
 
     Raises:
-        UsageError: The settings name what is none.
+        UsageError: The source in the settings is invalid.
     """
     return _source(settings, Files(settings.state_dir).read())
 
@@ -67,9 +67,9 @@ def ask(settings: Settings, files: Files, source: str | None, *, verify_keys: bo
 
 
 def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> Seen:
-    """Ask the API for the nodes, and for the guest attributes of workers of which something is not known yet."""
+    """Ask the API for the nodes, and for the guest attributes that are not known yet."""
     if not settings.projects:
-        # A published snapshot brings its own.
+        # A published snapshot contains its projects, so that only the API needs the setting.
         raise UsageError(
             "no project is set, and the API needs one",
             where=f"{settings.file}, key 'projects'",
@@ -84,28 +84,28 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
         learned = guest_attributes.Learned()
         if learn:
             known, first = files.host_keys()
-            # What was trusted on first contact is compared as soon as the guest attributes have a key after all.
+            # A key that was trusted on first contact is compared as soon as the node publishes one.
             vouched = {alias: keys for alias, keys in known.items() if alias not in first}
             workers = selection.reached(settings, nodes)
             asked = guest_attributes.wanted(workers, vouched, verify=verify_keys, instance_names=settings.iap)
             learned = guest_attributes.fetch(tpu, asked, instance_names=settings.iap)
             learned = guest_attributes.of_the_same(tpu, asked, learned, known)
     nodes = tuple(_named(node, learned.instance_names.get(node.full_name, ())) for node in nodes)
-    # No node can be of a place of another form, and others are to read what is kept of these.
+    # A name of another form cannot be a real place, and readers of the snapshot would reject it.
     unanswered = tuple(place for place in listing.unanswered if forms.places([[*place]]))
     return Seen(asked_at, nodes, unanswered, learned, listing.warnings)
 
 
 def with_instance_names(listed: Iterable[Node], others: Iterable[Node]) -> tuple[Node, ...]:
-    """Give nodes that have none the instance names that are known of the same node ids."""
+    """Fill in missing instance names from other nodes with the same node id."""
     known = {node.node_id: node.instance_names for node in others if node.instance_names}
     return tuple(node if node.instance_names else _named(node, known.get(node.node_id, ())) for node in listed)
 
 
 def _named(node: Node, names: tuple[str, ...]) -> Node:
-    """Give a node the instance names of its workers; it keeps its own where these are not of as many workers.
+    """Set the instance names of a node's workers if the number of workers is the same.
 
-    A node that stops, for one, is listed without endpoints.
+    A node that is being stopped, for example, is listed without endpoints.
     """
     return node._replace(instance_names=names) if names and len(names) == node.worker_count else node
 

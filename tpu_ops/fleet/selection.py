@@ -1,4 +1,4 @@
-"""A fleet's settings applied to its nodes: which of them the filters let pass, and how their workers are reached."""
+"""Applies a fleet's settings to its nodes: which nodes pass the filters, and how their workers are reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.ssh.ways import Ways
 
 
 def of(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[Worker], dict[str, str]]:
-    """Given all nodes of the projects and zones, return those that pass the filters, their workers, and all labels."""
+    """Return the nodes that pass the filters, their workers and the labels of all nodes of the projects and zones."""
     labels = node_labels(nodes)
     chosen = tuple(
         node
@@ -33,21 +33,20 @@ def mux_dir() -> Path:
 
 
 def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Return the ssh options that all workers of the fleet share, besides the person's name and (first) key."""
+    """Return the ssh options that all workers of the fleet share, except for the user name and the first key."""
     more = [("IdentityFile", openssh.quoted(path)) for path in settings.more_keys]
     if settings.only_key:
-        # A worker ends a connection after a handful of keys, and those of an agent would be offered first.
+        # sshd rejects a login after a handful of keys, and those of an agent would be offered first.
         more.append(("IdentitiesOnly", "yes"))
     return (*more, *client_config.common_options(Files(settings.state_dir).known_hosts))
 
 
 def ansible_arguments(settings: Settings) -> str:
-    """Return the arguments of ssh that Ansible gets for all workers of the fleet.
+    """Return the ssh arguments that Ansible gets for all workers of the fleet.
 
-    ssh reads no configuration for Ansible, as for the commands. Only the agent and the keys are taken from the person's
-    own: people without SSH_AUTH_SOCK reach the workers by these.
+    ssh reads no configuration for Ansible. Only the agent and the keys come from the user's own configuration: users
+    without SSH_AUTH_SOCK reach the workers with these.
     """
-    # Imported here: the commands do not need it.
     from tpu_ops.ssh import identities
 
     named: tuple[tuple[str, str], ...] = ()
@@ -58,7 +57,7 @@ def ansible_arguments(settings: Settings) -> str:
 
 
 def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
-    """Return the workers of the fleet, and the one through which others are reached where the filters hide it."""
+    """Return the workers of the fleet, and the jump even if the filters exclude it."""
     _, workers, labels = of(settings, listed)
     jump = ways_of(settings, listed).jump
     if not jump or any(worker.host == jump for worker in workers):
@@ -67,12 +66,12 @@ def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
 
 
 def ssh_config(settings: Settings) -> Path:
-    """Return the path of what ssh reads for these settings."""
+    """Return the path of the ssh config for these settings."""
     return Files(settings.state_dir).ssh_config(settings.login)
 
 
 def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
-    """Return the fleet's ssh_config, that of other shells and what else they lead to: paths and texts."""
+    """Return paths and texts of the fleet's ssh_config, of those for other login names, and of the jump's."""
     found, files = ways_of(settings, listed), Files(settings.state_dir)
     own = client_config.ssh_config(
         [(worker, found.of(worker)) for worker in reached(settings, listed)],
@@ -83,22 +82,22 @@ def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, 
         forward_agent=settings.forward_agent,
     )
     written = [(ssh_config(settings), own), *([(files.jump_config, found.jump_config)] if found.jump_config else [])]
-    # The addresses are the same for all, and so up to date for all.
+    # Addresses are the same for every login name, so all files are updated together.
     return list(dict([*(ssh_configs(settings.shared, listed) if settings.shared else ()), *written]).items())
 
 
 def ways_of(settings: Settings, listed: Sequence[Node]) -> Ways:
-    """Given all nodes of the projects and zones, return what finds the way to each worker of a fleet."""
+    """Return the ways to the workers of a fleet, given all nodes of the projects and zones."""
     return Ways(settings, Files(settings.state_dir), mux_dir(), workers_of(listed) if settings.proxy_jump else ())
 
 
 def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = True) -> list[str]:
-    """Return warnings of the fleet's workers that serve and have no way, and of its nodes that should have workers.
+    """Return warnings about serving workers without a way, and about nodes that should have workers.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         listed: All nodes of the projects and zones.
-        asked: Whether the workers' instance names were asked for, without which there is no way through IAP.
+        asked: Whether the workers' instance names were requested; without them there is no way through IAP.
     """
     found = ways_of(settings, listed)
     problems = ways.problems(
@@ -110,7 +109,7 @@ def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = Tru
 
 
 def without_endpoints(settings: Settings, listed: Sequence[Node]) -> list[str]:
-    """Return a warning that names the nodes of the fleet that are READY without workers, if there are any."""
+    """Return a warning that names the READY nodes of the fleet without workers, if there are any."""
     nodes, _, labels = of(settings, listed)
     lacking = [labels[node.full_name] for node in nodes if node.state in SERVING_STATES and not node.worker_count]
     if not lacking:
@@ -121,12 +120,12 @@ def without_endpoints(settings: Settings, listed: Sequence[Node]) -> list[str]:
 
 
 def doubts(settings: Settings, listed: Sequence[Node], before: Sequence[Node] = ()) -> tuple[str, ...]:
-    """Return warnings where the settings seem to mean other nodes than there are.
+    """Return warnings about settings that may exclude existing nodes by mistake.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         listed: All nodes of the projects and zones.
-        before: Those that were there before.
+        before: The nodes of the last listing.
     """
     found = []
     if listed and not of(settings, listed)[0]:

@@ -14,10 +14,10 @@ from tpu_ops.config import Settings
 from tpu_ops.files import UnwritableError, unwritable
 from tpu_ops.ssh.fleet_files import LARGEST, FleetFiles, replace
 
-#: Form of the snapshot; one of another form is not read.
+#: Version of the snapshot; other versions are not read.
 VERSION = 1
 
-#: Seconds since 1970 from which on no calendar has a day: the year 10000.
+#: Seconds since 1970 of the year 10000, from which on dates cannot be represented.
 _LATEST = 253_402_300_800.0
 
 #: Seconds to wait for another process that writes the same files.
@@ -25,7 +25,7 @@ LOCK_TIMEOUT = 30.0
 
 
 class Question(NamedTuple):
-    """What was asked for; a snapshot answers only the same question."""
+    """A request to the API; a snapshot answers only the same request."""
 
     projects: tuple[str, ...]
     zones: tuple[str, ...]
@@ -43,8 +43,8 @@ class Question(NamedTuple):
 
 
 def question_of(settings: Settings) -> Question:
-    """Return what these settings ask the API for."""
-    # An endpoint is spoken to without credentials.
+    """Return the request that these settings make to the API."""
+    # Requests to a custom endpoint carry no credentials.
     asker = "" if settings.endpoint else settings.auth.name
     return Question(settings.projects, settings.zones, settings.endpoint, asker)
 
@@ -53,11 +53,11 @@ class Snapshot(NamedTuple):
     """The nodes as the API last listed them.
 
     Attributes:
-        asked_at: When the API was asked, seconds since 1970.
-        nodes: In the order of their full names.
-        source: Where a published snapshot was read from instead; empty where it was the API.
+        asked_at: When the API was asked, in seconds since 1970.
+        nodes: The nodes, in the order of their full names.
+        source: Source of a published snapshot; empty for the API.
         warnings: What could not be listed, in words.
-        unanswered: The same as projects with a zone of each: their nodes are as they were known before.
+        unanswered: (project, zone) that could not be listed: their nodes are older.
     """
 
     asked_at: float
@@ -68,13 +68,13 @@ class Snapshot(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A snapshot and the question that it answers, as that one's dictionary."""
+    """A snapshot and the request that it answers, as a dictionary."""
 
     question: dict[str, Any]
     snapshot: Snapshot
 
     def answer(self, question: Question) -> Snapshot | None:
-        """Return the snapshot where it answers this question."""
+        """Return the snapshot if it answers this request, else None."""
         return self.snapshot if self.question == question.to_json() else None
 
 
@@ -88,15 +88,15 @@ class Files(FleetFiles):
 
     @property
     def shown(self) -> Path:
-        """The snapshot of which a person was told last what changed: news is what changed since."""
+        """The snapshot that was last shown to the user: changes are reported relative to it."""
         return self.directory / "shown.json"
 
     def read(self) -> Stored | None:
-        """Return the snapshot, whatever question it answers; None where there is none or it is damaged."""
+        """Return the snapshot of any request; None if there is none or it is damaged."""
         return _read(self.snapshot)
 
     def damage(self) -> str:
-        """Return why the snapshot that is there is not read, in words; empty where it is, or there is none."""
+        """Return why the existing snapshot cannot be read; empty if it can, or there is none."""
         if not os.path.lexists(self.snapshot) or self.read() is not None:
             return ""
         try:
@@ -107,11 +107,11 @@ class Files(FleetFiles):
         return f"it has version {version}, this program reads {VERSION}" if other else "it is damaged"
 
     def read_shown(self, question: Question, stored: Stored | None) -> Snapshot | None:
-        """Return the snapshot of which a person was told last, else the present one; None where none answers.
+        """Return the snapshot that was last shown to the user, else the current one; None if neither answers.
 
         Args:
-            question: What it is to answer.
-            stored: The present one.
+            question: The request to answer.
+            stored: The current snapshot.
         """
         shown = None
         with suppress(OSError):
@@ -120,7 +120,7 @@ class Files(FleetFiles):
         return next(filter(None, answers), None)
 
     def read_snapshot(self, question: Question) -> Snapshot | None:
-        """Return the snapshot, or None where there is none, it answers another question, or is damaged."""
+        """Return the snapshot; None if there is none, it answers another request, or is damaged."""
         stored = self.read()
         return stored.answer(question) if stored else None
 
@@ -128,9 +128,9 @@ class Files(FleetFiles):
         """Replace the snapshot.
 
         Args:
-            question: What it answers.
+            question: The request that it answers.
             snapshot: The nodes.
-            told: Whether a person is told of it; the first one ever counts as told.
+            told: Whether it is shown to the user; the very first snapshot counts as shown.
 
         Raises:
             OpsError: It cannot be written.
@@ -153,24 +153,24 @@ class Files(FleetFiles):
             self._remember_shown()
 
     def _remember_shown(self) -> None:
-        """Keep the present snapshot as the one of which a person was told."""
+        """Record the current snapshot as shown to the user."""
         made = self.directory / ".shown.json"
         try:
             made.unlink(missing_ok=True)
             try:
-                # No copy: the snapshot is replaced, and never changed in place.
+                # A hard link suffices: the snapshot is replaced, never changed in place.
                 made.hardlink_to(self.snapshot)
                 made.replace(self.shown)
             except OSError:
                 files.replace(self.shown, files.read_regular(self.snapshot, LARGEST), 0o600)
-            # Where both were the same file already, replacing one by the other did nothing.
+            # If both names already were the same file, the rename did nothing and left this link.
             made.unlink(missing_ok=True)
         except OSError as exc:
             raise unwritable(self.shown, exc) from exc
 
     @contextmanager
     def lock(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-        """Keep other writers out for as long as the block lasts.
+        """Hold the lock against other writers for as long as the block lasts.
 
         Raises:
             UnwritableError: Another writer did not end in time, or the directory cannot be written.
@@ -187,7 +187,7 @@ class Files(FleetFiles):
                 raise UnwritableError(
                     f"another process held the fleet's state for more than {timeout:.0f} s",
                     where=str(path),
-                    fix="see which with `fuser` on that file, and run this again when it has ended",
+                    fix="find the process with `fuser` on that file, and run this again when it has ended",
                 ) from exc
             except OSError as exc:
                 raise unwritable(self.directory, exc) from exc
@@ -195,7 +195,7 @@ class Files(FleetFiles):
 
 
 def _read(path: Path) -> Stored | None:
-    """Return the snapshot that a file holds; None where there is none or it is damaged."""
+    """Return the snapshot in a file; None if the file does not exist or is damaged."""
     try:
         return _stored(files.read_regular(path, LARGEST).decode())
     except (OSError, ValueError, OverflowError, RecursionError):
@@ -203,10 +203,10 @@ def _read(path: Path) -> Stored | None:
 
 
 def _stored(text: str) -> Stored | None:
-    """Return the snapshot that a text is; None where it has not its form or is one of another version.
+    """Return the snapshot in a text; None if it is invalid or has another version.
 
     Raises:
-        ValueError: It is no JSON, or a node in it is none.
+        ValueError: It is not JSON, or a node in it is invalid.
         OverflowError: A number in it is too large.
         RecursionError: It is nested too deeply.
     """
@@ -216,7 +216,7 @@ def _stored(text: str) -> Stored | None:
     question, asked_at, source, nodes = (data.get(key) for key in ("scope", "asked_at", "source", "nodes"))
     if not isinstance(question, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
         return None
-    # Without them where an earlier version wrote it.
+    # Earlier versions did not write these keys.
     warnings, unanswered = data.get("warnings", []), data.get("unanswered", [])
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
         return None
@@ -225,7 +225,7 @@ def _stored(text: str) -> Stored | None:
     if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not 0 <= asked_at < _LATEST:
         return None
     if "\\ud" in text:
-        # Half a character, which no file can be written with.
+        # This fails for an unpaired surrogate, which cannot be written to a file.
         json.dumps(data, ensure_ascii=False).encode()
     found = (tuple(map(Node.from_json, nodes)), source or "", tuple(warnings), tuple(map(tuple, unanswered)))
     return Stored(question, Snapshot(float(asked_at), *found))

@@ -1,4 +1,4 @@
-"""Which workers a target on the command line means."""
+"""Finds the workers of a target on the command line."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostvars
 
-#: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
+#: A range of numbers in a node set, and the largest number of names and digits in one part of a target.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _MOST_NAMES, _MOST_DIGITS = 100_000, 9
 
-#: The operators of a node set that stand outside of brackets: union, difference, intersection, symmetric difference.
+#: Operators of node sets, outside of brackets: union, difference, intersection, symmetric difference.
 _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 
 _EMPTY_FLEET = (
     "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
 )
-#: Where the filters of a fleet stand.
+#: Location of a fleet's filters.
 FILTERS = "see `names`, `labels` and `accelerator_types` in inventory/tpu_vm.yml"
 
 
 class UnknownError(UsageError):
-    """No node or worker has the name, or is in the group, as far as is known."""
+    """No known node, worker or group has this name."""
 
 
 def select(
@@ -41,14 +41,14 @@ def select(
     Args:
         workers: All workers of the fleet.
         target: A node's label (`pod`), a host (`pod-w0`), a ClusterShell node set of either (`pod-w[0-3]`), a group of
-            the inventory (`@zone_us_central2_b`, `@all`), or several of them joined by `,` (and), `!` (without),
-            `&` (common to both) or `^` (in one of both).
-        states: States of the nodes whose workers are in groups; all where it is empty.
-        listed: All nodes of the projects and zones, by which groups are called; left out where the filters hide none.
+            the inventory (`@zone_us_central2_b`, `@all`), or several of them joined by `,` (union), `!` (difference),
+            `&` (intersection) or `^` (symmetric difference).
+        states: Groups contain only workers of nodes in these states; all if empty.
+        listed: All nodes of the projects and zones, which determine group names; may be omitted if no filter applies.
 
     Raises:
-        UnknownError: A part of the target is unknown, or all are groups that are empty.
-        UsageError: A part of it means several things, or nothing is left of it.
+        UnknownError: A part of the target is unknown, or all parts are empty groups.
+        UsageError: A part is ambiguous, or no worker is left.
     """
     names = _Names(workers, states, listed)
     parts = _OPERATOR.split(target.replace(" ", ""))
@@ -76,7 +76,7 @@ def select(
 
 
 class _Names:
-    """Every name of a fleet and the hosts it stands for."""
+    """All names of a fleet and their hosts."""
 
     def __init__(self, workers: Sequence[Worker], states: Collection[str], listed: Sequence[Node]) -> None:
         self._workers, self._states = workers, states
@@ -91,7 +91,7 @@ class _Names:
             self.nodes.setdefault(label, set()).add(worker.host)
 
     def expand(self, part: str, target: str) -> set[str]:
-        """Return the hosts of one node set without operators outside its brackets."""
+        """Return the hosts of a node set that has no operators outside its brackets."""
         return set().union(*(self._hosts_of(name, target) for name in _fold_out(part, target)))
 
     def _hosts_of(self, name: str, target: str) -> set[str]:
@@ -117,12 +117,12 @@ class _Names:
         raise UnknownError(f"no node or worker is called {shortened(name)}", where=where, fix=self._hint(name))
 
     def _without_workers(self, name: str) -> Node | None:
-        """Return the node without workers that has a label."""
+        """Return the node with a label that has no workers."""
         labels = node_labels(self._listed)
         return next((node for node in self._listed if labels[node.full_name] == name and not node.worker_count), None)
 
     def _groups(self) -> dict[str, set[str]]:
-        """Return the hosts of each of the inventory's own groups, and of all workers, which may be empty."""
+        """Return the hosts of each built-in group of the inventory, and of all workers; they may be empty."""
         labels = node_labels(self._listed) | {worker.node.full_name: worker.label for worker in self._workers}
         names, found = hostvars.groups(self._listed, labels), {"all": set[str]()}
         for worker in self._workers:
@@ -148,7 +148,7 @@ class _Names:
             count = len(self.nodes[label])
             return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
         if any(name in (label, *hosts) for label, hosts in _hidden(self._workers, self._listed).items()):
-            return f"there is one, and the fleet's filters leave it out: {FILTERS}"
+            return f"it exists, but the fleet's filters exclude it: {FILTERS}"
         if close := alike(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
@@ -158,7 +158,7 @@ class _Names:
 
 
 def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list[str]]:
-    """Return the hosts of the nodes that the fleet's filters leave out, by the nodes' labels."""
+    """Return the hosts of the nodes that the fleet's filters exclude, by the nodes' labels."""
     seen, hidden = {worker.node.full_name for worker in workers}, dict[str, list[str]]()
     for worker in workers_of(listed):
         if worker.node.full_name not in seen:
@@ -167,35 +167,35 @@ def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list
 
 
 def of_empty_fleet(listed: Sequence[Node]) -> str:
-    """Return what to do about a fleet without workers, given all nodes of the projects and zones."""
+    """Return the fix for a fleet without workers, given all nodes of the projects and zones."""
     for node in listed:
         if not node.worker_count:
             return f"node {node_labels(listed)[node.full_name]} {without_workers(node)}: {until_ready(node)}"
     if hidden := _hidden((), listed):
         names = texts.some(sorted(hidden, key=texts.natural))
-        return f"the fleet's filters let none of its nodes pass ({names}): {FILTERS}"
+        return f"the fleet's filters exclude all of its nodes ({names}): {FILTERS}"
     return _EMPTY_FLEET
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that are like a name."""
+    """Return the known names that resemble a name."""
     return difflib.get_close_matches(name, list(known), n=3)
 
 
 def shortened(text: str, limit: int = 80) -> str:
-    """Return a text as an error shows it: quoted, and no longer than a line."""
+    """Return a text in quotes for an error, shortened to one line."""
     return repr(text if len(text) <= limit else f"{text[:limit]}...")
 
 
 def _too_many(part: str) -> bool:
-    """Return whether a node set stands for too many names; ClusterShell would make all of them first."""
+    """Return whether a node set has too many names; ClusterShell would create all of them first."""
     product = 1
     for inside in re.findall(r"\[([^\]]*)\]?", part):
         count = 0
         for piece in inside.split(","):
             found = _RANGE.fullmatch(piece.strip())
             if not found:
-                continue  # ClusterShell says what is wrong with it
+                continue  # ClusterShell reports the error
             if any(len(number or "") > _MOST_DIGITS for number in found.groups()):
                 return True
             first, last, step = (int(number) if number else None for number in found.groups())
@@ -205,7 +205,7 @@ def _too_many(part: str) -> bool:
 
 
 def _fold_out(part: str, target: str) -> Iterable[str]:
-    """Return the names of a node set, `pod-w[0-1]` or a single one."""
+    """Return the names of a node set, such as `pod-w[0-1]`, or of a single name."""
     if not part:
         raise UsageError("a name is missing", where=f"target {shortened(target)}", fix="name a node, as in `pod`")
     if "[" not in part:
@@ -219,7 +219,7 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
     try:
         return [str(name) for name in NodeSet(part, resolver=GroupResolver())]
     except (NodeSetException, GroupResolverError) as exc:
-        # Of groups and wildcards ClusterShell says no more than the name of the source that it has not.
+        # ClusterShell's message about groups and wildcards says only that a source is missing.
         what = (
             f"not a node set: {exc}"
             if isinstance(exc, NodeSetException)

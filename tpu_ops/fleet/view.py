@@ -1,7 +1,7 @@
-"""The one view of a fleet, shared by Ansible, ssh and the commands: kept on this machine, and brought up to date.
+"""The one view of a fleet, shared by Ansible, ssh and the commands; it is kept on this machine and refreshed.
 
-Bringing it up to date asks the API, or reads a published snapshot in its place, and writes snapshot.json, ssh_config
-and known_hosts in one locked step.
+A refresh asks the API, or reads a published snapshot instead, and writes snapshot.json, ssh_config and known_hosts in
+one locked step.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from tpu_ops.ssh.fleet_files import replace
 _log = logging.getLogger(__name__)
 
 
-#: Seconds that a new node's guest agents get to publish their host keys, and between two looks.
+#: Seconds that a new node's guest agents have to publish their host keys, and seconds between two checks.
 KEYS_TIMEOUT, KEYS_DELAY = 180.0, 2.0
 
 
 class Fleet(NamedTuple):
-    """A fleet's nodes and workers: those of the projects and zones that its filters let pass.
+    """The nodes of a fleet's projects and zones that pass its filters, and their workers.
 
     Attributes:
-        settings: Of the fleet.
-        nodes: In the order of their full names, of every state.
-        workers: All workers of them.
-        listed: Every node of the projects and zones, whatever the filters.
-        labels: Unique short label of each of these, by its full name.
-        asked_at: When the API was asked, seconds since 1970.
+        settings: The fleet's settings.
+        nodes: The nodes in every state, in the order of their full names.
+        workers: All workers of the nodes.
+        listed: All nodes of the projects and zones, without the filters.
+        labels: Full name of each listed node -> its unique short label.
+        asked_at: When the API was asked, in seconds since 1970.
         warnings: What could not be listed or learned, in words.
-        source: Where the published snapshot was read from that it is of; empty where the API was asked.
-        compared: Workers whose known host keys were to be compared with the published ones: host -> why they could not
-            be, or empty; nothing where that was not asked for.
-        unlisted: Those of the warnings that belong to the nodes: what could not be listed when they were asked for.
-        unanswered: The same as projects with a zone of each: the nodes there are as they were known before.
-        unheard: Nodes that may publish host keys, though none was learned now: full name -> why that is not known.
+        source: Source of the published snapshot; empty if the API was asked.
+        compared: The comparison of known host keys with published ones: host -> why it was impossible, or empty. Empty
+            if no comparison was requested.
+        unlisted: The part of ``warnings`` about nodes that could not be listed.
+        unanswered: (project, zone) that could not be listed: their nodes are older.
+        unheard: Nodes that may publish host keys although none was learned: full name -> why this is unknown.
     """
 
     settings: Settings
@@ -66,7 +66,7 @@ class Fleet(NamedTuple):
 
     @property
     def age(self) -> str:
-        """How old it is, for people, as in ``published 12 min ago at gs://bucket/fleet.json``."""
+        """Age of the view for messages, as in ``published 12 min ago at gs://bucket/fleet.json``."""
         when = texts.ago(self.asked_at, time.time())
         if not self.source:
             return f"read from the API {when}"
@@ -84,14 +84,14 @@ class Fleet(NamedTuple):
 
 
 def current(settings: Settings, said: Collection[str] = ()) -> Fleet:
-    """Return the fleet as this machine knows it, and say its warnings; the API is asked where nothing is known yet.
+    """Return the fleet in the snapshot and log its warnings; ask the API if there is no snapshot.
 
     Args:
-        settings: Of the fleet.
-        said: Warnings that were said before.
+        settings: The fleet's settings.
+        said: Warnings that were logged before.
 
     Raises:
-        CloudError: The API was asked and refused or did not answer, or a published snapshot cannot be read.
+        CloudError: The API refused or did not answer, or a published snapshot cannot be read.
         OpsError: The fleet's state cannot be written.
     """
     found = known(settings)
@@ -103,15 +103,15 @@ def current(settings: Settings, said: Collection[str] = ()) -> Fleet:
 
 
 def cached(settings: Settings) -> Fleet:
-    """Return the fleet as this machine knows it, like `current`, but ask nobody for a damaged snapshot.
+    """Return the fleet like `current`, but do not ask the API if the snapshot is damaged.
 
     Raises:
-        OpsError: The snapshot is damaged or another program's, or as for `current`.
+        OpsError: The snapshot is damaged or of another version, or see `current`.
     """
     files = Files(settings.state_dir)
     if damage := files.damage():
         raise OpsError(
-            f"what is known of the fleet cannot be read: {damage}",
+            f"the fleet's snapshot cannot be read: {damage}",
             where=str(files.snapshot),
             fix="`tpu_ops refresh` asks again and replaces it",
         )
@@ -119,7 +119,7 @@ def cached(settings: Settings) -> Fleet:
 
 
 def known(settings: Settings) -> Fleet | None:
-    """Return the fleet as this machine knows it, ready to be used, and ask nobody; None where nothing is known yet.
+    """Return the fleet in the snapshot, with its files up to date, without asking the API; None without a snapshot.
 
     Raises:
         OpsError: The fleet's state cannot be written.
@@ -131,16 +131,16 @@ def known(settings: Settings) -> Fleet | None:
 
 
 def last(settings: Settings) -> Fleet | None:
-    """Return the same wherever it was read from, as another source than the settings' may have been named once."""
+    """Return the same as `known`, also for a snapshot whose source is not the one in the settings."""
     files = Files(settings.state_dir)
     fleet = _kept(settings, files)
     if fleet is None:
         return None
     client_config.make_mux_dir(selection.mux_dir())
-    # User, key or directories may have changed since the files were written.
+    # User, key or directories in the settings may have changed since the files were written.
     if _outdated(files, fleet):
         with files.lock():
-            # Or another process is just writing a newer view: what was read before is no longer to be written.
+            # Another process may have written a newer view meanwhile: read it again under the lock.
             fleet = _kept(settings, files)
             for path, text in _outdated(files, fleet) if fleet else ():
                 replace(path, text, 0o600)
@@ -153,19 +153,19 @@ def _kept(settings: Settings, files: Files) -> Fleet | None:
 
 
 def _outdated(files: Files, fleet: Fleet) -> list[tuple[Path, str]]:
-    """Return the files of a fleet that do not hold what they should, and that."""
+    """Return paths and texts of the files of a fleet whose content is outdated."""
     return [
         (path, text) for path, text in selection.ssh_configs(fleet.settings, fleet.listed) if files.text(path) != text
     ]
 
 
 def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> Fleet:
-    """Return the fleet that a snapshot is of.
+    """Return the fleet of a snapshot.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         snapshot: All nodes of its projects and zones.
-        stored: What was known before.
+        stored: The former snapshot.
     """
     nodes, workers, labels = selection.of(settings, snapshot.nodes)
     doubts = selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ())
@@ -175,15 +175,15 @@ def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> 
 
 
 def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
-    """Refresh; where the published snapshot is older than what is known, return that and say so among its warnings.
+    """Refresh; if the published snapshot is older than the local one, return the local one with a warning.
 
     Args:
-        settings: Of the fleet.
-        learn: Whether to ask for host keys at all.
+        settings: The fleet's settings.
+        learn: Whether to ask for host keys.
 
     Raises:
         CloudError: The API refused or did not answer, or the published snapshot cannot be read.
-        HostKeyAlarm: A node publishes another key than before; nothing was written.
+        HostKeyAlarm: A node publishes a key that differs from the known one; nothing was written.
         OpsError: The fleet's state cannot be written.
     """
     try:
@@ -195,11 +195,11 @@ def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
 
 
 def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Changes]:
-    """Ask the API, or read the published snapshot, and compare with what a person was told last; write nothing.
+    """Ask the API, or read the published snapshot, and compare it with what the user saw last; write nothing.
 
     Args:
-        settings: Of the fleet.
-        source: Where to read from, as `sources.parse` returns it; None where the settings and what is remembered say.
+        settings: The fleet's settings.
+        source: The source, as `sources.parse` returns it; None for the source in the settings or the stored one.
 
     Raises:
         CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
@@ -209,7 +209,7 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
     stored = files.read()
     old = stored.answer(question_of(settings)) if stored else None
     if seen.source:
-        # Whatever was asked for last: who asks for less once does not want to go back in time later.
+        # Compare with the last snapshot of any request: a narrower request must not make an older snapshot acceptable.
         published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
     nodes = origin.with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source, seen.warnings, seen.unanswered)
@@ -227,19 +227,19 @@ def refresh(
 ) -> tuple[Fleet, Changes]:
     """Ask the API, learn the host keys of new nodes, and write snapshot, ssh_config and known_hosts.
 
-    A published snapshot takes the place of the API where the settings, `source` or what is remembered name one.
+    A published snapshot replaces the API if the settings, `source` or the stored source name one.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         verify_keys: Whether to compare the host keys of all serving nodes, not only learn those of new ones.
-        learn: Whether to ask for host keys at all.
-        source: Where to read from this time, as `sources.parse` returns it, and to be remembered.
-        told: Whether a person is told what changed, and so of all that changed since the last time; else it is what
-            changed since anybody asked.
+        learn: Whether to ask for host keys.
+        source: A new source, as `sources.parse` returns it, which is stored.
+        told: Whether the changes are shown to the user, and so include all since they were last shown; otherwise they
+            are the changes since the last refresh.
 
     Raises:
         CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
-        HostKeyAlarm: A node publishes another key than before; nothing was written.
+        HostKeyAlarm: A node publishes a key that differs from the known one; nothing was written.
         OpsError: The fleet's state cannot be written.
     """
     files, question = Files(settings.state_dir), question_of(settings)
@@ -252,8 +252,8 @@ def refresh(
         if seen.source:
             published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
         if old is not None and not seen.source and not old.source and seen.asked_at < old.asked_at <= time.time():
-            # Another process asked later and wrote first: its nodes are the newer ones, and it may have asked for no
-            # keys. (A view of the future is not newer: the clock was set back.)
+            # Another process asked later and wrote first: keep its nodes, although it may not have asked for keys.
+            # (A view with a future time is not newer: the clock was set back.)
             now = old._replace(nodes=origin.with_instance_names(old.nodes, seen.nodes))
         else:
             listed = origin.with_unanswered(seen.nodes, seen.unanswered, old)
@@ -264,7 +264,7 @@ def refresh(
         keys = host_keys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
         fleet = of(settings, now, stored)
         client_config.make_mux_dir(selection.mux_dir())
-        # What somebody else has trusted on first contact is compared here, too, as soon as the node publishes a key.
+        # A key that others trusted on first contact is compared as soon as the node publishes one.
         doubtful = seen.learned.trusted_first - (known.keys() - first)
         files.write_host_keys(keys, (first - seen.learned.keys.keys()) | (doubtful & keys.keys()))
         for path, config in selection.ssh_configs(settings, fleet.listed):
@@ -284,14 +284,14 @@ def refresh(
 
 
 def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> Changes:
-    """What changed of the nodes that the filters let pass."""
+    """Return the changes of the nodes that pass the filters."""
     before = selection.of(settings, old.nodes) if old else None
     now = selection.of(settings, nodes)
     return diff(before and (before[0], before[2]), (now[0], now[2]))
 
 
 def _replaced(stored: Stored | None, question: Question, nodes: Sequence[Node]) -> set[str]:
-    """Return the node ids of the last snapshot, whatever its projects and zones, whose names have other ids now."""
+    """Return the node ids in the last snapshot, of any request, whose names now have other ids."""
     if stored is None or stored.question.get("endpoint") != question.endpoint:
         return set()
     now = {node.full_name: node.node_id for node in nodes if node.node_id}
@@ -300,7 +300,7 @@ def _replaced(stored: Stored | None, question: Question, nodes: Sequence[Node]) 
 
 
 def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> None:
-    """End the connections to addresses that are no longer those of the same worker."""
+    """End the connections to addresses that workers have left."""
     now = {worker.host_key_alias: worker for worker in workers_of(nodes)}
     left, before = set(), old.nodes if old else ()
     ways = selection.ways_of(settings, before)
@@ -313,15 +313,15 @@ def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ..
 
 
 def with_host_keys(settings: Settings, names: Collection[str], progress: Progress) -> tuple[Fleet, list[Worker]]:
-    """Refresh the fleet until host keys of all workers of some nodes are known, or their time is over.
+    """Refresh the fleet until the host keys of all workers of some nodes are known, or `KEYS_TIMEOUT` has passed.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         names: Resource names of the nodes.
-        progress: Told what is waited for.
+        progress: Called with what is being waited for.
 
     Returns:
-        The fleet, and the workers of these nodes that it has: none where the fleet does not list the nodes.
+        The fleet, and its workers of these nodes: none if the fleet does not list the nodes.
     """
     start = time.monotonic()
     while True:

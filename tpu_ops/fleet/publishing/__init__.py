@@ -1,1 +1,1 @@
-"""A fleet as one document for people without cloud credentials: its form, where it is read and written."""
+"""The published snapshot, for people without cloud credentials: its format, and where it is read and written."""

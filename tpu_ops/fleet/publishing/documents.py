@@ -1,7 +1,7 @@
-"""A fleet as one JSON document, the published snapshot, for people who have an ssh key and no cloud credentials.
+"""The published snapshot: a fleet as one JSON document, for people with an ssh key and without cloud credentials.
 
-Whoever reads one writes parts of it into ssh_config and known_hosts, so that it is checked at least as strictly as
-what the API answers: names, addresses and keys have their form or the document is refused.
+Parts of it are written into ssh_config and known_hosts. It is therefore checked at least as strictly as the answers of
+the API: a document with an invalid name, address or key is rejected.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tpu_ops.cloud.node import FORMS, Node, workers_of
 from tpu_ops.errors import CloudError
 from tpu_ops.ssh.known_hosts import Keys, valid_key
 
-#: What a document says it is, and its version; one of another version is refused.
+#: Format and version of a document; other versions are rejected.
 FORMAT, VERSION = "tpu_ops snapshot", 1
 
-#: How every document begins: what a login shell prints before it is no part of it.
+#: Beginning of every document: output of a login shell before it is ignored.
 BEGINNING = b'{\n "format": "tpu_ops snapshot"'
 
 #: Largest document that is read, in bytes.
 LARGEST = 64 * 1024 * 1024
 
-#: Seconds by which the clock of the machine that published may be ahead.
+#: Seconds by which the clock of the publishing machine may be ahead.
 AHEAD = 600.0
 
-#: Seconds since 1970 before which nobody published: 2015.
+#: Earliest valid time of a document, in seconds since 1970: the year 2015.
 EARLIEST = 1_420_070_400.0
 
 _places = forms.texts(re.compile(r"[a-z0-9][a-z0-9.:-]{0,99}"))
@@ -38,16 +38,16 @@ _places = forms.texts(re.compile(r"[a-z0-9][a-z0-9.:-]{0,99}"))
 
 @dataclass(frozen=True)
 class Document:
-    """What is published of a fleet.
+    """A fleet in its published form.
 
     Attributes:
-        asked_at: When the API was asked, seconds since 1970.
-        projects: Projects that it was asked for.
-        zones: Zones that it was asked for; empty means all.
+        asked_at: When the API was asked, in seconds since 1970.
+        projects: The fleet's projects.
+        zones: The fleet's zones; empty means all.
         nodes: The fleet's nodes, in the order of their full names.
         host_keys: Alias -> host keys of its workers.
-        trusted_first: Aliases of those that were trusted on first contact: no published key has confirmed them yet.
-        unlisted: Projects, each with a zone, that could not be listed then: the nodes there are older, or lack.
+        trusted_first: Aliases whose keys were trusted on first contact and not confirmed by a published key.
+        unlisted: Pairs of project and zone that could not be listed: their nodes are older or missing.
     """
 
     asked_at: float
@@ -83,22 +83,22 @@ def document(
     trusted_first: Set[str] = frozenset(),
     unlisted: Iterable[tuple[str, str]] = (),
 ) -> Document:
-    """Return the document of some nodes, with those of the known keys that are their workers'."""
+    """Return the document of these nodes, with those of the known keys that belong to their workers."""
     own = {worker.host_key_alias for worker in workers_of(nodes) if worker.node.node_id} & keys.keys()
     kept = {alias: keys[alias] for alias in sorted(own)}
     return Document(asked_at, projects, zones, nodes, kept, frozenset(own & trusted_first), tuple(unlisted))
 
 
 def parse(data: bytes, where: str, now: float) -> Document:
-    """Return the document that some bytes are.
+    """Return the document in some JSON data.
 
     Args:
         data: At most LARGEST bytes.
-        where: Where they are from, for an error.
-        now: Seconds since 1970.
+        where: Source of the data, for an error.
+        now: Current time, in seconds since 1970.
 
     Raises:
-        CloudError: They are none, or something in it has not its form; names what.
+        CloudError: The data is not a valid document; the text names the invalid part.
     """
     try:
         value = json.loads(data)
@@ -111,7 +111,7 @@ def parse(data: bytes, where: str, now: float) -> Document:
         raise CloudError(
             f"the snapshot has version {version!r:.20}, this program reads {VERSION}",
             where=where,
-            fix="update tpu_ops here or where it is published",
+            fix="update tpu_ops here or where the snapshot is published",
         )
     try:
         return _document(value, now)
@@ -120,36 +120,36 @@ def parse(data: bytes, where: str, now: float) -> Document:
 
 
 def publishable(found: Document, now: float) -> str:
-    """Return the text of a document that is to be published: one that its readers take.
+    """Return the text of a document for publication, after checking that its readers accept it.
 
     Args:
         found: The document.
-        now: Seconds since 1970.
+        now: Current time, in seconds since 1970.
 
     Raises:
-        CloudError: They would refuse it; names what.
+        CloudError: Readers would reject it; the text names the invalid part.
     """
     text = found.text()
     try:
         _document(json.loads(text), now)
     except _WrongError as exc:
         raise CloudError(
-            f"what is known of this fleet cannot be published: {exc}",
+            f"this fleet's snapshot cannot be published: {exc}",
             where="its nodes as the API lists them",
-            fix="`tpu_ops refresh` may warn of it; narrow down projects or zones in inventory/tpu_vm.yml",
+            fix="`tpu_ops refresh` may warn of it; exclude it with projects or zones in inventory/tpu_vm.yml",
         ) from exc
     return text
 
 
 class _WrongError(Exception):
-    """Something has not its form; the text says what."""
+    """A part of a document is invalid; the text names it."""
 
 
 def _wrong(what: str, where: str) -> CloudError:
     return CloudError(
         f"this is not a snapshot of a fleet: {what}",
         where=where,
-        fix="check that it is what `tpu_ops snapshot --publish` wrote",
+        fix="check that `tpu_ops snapshot --publish` wrote it",
     )
 
 
@@ -158,7 +158,7 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
     if not isinstance(asked_at, int | float) or isinstance(asked_at, bool) or not _is_time(asked_at):
         raise _WrongError("asked_at is not a time")
     if asked_at > now + AHEAD:
-        raise _WrongError(f"it is from a time {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
+        raise _WrongError(f"its time is {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
     scope = value.get("scope")
     if not isinstance(scope, dict) or not all(_places(scope.get(key)) for key in ("projects", "zones")):
         raise _WrongError("scope has no lists of projects and zones")
@@ -184,12 +184,12 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
 def _is_time(seconds: float) -> bool:
     try:
         return math.isfinite(seconds) and seconds >= EARLIEST
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer that is too large for a float
         return False
 
 
 def _node(entry: Any, number: int) -> Node:
-    """Return a node of the document; keys that a newer program added are passed over."""
+    """Return a node of the document; unknown keys, which a newer program may have added, are ignored."""
     if not isinstance(entry, dict):
         raise _WrongError(f"node {number} is not a node")
     try:
@@ -224,7 +224,7 @@ def _unlisted(value: Any) -> list[tuple[str, str]]:
 
 
 def _refuse_twice(what: str, nodes: Iterable[Node], own: Callable[[Node], str]) -> None:
-    """Refuse nodes of which two have the same of what each has for its own, where it has any."""
+    """Reject nodes if two of them share a value that must be unique; ``own`` returns the value, or "" if none."""
     seen: dict[str, Node] = {}
     for node in nodes:
         other = seen.setdefault(own(node) or f"none of {node.full_name}", node)

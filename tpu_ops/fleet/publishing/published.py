@@ -1,4 +1,4 @@
-"""Reads a fleet from a published snapshot in the place of the API."""
+"""Reads a fleet from a published snapshot instead of the API."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tpu_ops.ssh.guest_attributes import Learned
 
 
 class OutdatedError(CloudError):
-    """A published snapshot is older than what is known already."""
+    """The published snapshot is older than the one on this machine."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was answered to a question for a fleet.
+    """The answer of the API, or a published snapshot, for one fleet.
 
     Attributes:
-        asked_at: When the API was asked, seconds since 1970.
-        nodes: Of the fleet's projects and zones, in the order of their full names.
+        asked_at: When the API was asked, in seconds since 1970.
+        nodes: Nodes of the fleet's projects and zones, in the order of their full names.
         unanswered: (project, zone) that could not be listed.
-        learned: What the workers' guest attributes say, as far as they were asked for.
+        learned: Content of the guest attributes that were requested.
         warnings: What could not be listed, in words.
-        source: Where the published snapshot was read from that this is of; empty where the API was asked.
+        source: Source of the published snapshot; empty if the API was asked.
     """
 
     asked_at: float
@@ -42,16 +42,16 @@ class Seen:
 
 
 def read(settings: Settings, source: str, *, learn: bool) -> Seen:
-    """Read a published snapshot, as far as it is of a fleet's projects and zones.
+    """Read a published snapshot, limited to a fleet's projects and zones.
 
     Args:
-        settings: Of the fleet.
-        source: As `sources.parse` returns it.
-        learn: Whether to take its host keys.
+        settings: The fleet's settings.
+        source: The source, as `sources.parse` returns it.
+        learn: Whether to use its host keys.
 
     Raises:
-        CloudError: It cannot be read, or is none.
-        UsageError: It is of other projects.
+        CloudError: It cannot be read, or is invalid.
+        UsageError: It is about other projects.
     """
     where = sources.shown(source)
     with told(f"reading the published snapshot at {where}, at most {settings.request_timeout:g} s"):
@@ -60,8 +60,8 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     projects, zones = settings.projects or found.projects, settings.zones or found.zones
     if not set(projects) & set(found.projects):
         raise UsageError(
-            f"the published snapshot is of {' and '.join(found.projects) or 'no project'}, "
-            f"but this fleet asks for {' and '.join(projects) or 'none'}",
+            f"the published snapshot is about {' and '.join(found.projects) or 'no project'}, "
+            f"but this fleet needs {' and '.join(projects) or 'none'}",
             where=where,
             fix=f"see projects in {settings.file}, or ask its publisher",
         )
@@ -78,26 +78,26 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     )
     warnings = [f"{name}: not in the published snapshot ({where})" for name in lacking]
     warnings += [
-        f"{zones_in_words(project, zone)}: could not be listed when the snapshot was published: nodes there are as "
-        "they were known before"
+        f"{zones_in_words(project, zone)}: could not be listed when the snapshot was published: its nodes are shown as "
+        "they were before"
         for project, zone in unlisted
     ]
     return Seen(found.asked_at, nodes, unlisted, learned, tuple(warnings), source)
 
 
 def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> None:
-    """Refuse a published snapshot that is older than what is known.
+    """Reject a published snapshot that is older than the snapshot on this machine.
 
     Raises:
-        OutdatedError: It is.
+        OutdatedError: It is older.
     """
     now = time.time()
-    # What is of the future was written before this machine's clock was set back: its age says nothing.
+    # A local snapshot with a future time was written before this machine's clock was set back.
     if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + documents.AHEAD:
         return
     raise OutdatedError(
-        f"the published snapshot is older than what is known here: it was read from the API "
-        f"{texts.ago(seen.asked_at, now)}, what is known here {texts.ago(old.asked_at, now)}",
+        f"the published snapshot is older than the local one: it was read from the API "
+        f"{texts.ago(seen.asked_at, now)}, the local one {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
         fix="ask its publisher to publish again; with credentials for the API, go back to it: "
         f"`{settings.command('refresh')} --from api`",

@@ -1,4 +1,4 @@
-"""Where a published snapshot is read from and written to: a file, a web server, a bucket, a host that ssh reaches."""
+"""Sources and destinations of a published snapshot: a file, a web server, a bucket, a host that ssh reaches."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tpu_ops.fleet.publishing import web
 from tpu_ops.fleet.publishing.documents import BEGINNING, LARGEST
 from tpu_ops.ssh import openssh
 
-#: The source that is no published snapshot: the API.
+#: The source that means the API instead of a published snapshot.
 API = ""
 
-#: Where a snapshot lies on a host that is read by ssh, unless it is said.
+#: Default path of a snapshot on a host that is read by ssh.
 PATH_THERE = "/var/lib/tpu_ops/snapshot.json"
 
-#: Permissions of a snapshot that is published as a file: there is nothing secret in it.
+#: Permissions of a snapshot that is published as a file: it contains no secrets.
 MODE = 0o644
 
 _SSH = re.compile(rf"ssh:(?P<host>{USER_AT_HOST})(?::(?P<path>.+))?")
@@ -40,15 +40,15 @@ _CHUNK = 1024 * 1024
 
 
 def parse(text: str, folder: Path, where: str) -> str:
-    """Return a source in the one form that it has.
+    """Return a source in its canonical form.
 
     Args:
-        text: As a person writes it; ``api`` is the API.
-        folder: Where a relative path starts.
-        where: Where it is written, for an error.
+        text: The source as the user writes it; ``api`` is the API.
+        folder: Base of a relative path.
+        where: Where the user wrote it, for an error.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not a valid source.
     """
     if text == "api":
         return API
@@ -69,10 +69,10 @@ def parse(text: str, folder: Path, where: str) -> str:
 
 
 def named(settings: Settings) -> str:
-    """Return the source that the settings name, where they name one.
+    """Return the source in the settings, or "".
 
     Raises:
-        UsageError: They name what is none.
+        UsageError: It is not a valid source.
     """
     return parse(settings.snapshot, settings.file.parent, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT")
 
@@ -81,7 +81,7 @@ def _url(text: str, where: str) -> str:
     try:
         parts = urlsplit(text)
         host, secret = parts.hostname, parts.username is not None or parts.password is not None
-        parts.port  # noqa: B018 - one that is none raises
+        parts.port  # noqa: B018 - an invalid port raises
     except ValueError:
         host, secret = None, False
     if not host or parts.scheme not in ("http", "https"):
@@ -89,17 +89,17 @@ def _url(text: str, where: str) -> str:
     if parts.scheme == "http" and not is_loopback(host):
         raise UsageError("http is only for this machine", where=f"{where}, {shown(text)}", fix="use https")
     if secret:
-        raise UsageError("an address with a password in it would be remembered", where=where, fix="leave it out")
+        raise UsageError("an address with a password in it would be stored", where=where, fix="leave it out")
     return text
 
 
 def shown(source: str) -> str:
-    """Return a source as messages name it; what stands behind an address's question mark may be a signature."""
+    """Return a source for messages, without the query of an address, which may contain a signature."""
     return source.partition("?")[0] if _SCHEME.match(source) and not source.startswith("gs://") else source or "the API"
 
 
 def read(source: str, settings: Settings) -> bytes:
-    """Return what a source holds, at most as much as a snapshot may have.
+    """Return the content of a source, at most LARGEST bytes.
 
     Raises:
         CloudError: It cannot be read in time, or is larger.
@@ -116,15 +116,15 @@ def read(source: str, settings: Settings) -> bytes:
 
 
 def destination(text: str, folder: Path, where: str) -> str:
-    """Return where a snapshot is written to: a path or ``gs://BUCKET/OBJECT``.
+    """Return the destination of a snapshot: a path or ``gs://BUCKET/OBJECT``.
 
     Args:
-        text: As a person writes it.
-        folder: Where a relative path starts.
-        where: Where it is written, for an error.
+        text: The destination as the user writes it.
+        folder: Base of a relative path.
+        where: Where the user wrote it, for an error.
 
     Raises:
-        UsageError: Nothing can be written there.
+        UsageError: It is a source that cannot be written to.
     """
     remote = text == "api" or text.startswith("ssh:") or (_SCHEME.match(text) and not text.startswith("gs://"))
     if remote or not text or not text.isprintable():
@@ -135,16 +135,16 @@ def destination(text: str, folder: Path, where: str) -> str:
 
 
 def write(destination: str, text: str, settings: Settings) -> None:
-    """Publish a snapshot: readers see the one before or this one, never a part.
+    """Publish a snapshot atomically.
 
     Args:
-        destination: As `destination` returns it.
+        destination: See `destination`.
         text: The document.
-        settings: Of the fleet.
+        settings: The fleet's settings.
 
     Raises:
-        UsageError: It is a directory, a device or the like.
-        CloudError: The bucket refuses it.
+        UsageError: The destination is a directory, a device or the like.
+        CloudError: The bucket rejects it.
         OpsError: The file cannot be written.
     """
     if destination.startswith("gs://"):
@@ -174,7 +174,7 @@ def write(destination: str, text: str, settings: Settings) -> None:
 
 
 def _too_large(source: str) -> NoReturn:
-    raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=source, fix="check that it is a snapshot")
+    raise CloudError(f"it is larger than {LARGEST // 2**20} MiB", where=source, fix="check that it is a snapshot")
 
 
 def _read_file(path: Path, named: str) -> bytes:
@@ -193,20 +193,20 @@ def _read_file(path: Path, named: str) -> bytes:
 
 
 def ssh_command(host: str, path: str) -> list[str]:
-    """Return the command that prints a file of another host, by a person's own ssh config."""
+    """Return the command that prints a file of another host, with the user's own ssh config."""
     options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T"]
     user, at, place = host.rpartition("@")
     return ["ssh", *options, "--", f"{user}{at}{place.strip('[]')}", f"cat -- {shlex.quote(path)}"]
 
 
 def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Return what a process prints, or its beginning where that is more than a snapshot may have."""
+    """Return the output of a process, cut at the largest size of a snapshot."""
     assert process.stdout is not None  # noqa: S101 - for the type checker
     handle, data = process.stdout.fileno(), bytearray()
     ready = select.poll()
     ready.register(handle, select.POLLIN)
     while len(data) <= LARGEST:
-        # What it started may hold the pipe open for longer than it lives itself.
+        # A child of the process may hold the pipe open longer than the process lives.
         if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
         piece = os.read(handle, _CHUNK)
@@ -217,7 +217,7 @@ def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
-    # A master that this opens goes on in the background with its standard error: a pipe would be open as long.
+    # ssh may leave a master in the background, which would keep a pipe for standard error open.
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -237,7 +237,7 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
         except (TimeoutError, subprocess.TimeoutExpired):
             data, over = b"", True
         finally:
-            # With all that it started, but for a master, which has a session of its own.
+            # This kills the children too, but not a master, which has its own session.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -253,7 +253,7 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
         raise CloudError(
             f"the published snapshot cannot be read: {why}",
             where=source,
-            fix=f"see what this says: {shlex.join(ssh_command(host, path))}",
+            fix=f"run it to see why: {shlex.join(ssh_command(host, path))}",
         )
-    # Login shells may print what they like before a command.
+    # Login shells may print other text before the command's output.
     return data[max(0, data.find(BEGINNING)) :]

@@ -1,4 +1,4 @@
-"""Reads a published snapshot from a web server: in time, in size, and never on an unsafe way."""
+"""Reads a published snapshot from a web server: with limits for time and size, and over https only."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
-    """Return what a web server answers.
+    """Return the content of an address.
 
     Args:
-        url: ``https://...``, or ``http://...`` of this machine.
-        where: How errors name it.
-        limit: Bytes that the answer may have.
-        timeout: Seconds that all of it may take.
+        url: ``https://...``, or ``http://...`` on this machine.
+        where: The address, for errors.
+        limit: Largest size of the content, in bytes.
+        timeout: Seconds for the whole request.
 
     Raises:
         CloudError: It cannot be read in time, or is larger.
@@ -50,10 +50,10 @@ def read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
     def work() -> None:
         try:
             answers.put(_read(url, where, limit=limit, timeout=timeout))
-        except Exception as exc:  # whoever waits raises it
+        except Exception as exc:  # the waiting thread raises it
             answers.put(exc)
 
-    # The timeout of a socket holds for each of its bytes, and a name's look-up has none: somebody else keeps the time.
+    # A socket's timeout applies to each read, and name resolution has none: the caller's thread keeps the time.
     threading.Thread(target=work, daemon=True).start()
     try:
         answer = answers.get(timeout=timeout)
@@ -69,7 +69,7 @@ def read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
 def _read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
     handlers: list[Any] = [_Redirects()]
     if url.startswith("http://"):
-        # Proxy variables are for the way out, never for loopback.
+        # Loopback is never reached through a proxy.
         handlers.append(urllib.request.ProxyHandler({}))
     deadline, data = time.monotonic() + timeout, bytearray()
     try:
@@ -77,7 +77,7 @@ def _read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
             while piece := answer.read1(_CHUNK):
                 data += piece
                 if len(data) > limit:
-                    raise CloudError(f"it has more than {limit // 2**20} MiB", where=where, fix="is it a snapshot?")
+                    raise CloudError(f"it is larger than {limit // 2**20} MiB", where=where, fix="is it a snapshot?")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"it did not end within {timeout:g} s")
     except urllib.error.HTTPError as exc:
