@@ -23,8 +23,8 @@ from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
 
-#: Seconds between two looks at the nodes while a rank does not answer.
-LOOK = 10.0
+#: Seconds between two looks at the nodes while a rank does not answer, and at most until the first one.
+LOOK, FIRST_LOOK = 10.0, 1.0
 #: Seconds for the last lines of the ranks that are left where a node is lost, once these have ended.
 ENDS = 5.0
 #: How often a worker may say that it cannot tell how the run is.
@@ -200,9 +200,11 @@ class Attempt:
     async def _watch(self, follower: Follower) -> Mapping[str, str]:
         """Return what became of the nodes once one is not what it was; they are looked at while a rank is silent."""
         while True:
-            await asyncio.sleep(LOOK)
-            if follower.silent and (lost := await self._look()):
-                return lost
+            await asyncio.sleep(min(FIRST_LOOK, LOOK))
+            if follower.silent:
+                if lost := await self._look():
+                    return lost
+                await asyncio.sleep(LOOK)
 
     async def _look(self) -> Mapping[str, str]:
         """Return what became of the nodes that are not what they were; an API that does not answer is asked again."""
