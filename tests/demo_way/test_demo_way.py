@@ -5,7 +5,6 @@ The tests of this module build on one another: the lab they share is what the de
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -19,7 +18,6 @@ import pytest
 
 from tests.support.desk import Lab, lab_name
 from tests.support.folded import lines_of
-from tools import example
 from tpu_ops.lab.engine import find as find_engine
 
 pytestmark = pytest.mark.lab
@@ -307,22 +305,6 @@ def test_gcloud_reaches_all_workers_of_the_pod(desk):
         HOME=desk.environ["TPU_OPS_STATE"],
     )
     assert len(set(re.findall(r"^t1v-n-\w+-w-\d$", seen, re.MULTILINE))) == 4
-
-
-def test_with_every_role_on_site_yml_changes_nothing_again(desk, tmp_path):
-    """The fleet of examples/fleet, whose node `store` has a data disk and exports it."""
-    shell = dataclasses.replace(desk, environ=desk.environ | example.environment(desk.environ, tmp_path))
-    shell.do("ansible-playbook", example.PREPARE)
-    # One worker of each node: the pod's others would only do once more what its first does.
-    some = ["pod-w0", "solo-w0", "store-w0"]
-    try:
-        for run in ("first", "second"):
-            rows = shell.playbook(tmp_path, "site.yml", "--limit", ",".join(some))
-            assert sorted(rows) == some
-            assert not any(row["failures"] or row["unreachable"] for row in rows.values())
-            assert all((row["changed"] > 0) == (run == "first") for row in rows.values()), rows
-    finally:
-        shell.do("ansible-playbook", example.CLEANUP)
 
 
 def test_delete_removes_the_node_and_its_container(desk):
