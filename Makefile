@@ -71,11 +71,11 @@ check-debian13: engine ## Run the tests of make check with Debian 13's Python 3.
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
 	@$(MAKE) --no-print-directory --jobs=2 lab-test-runs lab-test-rest
 
-# Runs wait for each other most of the time: what else needs the lab stands beside them.
+# Tests of runs wait most of the time. Each process has workers of its own.
 lab-test-runs:
-	@$(BIN)/pytest -v -m lab tests/runs --durations=12
+	@$(BIN)/pytest -v -n 3 --dist loadfile -m lab tests/runs --durations=12
 lab-test-rest:
-	@$(BIN)/pytest -v -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs --durations=12
+	@$(BIN)/pytest -v -n 2 --dist loadfile -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs --durations=12
 
 demo-test: engine ## Run the demo as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12

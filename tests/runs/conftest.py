@@ -1,4 +1,4 @@
-"""The workers that runs are tested on: two that are quick to make, four with JAX, and three slices of four with it."""
+"""The workers that runs are tested on: two that are quick to make, four with JAX, and three slices of two with it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runs.world import run
-from tests.support.desk import Desk, lab_up
-from tests.support.recovery import launcher_fleet
 from tests.support.runs import Bench, made
 
 __all__ = ["run"]
@@ -34,18 +32,10 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="session")
 def slices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Three nodes of four workers each, `a`, `b` and `c`, with JAX."""
+    """Three nodes of two workers each, `a`, `b` and `c`, with JAX."""
     folder = tmp_path_factory.mktemp("slices")
-    with made("slices", folder, packages=[""] * 4, jax="0.10.2", nodes=["a", "b", "c"]) as workers:
+    with made("slices", folder, packages=[""] * 2, jax="0.10.2", nodes=["a", "b", "c"]) as workers:
         yield workers
-
-
-@pytest.fixture(scope="session")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """A shell whose lab is up, with no node, and whose site.yml has the launcher alone."""
-    fleet = launcher_fleet(tmp_path_factory.mktemp("recover") / "fleet")
-    with lab_up("recover", tmp_path_factory.mktemp("state"), TPU_OPS_FLEET=str(fleet)) as shell:
-        yield shell
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,16 @@ def test_a_stop_that_one_rank_tells_of_is_one_where_its_node_goes(run: Any, monk
     cut_after(monkeypatch, world, "pod-w0", lambda: setattr(world, "state", "PREEMPTED"))
     code, world, _ = run(world)
     assert (code, world.done) == (1, [])
+
+
+def test_a_lost_node_is_noticed_soon_after_its_rank_stops_answering(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "ALONE_LIMIT", 60.0)
+    monkeypatch.setattr(attempt, "LOOK", 60.0)
+    world, began = World(DONE, DONE), time.monotonic()
+    cut_after(monkeypatch, world, "pod-w0", lambda: setattr(world, "state", "PREEMPTED"))
+    code, world, _ = run(world)
+    assert (code, world.done) == (0, [])
+    assert time.monotonic() - began < 30.0
 
 
 def test_a_rank_that_is_not_heard_on_a_node_that_is_ready_ended_with_0_where_another_says_that_all_did(

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 
 from tests.support.desk import Desk, Lab
 from tests.support.proxy import Proxy
-from tests.support.recovery import begun, lines_until
+from tests.support.recovery import begun, launcher_lab, lines_until
 from tests.support.runs import JAX
 
 pytestmark = pytest.mark.lab
 
-STEPS = 200
+#: Workers of both nodes.
+RANKS = 4
+STEPS = 100
 #: What the other lab tests of runs share: the version, and where it is kept for all labs.
 JAX_VERSION = "0.10.2"
 VENV = f"/var/cache/tpu-lab/runs-jax-{JAX_VERSION}"
@@ -53,21 +56,22 @@ while step < {STEPS}:
 
 
 def loss_of(step: int) -> float:
-    """Return the loss that a step of the training finds where eight processes take part in all steps from the first."""
-    return 3.5**2 * 0.98 ** (2 * (step - 1)) + 5.25
+    """Return the loss that a step of the training finds where four processes take part in all steps from the first."""
+    return 1.5**2 * 0.98 ** (2 * (step - 1)) + 1.25
 
 
 @pytest.fixture(scope="module")
-def desk(cloud: Desk) -> Desk:
-    """A shell whose lab has two nodes of four workers, `a` and `b`."""
-    # The lab gives the lowest free addresses: a node that is made anew finds some that neither had.
-    cloud.do("tpu_ops", "create", "low", "--type", "v4-8", "--zone", "us-central2-b", "--no-wait")
-    for name in ("a", "b"):
-        cloud.do("tpu_ops", "create", name, "--type", "v4-32", "--zone", "us-central2-b", "--spot")
-    cloud.do("tpu_ops", "delete", "low", "--yes")
-    cloud.do("tpu_ops", "configure", "a,b")
-    Lab(cloud).inside("a-w0", "sh", "-c", JAX, "sh", VENV, JAX_VERSION)
-    return cloud
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A shell whose lab has two nodes of two workers, `a` and `b`."""
+    with launcher_lab("recover", tmp_path_factory.mktemp("recover")) as shell:
+        # The lab gives the lowest free addresses: a node that is made anew finds some that neither had.
+        shell.do("tpu_ops", "create", "low", "--type", "v4-8", "--zone", "us-central2-b", "--no-wait")
+        for name in ("a", "b"):
+            shell.do("tpu_ops", "create", name, "--type", "v4-16", "--zone", "us-central2-b", "--spot")
+        shell.do("tpu_ops", "delete", "low", "--yes")
+        shell.do("tpu_ops", "configure", "a,b")
+        Lab(shell).inside("a-w0", "sh", "-c", JAX, "sh", VENV, JAX_VERSION)
+        yield shell
 
 
 def workers(desk: Desk) -> list[dict[str, Any]]:
@@ -78,14 +82,14 @@ def workers(desk: Desk) -> list[dict[str, Any]]:
 
 def logs(kept: Path, attempt: int) -> list[str]:
     """Return the logs of an attempt as they are kept on this machine, by rank."""
-    return [(kept / f"attempt-{attempt}" / f"rank-{rank}.log").read_text() for rank in range(8)]
+    return [(kept / f"attempt-{attempt}" / f"rank-{rank}.log").read_text() for rank in range(RANKS)]
 
 
 def check_processes(found: list[str], known: list[dict[str, Any]]) -> int:
     """Check that all processes of an attempt have met at the first worker; return behind which step they begin."""
     met = [re.findall(r"process (\d) of (\d) begins behind step (\d+) at (\S+)", log) for log in found]
     step = met[0][0][2]
-    assert met == [[(str(rank), "8", step, known[0]["internal_ip"])] for rank in range(8)]
+    assert met == [[(str(rank), str(RANKS), step, known[0]["internal_ip"])] for rank in range(RANKS)]
     return int(step)
 
 
@@ -129,7 +133,7 @@ def test_a_preempted_slice_is_made_anew_and_training_goes_on_from_its_checkpoint
     after = workers(desk)
     ids = {worker["node"]: worker["node_id"] for worker in before}
     assert {worker["node"]: worker["node_id"] == ids[worker["node"]] for worker in after} == {lost: False, left: True}
-    assert f"run loop: configuring {', '.join(f'{lost}-w{index}' for index in range(4))} (site.yml)" in said
+    assert f"run loop: configuring {', '.join(f'{lost}-w{index}' for index in range(2))} (site.yml)" in said
     for rank, worker in enumerate(after):
         record = json.loads(lab.inside(worker["host"], "cat", "/var/lib/tpu_ops/runs/loop/record.json"))
         assert (record["attempt"], record["state"], record["rank"]) == (2, "succeeded", rank)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 from tests.runs.conftest import BOTH
@@ -12,8 +15,12 @@ pytestmark = pytest.mark.lab
 
 PEOPLE = ("ada", "bob")
 BARRIER = 15.0
+#: Of the start that is killed: the test waits until it has passed.
+SHORT_BARRIER = 10.0
 #: From the first record to the barrier's begin, and from its end to the final record, in seconds.
 MARGIN = 2.0
+#: After which no helper of a killed controller may be left, in seconds.
+HELPERS_GONE = 30.0
 
 
 def race(workers: Bench, target: str, names: dict[str, str], odd: str = "") -> dict[str, tuple[int, str]]:
@@ -43,7 +50,7 @@ def in_turn(word: str, number: int) -> dict[str, str]:
     return {person: f"{person}-{word}-{number}" for person in sorted(PEOPLE, reverse=number % 2 > 0)}
 
 
-@rounds(3, 50)
+@rounds(2, 50)
 def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench, number: int) -> None:
     names = in_turn("plain", number)
     ends = race(pod, "pod", names)
@@ -53,6 +60,8 @@ def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench,
     assert f"run {names[won[0]]} of {won[0]} has held" in ends[lost][1]
     for index in pod.indices:
         pod.await_state(index, names[won[0]], "running")
+        assert "No such file" in pod.inside(index, f"ls /var/lib/tpu_ops/runs/{names[lost]} 2>&1", check=False)
+        assert not any(line.startswith(lost) for line in pod.left(index))
     assert pod.tpu_ops("stop", names[won[0]], person=won[0]).returncode == 0
     for index in pod.indices:
         pod.await_clean(index)
@@ -79,22 +88,44 @@ def test_a_start_that_asks_the_last_worker_first_never_runs_beside_another(pod: 
 
 
 def test_a_starter_killed_behind_worker_0_leaves_nothing_and_the_next_start_works(bench: Bench) -> None:
-    train = ("train", "pod", "--name", "halfway", "--barrier", f"{BARRIER}", "--", "sleep", "600")
+    train = ("train", "pod", "--name", "halfway", "--barrier", f"{SHORT_BARRIER}", "--", "sleep", "600")
     with gate(bench, 1) as reached:
         starter = bench.popen(*train)
         bench.await_(reached, "a start that waits for worker 1")
-        assert bench.record(0, "halfway")["state"] == "starting"
+        waiting = bench.record(0, "halfway")
+        assert (waiting["state"], waiting["port"]) == ("starting", 8500)
         starter.kill()
         starter.communicate(timeout=20)
         told = bench.tpu_ops("train", "pod", "--", "true", person="bob")
-        assert "run halfway of ada has held" in told.stdout
-    bench.await_clean(0, BARRIER + MARGIN)
+        assert "run halfway of ada has held" in told.stdout, "it holds the pod as long as it waits"
+        shown = bench.tpu_ops("status", "halfway", person="bob").stderr
+        assert "run halfway: starting since " in shown
+        assert "1 of 2 ranks ready; given up at " in shown
+    bench.await_clean(0, SHORT_BARRIER + MARGIN)
     record = bench.record(0, "halfway")
-    assert (record["state"], record["began"]) == ("refused", None)
-    assert record["reason"].partition(";")[0] == f"not ready within {BARRIER:g} s: rank 1 (pod-w1)"
-    assert record["ended"] - record["since"] < BARRIER + MARGIN
+    assert (record["state"], record["began"], record["blamed"]) == ("refused", None, [1])
+    assert record["reason"].partition(";")[0] == f"not ready within {SHORT_BARRIER:g} s: rank 1 (pod-w1)"
+    assert SHORT_BARRIER <= record["ended"] - record["since"] < SHORT_BARRIER + MARGIN
     assert bench.inside(1, "ls /var/lib/tpu_ops/runs | grep -x halfway || true") == ""
     for index in BOTH:
         assert bench.left(index) == []
     done = bench.tpu_ops("train", "pod", "--", "true")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_killed_start_leaves_no_helper_on_workers_that_wait_for_the_others(pod: Bench) -> None:
+    with gate(pod, 3) as reached:
+        starter = pod.popen("train", "pod", "--name", "torn", "--barrier", "120", "--", "sleep", "600")
+        pod.await_(lambda: reached() and all(map(pod.helpers, (1, 2))), "a start that waits for worker 3", 60)
+        starter.kill()
+        at = time.monotonic()
+        starter.communicate(timeout=20)
+        pod.await_(lambda: not any(map(pod.helpers, (1, 2))), "no helper", HELPERS_GONE)
+        assert time.monotonic() - at < HELPERS_GONE
+        assert pod.record(0, "torn")["began"] is None
+    done = pod.tpu_ops("stop", "pod")
+    assert done.returncode == 0, done.stderr
+    # It began nowhere, and the worker that never heard of it says so.
+    assert re.search("3 +pod-w3 +refused +it was not started here", done.stdout), done.stdout
+    for index in pod.indices:
+        pod.await_clean(index)

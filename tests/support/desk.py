@@ -24,12 +24,14 @@ ZONE = "projects/lab/locations/us-central2-b"
 
 
 def lab_name(purpose: str) -> str:
-    """Return the name of a lab instance that no other clone on this machine uses for its tests.
+    """Return the name of a lab instance that only this process of this clone's tests uses on this machine.
 
     Args:
         purpose: At most ten lower-case letters and digits.
     """
-    return purpose + hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
+    # pytest-xdist's name of the process, which is the same in each run.
+    process = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return purpose + hashlib.sha256(f"{ROOT}{process}".encode()).hexdigest()[:6]
 
 
 def environment() -> dict[str, str]:

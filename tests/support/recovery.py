@@ -9,9 +9,22 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.desk import Desk
+from tests.support.desk import Desk, lab_up
 from tests.support.fleet import ROOT
 from tests.support.runs import PATIENCE
+
+
+@contextlib.contextmanager
+def launcher_lab(purpose: str, folder: Path) -> Iterator[Desk]:
+    """Start a lab without nodes for as long as the block lasts; yield a shell whose site.yml has the launcher alone.
+
+    Args:
+        purpose: What its name begins with.
+        folder: A directory for all that is made.
+    """
+    fleet = launcher_fleet(folder / "fleet")
+    with lab_up(purpose, folder / "state", TPU_OPS_FLEET=str(fleet)) as shell:
+        yield shell
 
 
 def launcher_fleet(folder: Path) -> Path:

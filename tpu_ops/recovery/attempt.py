@@ -23,8 +23,8 @@ from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
 
-#: Seconds between two checks of the nodes while a rank does not answer.
-LOOK = 10.0
+#: Seconds between two checks of the nodes while a rank does not answer, and at most until the first check.
+LOOK, FIRST_LOOK = 10.0, 1.0
 #: Seconds to wait for the last lines of the remaining ranks after a node was lost and these ranks have ended.
 ENDS = 5.0
 #: Number of error answers of workers after which the attempt is no longer followed.
@@ -200,9 +200,11 @@ class Attempt:
     async def _watch(self, follower: Follower) -> Mapping[str, str]:
         """Return the lost nodes once there are any; the nodes are checked while a rank is silent."""
         while True:
-            await asyncio.sleep(LOOK)
-            if follower.silent and (lost := await self._look()):
-                return lost
+            await asyncio.sleep(min(FIRST_LOOK, LOOK))
+            if follower.silent:
+                if lost := await self._look():
+                    return lost
+                await asyncio.sleep(LOOK)
 
     async def _look(self) -> Mapping[str, str]:
         """Return the lost nodes; repeat the request while the API does not answer."""
