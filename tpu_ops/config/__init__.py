@@ -5,7 +5,7 @@ can be pointed at another endpoint or project without an edit. Every error names
 variable, that it came from.
 """
 
-from tpu_ops.config.find import find_file, here, load, load_file, must_be_named, nearest_file, read_file
+from tpu_ops.config.find import find_file, fleet_option, here, load, load_file, nearest_file, read_file
 from tpu_ops.config.read import PRIVATE_KEYS, check_project, check_zone, from_data
 from tpu_ops.config.settings import (
     FLEET_FILE,
@@ -17,7 +17,6 @@ from tpu_ops.config.settings import (
     STATES,
     Filters,
     Settings,
-    command_on,
     folder_of,
 )
 
@@ -34,14 +33,13 @@ __all__ = [
     "Settings",
     "check_project",
     "check_zone",
-    "command_on",
     "find_file",
+    "fleet_option",
     "folder_of",
     "here",
     "from_data",
     "load",
     "load_file",
-    "must_be_named",
     "nearest_file",
     "read_file",
 ]

@@ -1,6 +1,5 @@
 """What a fleet's settings are, and which keys its file may have."""
 
-import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -138,8 +137,6 @@ class Settings(NamedTuple):
         iap: Whether these are reached through Identity-Aware Proxy, by gcloud.
         forward_agent: Whether the written ssh config forwards the person's ssh agent.
         learn_host_keys: Whether the inventory plugin learns the host keys of nodes that it has not seen.
-        named: Whether commands are not on this fleet where they are given here without `--fleet`. It tells settings of
-            one fleet apart that were read in two ways.
         login: Name of the login that a shell has set for itself alone (user, key, jump), where the file has another:
             what ssh reads for it is kept apart. Else empty.
         shared: The same settings with the file's login, which other shells have; None where there is none apart.
@@ -166,21 +163,11 @@ class Settings(NamedTuple):
     iap: bool = False
     forward_agent: bool = False
     learn_host_keys: bool = True
-    named: bool = False
     login: str = ""
     # Settings | None, which `typing` would compile.
     shared: Any = None
-
-    def command(self, name: str) -> str:
-        """Return a command on this fleet, as in ``tpu_ops refresh``, which can be given where this one was."""
-        return command_on(self.file, name, named=self.named)
 
 
 def folder_of(file: Path) -> Path:
     """Return how a fleet is named, given its file: by its directory, or by a file that is called otherwise."""
     return file.parents[1] if file.parts[-2:] == FLEET_FILE.parts else file
-
-
-def command_on(file: Path, name: str, *, named: bool) -> str:
-    """Return the same, given the fleet's file, and whether it or its directory is to be named."""
-    return f"tpu_ops {name} --fleet {shlex.quote(str(folder_of(file)))}" if named else f"tpu_ops {name}"
