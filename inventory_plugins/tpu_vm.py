@@ -347,6 +347,7 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 # tpu_host_key_alias: tpu-8066102453917220011-w1
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -364,7 +365,7 @@ from ansible.template import trust_as_template
 from ansible.utils.vars import combine_vars
 
 try:
-    from tpu_ops import config
+    from tpu_ops import config, texts
     from tpu_ops.cloud.node import SERVING_STATES, Node, Worker
     from tpu_ops.errors import OpsError, UsageError
     from tpu_ops.fleet import composed, hostnames, hostvars, selection, view
@@ -494,22 +495,27 @@ class Choice:
 class Said(logging.Handler):
     """Passes log messages of tpu_ops to Ansible's display."""
 
-    def __init__(self, display: Any) -> None:
+    def __init__(self, display: Any, named: Callable[[str], str]) -> None:
         super().__init__()
-        self._display = display
+        self._display, self._named = display, named
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show a message on standard error."""
         if record.levelno >= logging.WARNING:
-            self._display.warning(record.getMessage())
+            self._display.warning(self._named(record.getMessage()))
         else:
-            self._display.display(f"tpu_vm: {record.getMessage()}", stderr=True)
+            self._display.display(f"tpu_vm: {self._named(record.getMessage())}", stderr=True)
 
 
 @contextmanager
-def heard(display: Any) -> Iterator[None]:
-    """Show log messages of tpu_ops through Ansible for as long as the block lasts."""
-    log, said = logging.getLogger("tpu_ops"), Said(display)
+def heard(display: Any, named: Callable[[str], str]) -> Iterator[None]:
+    """Show log messages of tpu_ops through Ansible for as long as the block lasts.
+
+    Args:
+        display: Ansible's display.
+        named: Adds the fleet to the commands in a message.
+    """
+    log, said = logging.getLogger("tpu_ops"), Said(display, named)
     level = log.level
     log.addHandler(said)
     log.setLevel(logging.INFO)
@@ -526,6 +532,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     NAME = "tpu_vm"
 
     inventory: Any
+    #: Returns the option that names the fleet in commands.
+    _option: Callable[[], str] = staticmethod(str)
 
     def verify_file(self, path: str) -> bool:
         return bool(super().verify_file(path)) and path.endswith(("tpu_vm.yml", "tpu_vm.yaml"))
@@ -540,13 +548,18 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         try:
             # Checked first: Ansible ignores unknown keys.
             settings = config.load_file(Path(path))
+            self._option = functools.cache(lambda: config.fleet_option(settings.file))
             self._read_options(path)
-            with heard(self.display):
+            with heard(self.display, self._on_fleet):
                 nodes = self._nodes(settings, path, cache)
             self._add(settings, nodes)
         except OpsError as failure:
             # Without `from None`, Ansible would print the causes again.
-            raise AnsibleParserError(str(failure)) from None
+            raise AnsibleParserError(self._on_fleet(str(failure))) from None
+
+    def _on_fleet(self, text: str) -> str:
+        """Add the fleet to the commands in a text."""
+        return texts.on_fleet(text, self._option)
 
     def _read_options(self, path: str) -> None:
         """Read the options that only the plugin uses; `tpu_ops.config` reads the others, for the commands as well."""
@@ -621,11 +634,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
         if caching and cache and (known := self._remembered(settings, key)) is not None:
             for text in (*known.warnings, *selection.doubts(settings, known.nodes)):
-                self.display.warning(text)
+                self.display.warning(self._on_fleet(text))
             return known.nodes
         fleet, changes = view.newest(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
-            self.display.warning(text)
+            self.display.warning(self._on_fleet(text))
         for text in changes.news():
             self.display.v(f"tpu_vm: {text}")
         if caching:
@@ -755,7 +768,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         serves = not set(settings.states).isdisjoint(SERVING_STATES)
         lacking = selection.without_endpoints(settings, nodes) if serves else ()
         for text in (*choice.warnings(), *ways.problems(reached), *lacking):
-            self.display.warning(text)
+            self.display.warning(self._on_fleet(text))
         return hosts
 
     def _connection(self, worker: Worker, way: Way, options: str) -> dict[str, str]:

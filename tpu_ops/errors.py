@@ -57,7 +57,9 @@ class OpsError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text} ({self.fix})" if self.fix else text
+        # A fix may be a command and nothing else; within a message it stands in backticks, as all do.
+        fix = f"`{self.fix}`" if self.fix.startswith("tpu_ops ") else self.fix
+        return f"{text} ({fix})" if fix else text
 
 
 class UsageError(OpsError):

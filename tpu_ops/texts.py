@@ -6,12 +6,14 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ClusterShell.NodeSet import NodeSet
 
 #: A number in a name. Longer ones are split, since no name contains one.
 _NUMBER = re.compile(r"([0-9]{1,9})")
+#: A command of this program, perhaps after an environment for it.
+_COMMAND = re.compile(r"(?:(?:env |TPU_OPS_)\S.* )?tpu_ops ([a-z]+(?:-[a-z]+)*)(?![\w-])")
 #: Most workers that a command lists one by one.
 _NAMED = 3
 
@@ -70,3 +72,22 @@ def ago(asked_at: float, now: float) -> str:
         if seconds >= (2 if unit == "days" else 1) * size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def on_fleet(text: str, option: Callable[[], str], *, bare: bool = False, without: Collection[str] = ()) -> str:
+    """Return a text in which commands name the fleet, unless they do already.
+
+    Args:
+        text: Names commands as they are typed without a fleet, in backticks.
+        option: Returns the option that names the fleet, as in ``--fleet /my-fleet``; empty if none is needed. It is
+            called only if the text names a command.
+        bare: Whether the text begins with a command that is not in backticks.
+        without: Commands that have no fleet.
+    """
+    parts = text.split("`")
+    # A backtick of somebody else's text may end no span, so what follows each one counts, not each second part.
+    for number, part in enumerate(parts):
+        found = _COMMAND.match(part) if number or bare else None
+        if found and found[1] not in without and "--fleet" not in part.partition(" -- ")[0].split():
+            parts[number] = f"{found[0]} {option()}".rstrip() + part[found.end() :]
+    return "`".join(parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,34 +15,72 @@ import pytest
 from tests.runs.test_parts import probe
 from tests.support.nodes import node
 from tests.support.published import Member, document
-from tpu_ops.cli import commands
+from tpu_ops.cli import output
 from tpu_ops.cli.main import main
+from tpu_ops.errors import OpsError
 from tpu_ops.runs import launch
 from tpu_ops.ssh.replies import Reply
 
-HELD = "wait for it, or `tpu_ops stop r2`"
+OPTION = "--fleet /f.tpu_vm.yml"
 
 
-def named(name: str) -> str:
-    return f"tpu_ops {name} --fleet /f.tpu_vm.yml"
+@pytest.fixture
+def named() -> list[str]:
+    """Have the writer name a fleet; each time that the option is looked up adds to the list."""
+    lookups: list[str] = []
+
+    def option() -> str:
+        lookups.append(OPTION)
+        return OPTION
+
+    output.begin()
+    output.name_fleet(option)
+    return lookups
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
-        (HELD, "wait for it, or `tpu_ops stop --fleet /f.tpu_vm.yml r2`"),
-        ("tpu_ops run pod-w0 -- true", "tpu_ops run --fleet /f.tpu_vm.yml pod-w0 -- true"),
-        ("`tpu_ops runs` or tpu_ops ssh-config", f"`{named('runs')}` or {named('ssh-config')}"),
-        (f"{named('refresh')} --from api", f"{named('refresh')} --from api"),
+        ("wait, or `tpu_ops stop r2`", f"wait, or `tpu_ops stop {OPTION} r2`"),
+        ("`tpu_ops runs` or `tpu_ops ssh-config`", f"`tpu_ops runs {OPTION}` or `tpu_ops ssh-config {OPTION}`"),
+        ("tpu_ops run pod-w0 -- true", f"tpu_ops run {OPTION} pod-w0 -- true"),
+        ("`tpu_ops run pod -- ls --fleet x`", f"`tpu_ops run {OPTION} pod -- ls --fleet x`"),
+        ("`TPU_OPS_ZONES=b tpu_ops status r1`", f"`TPU_OPS_ZONES=b tpu_ops status {OPTION} r1`"),
+        ("`env -u TPU_OPS_ZONES tpu_ops status r1`", f"`env -u TPU_OPS_ZONES tpu_ops status {OPTION} r1`"),
+        ("no file ./a`b: `tpu_ops list`", f"no file ./a`b: `tpu_ops list {OPTION}`"),
+        ("`tpu_ops refresh --fleet b --from api`", "`tpu_ops refresh --fleet b --from api`"),
+        ("`tpu_ops refresh --from api --fleet b`", "`tpu_ops refresh --from api --fleet b`"),
+        ("`tpu_ops lab up`, `tpu_ops --help`, `tpu_ops`", "`tpu_ops lab up`, `tpu_ops --help`, `tpu_ops`"),
+        ("tpu_ops listens; tpu_ops list", "tpu_ops listens; tpu_ops list"),
         ('it does not say "format": "tpu_ops snapshot"', 'it does not say "format": "tpu_ops snapshot"'),
-        (
-            "tpu_ops lab up; update tpu_ops here, tpu_ops listens",
-            "tpu_ops lab up; update tpu_ops here, tpu_ops listens",
-        ),
     ],
 )
-def test_the_commands_of_a_text_name_the_fleet_once(text: str, said: str) -> None:
-    assert commands.on_fleet(text, named) == said
+def test_the_writer_names_the_fleet_in_commands(named: list[str], text: str, printed: str, capsys: Any) -> None:
+    assert output.on_fleet(output.on_fleet(text)) == printed
+    output.info(text)
+    output.error(OpsError("what", where="where", fix=text))
+    output.error_as_json(OpsError("what", where="where", fix=text))
+    out, err = capsys.readouterr()
+    assert err == f"{printed}\nerror: what\n  at:  where\n  fix: {printed}\n"
+    assert json.loads(out)["error"] == {"problem": "what", "where": "where", "fix": printed, "code": 1}
+    assert len(named) <= 1
+
+
+def test_a_command_that_is_a_whole_fix_names_the_fleet_within_a_message(named: list[str], capsys: Any) -> None:
+    output.warning(str(OpsError("it is away", where="pod-w0", fix="tpu_ops refresh")))
+    assert capsys.readouterr().err == f"warning: pod-w0: it is away (`tpu_ops refresh {OPTION}`)\n"
+
+
+def test_messages_that_are_logged_name_the_fleet(named: list[str], capsys: Any) -> None:
+    output.listen()
+    logging.getLogger("tpu_ops.x").warning("`tpu_ops list` shows it")
+    assert capsys.readouterr().err == f"warning: `tpu_ops list {OPTION}` shows it\n"
+
+
+@pytest.mark.parametrize("write", [output.as_it_is, output.line, lambda text: output.raw(f"{text}\n".encode())])
+def test_what_others_wrote_is_printed_unchanged(named: list[str], write: Callable[[str], None], capsys: Any) -> None:
+    write("`tpu_ops list`")
+    assert (capsys.readouterr().out, named) == ("`tpu_ops list`\n", [])
 
 
 class Workers:

@@ -314,7 +314,7 @@ def test_a_server_that_a_run_leaves_out_is_named_with_the_command_that_tells_it_
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith(
         "solo-w0 serves NFS to these workers, but was not configured\n"
-        "  if their addresses are new: tpu_ops configure solo-w0 --tags nfs\n"
+        "  if their addresses are new: `tpu_ops configure solo-w0 --tags nfs`\n"
     )
     for argv in ([], ["pod", "--check"]):
         assert "serves NFS" not in configure(fleet, *argv).stderr

@@ -55,8 +55,8 @@ def test_the_right_that_is_missing_is_named_where_that_is_all(
 def test_a_server_is_told_of_new_addresses_by_a_command_that_means_no_other_host(
     monkeypatch: pytest.MonkeyPatch, server: str, exported: str, command: str
 ) -> None:
-    settings: Any = SimpleNamespace(file=Path("/my fleet/inventory/tpu_vm.yml"), command=lambda name: f"tpu_ops {name}")
+    settings: Any = SimpleNamespace(file=Path("/my fleet/inventory/tpu_vm.yml"))
     monkeypatch.setenv("ANSIBLE_INVENTORY", exported)
     fleet = SimpleNamespace(workers=[SimpleNamespace(host="pod-w0")])
     monkeypatch.setattr("tpu_ops.cli.configure.view.known", lambda _: fleet)
-    assert configure.letting_in([server], settings, Path("/tool/site.yml")) == command
+    assert configure.letting_in([server], settings, Path("/tool/site.yml")) == f"`{command}`"

@@ -64,7 +64,7 @@ def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fl
     fleet.create("pod")
     state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
     records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
-    told = "warning: run exp, which was started here, may be running on it: tpu_ops status exp"
+    told = "warning: run exp, which was started here, may be running on it: `tpu_ops status exp`"
     silent = "warning: pod-w0 cannot tell whether a run is active: No route to host"
     assert [word for word in (told, silent) if word not in tpu_ops("delete", "pod", "--dry-run")[2]] == []
     records.close(state_dir, "exp", "failed")

@@ -143,7 +143,7 @@ def test_below_nohup_a_terminal_that_closes_ends_nothing(brought_back: FleetDir)
 
 FOLLOWS = (
     "left = lambda: os.write(2, b'the run continues')\n"
-    "raise SystemExit(leaving.to_its_end(work(), lambda: None, left, command=str, as_json=False))"
+    "raise SystemExit(leaving.to_its_end(work(), lambda: None, left, as_json=False))"
 )
 
 

@@ -289,20 +289,20 @@ def test_no_fleet_is_an_error_that_says_where_it_looked(tmp_path, fleet, environ
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-def test_commands_in_texts_name_a_fleet_directory_where_the_option_had_to(tmp_path, monkeypatch, environ):
+def test_commands_name_a_fleet_directory_only_if_they_have_to(tmp_path, monkeypatch, environ):
     folder = tmp_path / "a fleet"
     (folder / "inventory").mkdir(parents=True)
     (folder / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\nuser: ada\n")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    assert config.load("a fleet").command("list") == f"tpu_ops list --fleet '{folder}'"
-    assert config.load_file(folder / "inventory" / "tpu_vm.yml").command("list") == f"tpu_ops list --fleet '{folder}'"
+    assert config.fleet_option(config.load("a fleet").file) == f"--fleet '{folder}'"
+    assert config.fleet_option(folder / "inventory" / "tpu_vm.yml") == f"--fleet '{folder}'"
     monkeypatch.setenv("TPU_OPS_FLEET", str(folder))
-    assert config.load().command("list") == "tpu_ops list"
+    assert config.fleet_option(config.load().file) == ""
     monkeypatch.delenv("TPU_OPS_FLEET")
     monkeypatch.chdir(folder)
-    assert config.load().command("list") == config.load(".").command("list") == "tpu_ops list"
+    assert config.fleet_option(config.load().file) == config.fleet_option(config.load(".").file) == ""
 
 
 @pytest.mark.parametrize("place", ["our.tpu_vm.yml", "inventory/tpu_vm.yaml", "inventory/our.tpu_vm.yml"])
@@ -316,10 +316,11 @@ def test_a_file_of_another_name_is_a_fleet_of_its_own_wherever_it_is_named(tmp_p
     found = config.load(f"a fleet/{place}")
     monkeypatch.setenv("TPU_OPS_FLEET", str(file))
     known, alone = config.load(), config.load_file(file)
-    assert (found.named, known.named) == (True, False)
-    assert known._replace(named=True) == found == alone._replace(named=True)
+    assert config.fleet_option(known.file) == ""
+    assert known == found == alone
     assert (found.path, found.file) == (tmp_path / "a fleet", file)
-    assert found.command("list") == f"tpu_ops list --fleet '{file}'"
+    monkeypatch.delenv("TPU_OPS_FLEET")
+    assert config.fleet_option(found.file) == f"--fleet '{file}'"
     assert project_of(found.path, found.file).inventory == file
     for fleet, start in ((None, file.parent), (str(tmp_path / "a fleet"), tmp_path), (str(file.parent), tmp_path)):
         with pytest.raises(UsageError) as caught:
@@ -336,7 +337,7 @@ def test_from_a_directory_that_is_gone_a_fleet_can_be_named(tmp_path, monkeypatc
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert config.load(str(file)).named
+    assert config.fleet_option(config.load(str(file)).file)
     with pytest.raises(UsageError, match="no fleet"):
         config.load()
 
@@ -345,10 +346,6 @@ def test_a_file_that_ansible_would_not_read_is_no_fleet(tmp_path):
     (tmp_path / "fleet.yml").write_text("plugin: tpu_vm\n")
     with pytest.raises(UsageError, match=r"tpu_vm\.yml or tpu_vm\.yaml"):
         config.find_file(str(tmp_path / "fleet.yml"), {}, tmp_path)
-
-
-def test_a_fleet_directory_is_named_by_no_command(file, environ):
-    assert settings(file, environ).command("refresh") == "tpu_ops refresh"
 
 
 @pytest.fixture

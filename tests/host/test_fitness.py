@@ -85,7 +85,7 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
 
 
 def test_an_environment_that_this_worker_should_have_is_configured_again(prepared: Callable[..., None]) -> None:
-    with pytest.raises(NotReady, match=r"^no environment at /absent \(tpu_ops configure pod-w1\)$"):
+    with pytest.raises(NotReady, match=r"^no environment at /absent \(`tpu_ops configure pod-w1`\)$"):
         prepared(config={"venv": "/absent", "environment_files": []})
 
 

@@ -72,7 +72,7 @@ def test_a_run_is_its_persons_and_an_insisting_administrators(
             9,
             True,
             WAIT + "ask ada to end it, or as an administrator: `tpu_ops stop r1 --force`",
-            "ask ada to end it, or as an administrator: tpu_ops unlock WORKER --force --user ada",
+            "ask ada to end it, or as an administrator: `tpu_ops unlock WORKER --force --user ada`",
         ),
     ],
 )

@@ -674,7 +674,7 @@ async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
     fanout: Any = Answers(pod_w0=first, pod_w1=MISSING)
     run = control.RunRef("r1", ("pod-w0", "pod-w1"))
     stopped = await control.stop(fanout, run)
-    stop.report([(run, stopped)], str, as_json=False)
+    stop.report([(run, stopped)], as_json=False)
     out, err = capsys.readouterr()
     assert (stop.exit_code(stopped.outcomes), err) == (code, f"{said}\n")
     assert re.search("1 +pod-w1 +gone +the worker knows nothing of this run", out)
@@ -698,7 +698,6 @@ async def test_a_list_of_runs_warns_of_damaged_records(tmp_path: Path, capsys: p
     told = {"message": DAMAGED.problem, "fix": DAMAGED.fix}
     fanout: Any = Answers(pod_w1=Reply("", {"holder": None, "records": [], "damaged": [told]}))
     there = fleet(tmp_path)
-    there.settings.command = str
     assert runs.show(await overview.overview(there, fanout), there.settings, as_json=False) == ExitCode.OK
     assert "warning: pod-w1: /runs/r1/record.json is damaged: it is empty; move it away" in capsys.readouterr().err
 

@@ -352,7 +352,7 @@ def test_a_rank_whose_log_a_worker_does_not_give_is_said(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follow, "RETRY_EVERY", 0.01)
         patch.setattr("tpu_ops.cli.logs.config.load", lambda _: None)
-        fleet = SimpleNamespace(settings=SimpleNamespace(command="tpu_ops {}".format, state_dir=tmp_path))
+        fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path))
         patch.setattr("tpu_ops.cli.logs.view.current", lambda _: fleet)
         patch.setattr("tpu_ops.cli.logs.contact.fanout", lambda _: fanout)
         patch.setattr("tpu_ops.cli.logs.control.find", found)

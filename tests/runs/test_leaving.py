@@ -66,9 +66,7 @@ class Stop:
 
 
 async def followed(work: Any, *, on: bool = True, left: Callable[[], None] = lambda: None) -> int:
-    return await leaving.followed(
-        work, lambda: (FANOUT, RUN) if on else None, left, command=SETTINGS.command, as_json=False
-    )
+    return await leaving.followed(work, lambda: (FANOUT, RUN) if on else None, left, as_json=False)
 
 
 async def pressed(*seconds: float, cleanup: float = 0.0, then: int = signal.SIGINT) -> int:
@@ -120,7 +118,7 @@ async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.Mon
     monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
     assert await followed(pressed(0, 0.05)) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
-    assert "to make sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
+    assert "to make sure that every worker was told: `tpu_ops stop r1`" in capsys.readouterr().err
 
 
 def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +131,6 @@ def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypa
         lambda: (FANOUT, RUN),
         lambda: said.append("left"),
         lambda outcomes: said.extend(outcome.state for outcome in outcomes),
-        command="tpu_ops {}".format,
         as_json=False,
     )
     assert (code, stop.asked) == (ExitCode.INTERRUPTED, ["r1"])
@@ -175,7 +172,7 @@ async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch
     leaves = followed(pressed(0, 0.05, 0.3, then=number))
     assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
-    assert "to make sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
+    assert "to make sure that every worker was told: `tpu_ops stop r1`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("on", "together", "ends"), [(True, 0.0, True), (False, 0.0, True), (True, 60.0, False)])
@@ -278,7 +275,6 @@ def test_an_error_while_a_run_is_on_says_that_it_goes_on(error: Exception, on: b
             work(),
             lambda: (FANOUT, RUN) if on else None,
             lambda: said.append("left"),
-            command="tpu_ops {}".format,
             as_json=False,
         )
     assert said == (["left"] if on else [])
@@ -291,12 +287,10 @@ def test_who_no_longer_reads_the_lines_of_a_run_has_left_it(monkeypatch: pytest.
     async def work() -> int:
         raise BrokenPipeError
 
-    code = leaving.to_its_end(
-        work(), lambda: (FANOUT, RUN), lambda: said.append("left"), command=SETTINGS.command, as_json=False
-    )
+    code = leaving.to_its_end(work(), lambda: (FANOUT, RUN), lambda: said.append("left"), as_json=False)
     assert (code, said) == (ExitCode.INTERRUPTED, ["given up", "left"])
     with pytest.raises(BrokenPipeError):
-        leaving.to_its_end(work(), lambda: None, lambda: None, command=SETTINGS.command, as_json=False)
+        leaving.to_its_end(work(), lambda: None, lambda: None, as_json=False)
 
 
 @pytest.mark.parametrize("over", [True, False])

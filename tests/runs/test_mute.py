@@ -181,7 +181,7 @@ async def test_ranks_that_are_all_quiet_are_asked_for_nothing() -> None:
 def test_a_log_that_could_not_be_read_to_its_end_is_copied_as_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, live: list[str]
 ) -> None:
-    fleet = SimpleNamespace(settings=SimpleNamespace(command="tpu_ops {}".format, state_dir=tmp_path))
+    fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path))
     fanout = Mute("succeeded", w0=[[Frame(DATA, 0, b"zero\n"), end(5, state="succeeded")]], w1=[[ONE]])
     monkeypatch.setattr("tpu_ops.cli.logs.config.load", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.logs.view.current", lambda _: fleet)

@@ -115,7 +115,7 @@ def test_what_to_do_about_a_command_that_takes_too_long_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], results: list[Result], code: int, fix: str
 ) -> None:
     workers = [SimpleNamespace(host=result.host) for result in results]
-    fleet = SimpleNamespace(settings=SimpleNamespace(command=lambda name: f"tpu_ops {name}"))
+    fleet = SimpleNamespace(settings=SimpleNamespace())
     monkeypatch.setattr(config, "load", lambda _: None)
     for name, told in (("find", (fleet, workers)), ("serving", fleet), ("out_of_reach", {})):
         monkeypatch.setattr(contact, name, lambda *_, told=told: told)

@@ -54,7 +54,7 @@ def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -
 
 def stand_in(folder: Path) -> Any:
     """Return what stands for the settings of a fleet whose state is kept in a folder."""
-    return SimpleNamespace(state_dir=folder, command="tpu_ops {}".format)
+    return SimpleNamespace(state_dir=folder)
 
 
 # --- spec ---------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_silence_counts_before_what_is_wrong() -> None:
     silent = preflight.fault_of_reply(Reply("pod-w1", {}, "unreachable", "no route"))
     assert "tpu_ops refresh" in silent.fix
     refused = Reply("pod-w1", {}, "unreachable", "ada@34.0.0.1: Permission denied (publickey).")
-    assert preflight.fault_of_reply(refused).fix == "see why: tpu_ops run pod-w1 -- true"
+    assert preflight.fault_of_reply(refused).fix == "see why: `tpu_ops run pod-w1 -- true`"
     wrong = preflight.fault_of_reply(Reply("pod-w0", {}, "no-launcher", "not installed", "configure it"))
     assert preflight.PreflightError([wrong, silent], 4).exit_code == ExitCode.UNREACHABLE
     error = preflight.PreflightError([wrong], 4)
@@ -529,8 +529,7 @@ def test_of_a_run_that_failed_with_its_host_it_is_told_what_would_start_it_again
     first = {"rank": 1, "worker": "pod-w1", "cause": cause}
     record = {"first": first, "attempt": 1, "state": "stopped", "since": 1.0, "ended": 2.0}
     found = [Outcome(rank, f"pod-w{rank}", "stopped", record=record) for rank in range(2)]
-    command = "tpu_ops {}".format
-    code = runs_output.finish("r1", found, [0], as_json=False, of_rank=False, command=command, **options)
+    code = runs_output.finish("r1", found, [0], as_json=False, of_rank=False, **options)
     assert (code, "with --recover a run goes on by itself" in capsys.readouterr().err) == (1, told)
 
 

@@ -97,9 +97,7 @@ class World:
     def nodes(self, **ids: str) -> None:
         """Have these nodes, each with its id."""
         members = tuple(worker for name, node_id in ids.items() for worker in pod(2, name, node_id))
-        settings = SimpleNamespace(
-            state_dir=self.folder, projects=("lab",), zones=(), snapshot="", command="tpu_ops {}".format
-        )
+        settings = SimpleNamespace(state_dir=self.folder, projects=("lab",), zones=(), snapshot="")
         listed = [worker.node for worker in members if worker.index == 0]
         self.fleet: Any = SimpleNamespace(
             workers=members, listed=listed, unlisted=(), settings=settings, asked_at=1e12, path=""
@@ -662,7 +660,7 @@ def test_a_stop_has_stopped_what_was_on_or_brought_back_and_not_what_was_gone_be
     first = Outcome(0, "w0", states[0], reason=reason)
     second = Outcome(1, "w1", states[1], reason=reason, record=record, intent="stop" if record else "")
     run = control.RunRef("r1", ("w0", "w1"))
-    stop.report([(run, control.Stopped((first, second), already=False))], str, as_json=False)
+    stop.report([(run, control.Stopped((first, second), already=False))], as_json=False)
     assert capsys.readouterr().err == f"run r1: {said}\n"
 
 

@@ -64,7 +64,7 @@ _REST = ("value", "kind", "problem", "fix")
 def unlock_pod(
     monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str, me: str = "ada", yes: Sequence[str] = ("--yes",)
 ) -> int:
-    settings = SimpleNamespace(state_dir=Path("nowhere"), user=me, command=lambda name: f"tpu_ops {name}")
+    settings = SimpleNamespace(state_dir=Path("nowhere"), user=me)
     fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=settings)
     monkeypatch.setattr(config, "load", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (fleet, fleet.workers))
@@ -188,7 +188,7 @@ def test_a_stop_says_that_a_lockfile_is_kept(
     record = {"state": "stopped", "attempt": 1, "since": 1.0, "began": 1.0, "stuck": []}
     chips = {"holders": holders, "lockfiles_removed": [], **LOCKED}
     outcome = outcome_of(0, "pod-w0", record | {"chips": chips})
-    stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], str, as_json=False)
+    stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], as_json=False)
     assert [line for line in capsys.readouterr().err.splitlines() if "not removed" in line] == [said] * bool(said)
 
 
@@ -200,7 +200,7 @@ async def test_of_what_a_run_has_left_on_chips_only_what_holds_them_still_is_tol
     record = {"state": "succeeded", "chips": {"holders": left, "lockfiles_removed": [], "lockfiles_kept": []}}
     outcomes = [outcome_of(0, "pod-w0", record), outcome_of(1, "pod-w1", {"state": "succeeded", "chips": None})]
     fanout: Any = Pod([holding(process(9, "bob"), process(10, "ada"))], [])
-    runs_output.still_held(await holders.still_held(fanout, outcomes), "tpu_ops {}".format)
+    runs_output.still_held(await holders.still_held(fanout, outcomes))
     assert capsys.readouterr().err.splitlines() == [
         "warning: pod-w0: the chips are still held by pid 9 of bob: python",
         "  fix: `tpu_ops unlock pod-w0` ends what is yours, else ask bob; `tpu_ops who pod-w0` shows who holds them",

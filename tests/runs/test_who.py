@@ -60,20 +60,21 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
     assert re.fullmatch(f"(?:{once}){{3}}", text)
 
 
-def test_json_names_workers_that_could_not_say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_json_names_workers_that_could_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    file = tmp_path / "f.tpu_vm.yml"
+    file.touch()
     fleet: Any = Answers(w0=IDLE, w1=SILENT._replace(fix="`tpu_ops list` shows it"))
     chosen = [SimpleNamespace(host=f"w{index}") for index in range(2)]
     settings = stand_in(Path())
-    monkeypatch.setattr(settings, "command", "tpu_ops {} --fleet f".format)
     monkeypatch.setattr("tpu_ops.cli.who.config.load", lambda _: settings)
     monkeypatch.setattr("tpu_ops.cli.who.contact.find", lambda *_: (SimpleNamespace(settings=settings), chosen))
     monkeypatch.setattr("tpu_ops.cli.who.contact.serving", lambda fleet, _: fleet)
     monkeypatch.setattr("tpu_ops.cli.who.contact.away", lambda *_: {})
     monkeypatch.setattr("tpu_ops.cli.who.contact.with_hint", lambda _, replies: tuple(replies))
     monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fleet)
-    assert main.main(["who", "pod", "--json"]) == ExitCode.UNREACHABLE
+    assert main.main(["who", "--fleet", str(file), "pod", "--json"]) == ExitCode.UNREACHABLE
     told = json.loads(capsys.readouterr().out)
-    fault = {"worker": "w1", "problem": SILENT.problem, "fix": "`tpu_ops list --fleet f` shows it"}
+    fault = {"worker": "w1", "problem": SILENT.problem, "fix": f"`tpu_ops list --fleet {file}` shows it"}
     assert (told["chips"], told["faults"]) == ({"w0": 1}, [fault])
 
 

@@ -78,10 +78,10 @@ def test_only_nodes_with_an_unknown_worker_are_asked_for_keys():
 def test_a_serving_node_without_keys_is_named():
     workers = workers_of([node(), node("off", node_id="3", state="STOPPED")])
     warnings = host_keys.missing(
-        workers, {"tpu-1-w0": {}}, {"projects/lab/locations/us-central2-b/nodes/pod": "denied"}, "re fresh"
+        workers, {"tpu-1-w0": {}}, {"projects/lab/locations/us-central2-b/nodes/pod": "denied"}
     )
     assert len(warnings) == 1
-    assert all(word in warnings[0] for word in ("node pod", "pod-w1", "denied", "`re fresh --trust-first pod`"))
+    assert all(word in warnings[0] for word in ("node pod", "pod-w1", "denied", "`tpu_ops refresh --trust-first pod`"))
     assert "pod-w0" not in warnings[0]
 
 

@@ -75,7 +75,7 @@ class FleetDir:
 
     def settings(self) -> Settings:
         """Return the fleet's settings, as in its directory."""
-        return config.load_file(self.file)._replace(named=False)
+        return config.load_file(self.file)
 
     def location(self, zone: str = ZONE, project: str = "") -> str:
         """Return the resource name of a zone of the fleet's project or another."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tpu_ops import config, texts
 from tpu_ops.cli import (
     asked,
-    commands,
     faults,
     following,
     leaving,
@@ -80,20 +79,19 @@ def run(args: argparse.Namespace) -> int:
             shown,
             as_json=args.json,
             of_rank=of_rank,
-            command=settings.command,
             kept=recovery.is_kept(settings.state_dir, run_.run_id),
             states=lambda: nodes.states(fleet),
         )
         is_over = endings.ending(outcomes, {})[0] in (endings.SUCCEEDED, endings.STOPPED)
         # Whoever recovers it is about to end that.
         if not is_over and (note := recovery.note_of(settings.state_dir, run_.run_id)):
-            output.info(commands.on_fleet(note, settings.command))
+            output.info(note)
         return code
 
     def left() -> None:
         run_id = found[0][1].run_id if found else args.run
         output.info(f"detached: run {run_id} continues" if found else "detached: the run continues")
-        runs_output.hints(run_id, settings.command)
+        runs_output.hints(run_id)
 
     def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]
@@ -107,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     def running() -> tuple[Fanout, RunRef] | None:
         return found[0] if found else None
 
-    return leaving.to_its_end(follow(), running, left, stopped, command=settings.command, as_json=args.json)
+    return leaving.to_its_end(follow(), running, left, stopped, as_json=args.json)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
@@ -127,5 +125,5 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
             runs_output.ranks(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         job.tell_requested()
-        with faults.told(args.run, settings, as_json=args.json, more=job.driver.facts):
+        with faults.told(args.run, settings, as_json=args.json, more=job.facts):
             return job.to_the_end(None if kept.pending else job.driver.attached())

@@ -1,11 +1,6 @@
-"""Which commands there are, and how texts name them so that they can be copied."""
+"""The table of commands."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Callable
-
-from tpu_ops.errors import OpsError
 
 #: Command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,27 +26,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check the workers and show what is wrong"),
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
-
-#: One of them in a text, without a fleet; in double quotes stand other things. `tpu_ops lab` takes none. Not
-#: compiled here: most commands never search for it.
-_NAMED = rf"(?<!\")\btpu_ops ({'|'.join(name for name in COMMANDS if name != 'lab')})(?![\w-]| --fleet )"
-
-
-def on_fleet(text: str, command: Callable[[str], str]) -> str:
-    """Return a text whose commands are on a fleet: workers and the packages below this one do not know its name.
-
-    Args:
-        text: What is said.
-        command: `Settings.command` of the fleet.
-    """
-    return re.sub(_NAMED, lambda found: command(found[1]), text) if text else ""
-
-
-def name_fleet(failure: OpsError, command: Callable[[str], str]) -> None:
-    """Have an error name the fleet in the commands that it suggests.
-
-    Args:
-        failure: The error.
-        command: As of `on_fleet`.
-    """
-    failure.what, failure.fix = on_fleet(failure.what, command), on_fleet(failure.fix, command)
+#: Those that have no fleet.
+WITHOUT_FLEET = ("lab",)

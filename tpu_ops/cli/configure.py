@@ -201,10 +201,10 @@ def letting_in(servers: Sequence[str], settings: Settings, file: Path) -> str:
     fleet = view.known(settings)
     if fleet and {*servers} <= {worker.host for worker in fleet.workers}:
         which = "" if file.name == "site.yml" else f" --playbook {shlex.quote(file.stem)}"
-        return f"{settings.command('configure')} {names}{which} --tags nfs"
+        return f"`tpu_ops configure {names}{which} --tags nfs`"
     # Hosts of other inventories are no target of a command here.
     inventory = "" if os.environ.get(exported.VARIABLE) else f"-i {shlex.quote(str(settings.file))} "
-    return f"ansible-playbook {inventory}{shlex.quote(shown(file))} --tags nfs --limit {names}"
+    return f"`ansible-playbook {inventory}{shlex.quote(shown(file))} --tags nfs --limit {names}`"
 
 
 def _let_in(project: playbook.Project, settings: Settings, file: Path, servers: Sequence[str]) -> None:
@@ -405,6 +405,6 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
     if outcome.code:
         raise UsageError("Ansible did not run the playbook; see its output above", where=f"{name}, {target}", fix=again)
     if not outcome.hosts:
-        fix = f"see --tags and --skip-tags, and `{settings.command('list')}` for the fleet"
+        fix = "see --tags and --skip-tags, and `tpu_ops list` for the fleet"
         raise UsageError("no task ran: no tag or no host matches", where=f"{name}, {target}", fix=fix)
     return ExitCode.OK

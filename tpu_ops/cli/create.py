@@ -150,7 +150,7 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     for text in fleet.warnings:
         output.warning(text)
     if not workers and fleet.source:
-        asks = f"`{settings.command('refresh')} --from api` switches to the API"
+        asks = "`tpu_ops refresh --from api` switches to the API"
         output.warning(f"this fleet was {fleet.age}, without the new node: {asks}")
     elif bare := [node for node in fleet.nodes if node.full_name == wish.full_name and not node.worker_count]:
         output.warning(f"the new node {without_workers(bare[0])}: {until_ready(bare[0])}")
@@ -169,14 +169,13 @@ def _say(args: argparse.Namespace, settings: Settings, wish: Wish, outcome: str,
         output.as_json({"node": wish.full_name, "outcome": outcome, "workers": listed})
         return ExitCode.OK
     if fleet is None:
-        output.line(f"{wish.name}: the API is creating it; `{settings.command('list')}` shows its state")
+        output.line(f"{wish.name}: the API is creating it; {output.on_fleet('`tpu_ops list`')} shows its state")
         return ExitCode.OK
     for worker in workers:
         output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
     if workers:
         label = shlex.quote(workers[0].label)
         ready = host_keys.has_keys(fleet.settings, workers)
-        command = settings.command
-        log_in, trust = f"log in: {command('ssh')} {label}", f"next: {command('refresh')} --trust-first {label}"
-        output.info(log_in if ready else trust)
+        log_in, trust = f"tpu_ops ssh {label}", f"tpu_ops refresh --trust-first {label}"
+        output.info(f"log in: {output.on_fleet(log_in)}" if ready else f"next: {output.on_fleet(trust)}")
     return ExitCode.OK

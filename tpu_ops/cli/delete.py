@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, who
+from tpu_ops.cli import options, output, who
 from tpu_ops.cloud import lifecycle
 from tpu_ops.cloud.node import SERVING_STATES, Node
 from tpu_ops.cloud.remedies import queued_deletion
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
         _warn_of_remembered(settings, node)
     active = f"{who.named(runs)} on it" if runs else ""
     if active and (args.yes or args.dry_run):
-        output.warning(f"{active}: `{settings.command('who')} {fleet.labels[node.full_name]}` shows more")
+        output.warning(f"{active}: `tpu_ops who {fleet.labels[node.full_name]}` shows more")
     for text in _recoveries(settings.state_dir, node):
-        output.warning(commands.on_fleet(text, settings.command))
+        output.warning(text)
     if node.queued_resource:
         stays = f"queued resource {node.queued_resource}, which made it, stays and may use quota until it is deleted"
         output.warning(f"{stays}, with all nodes that it made: `{queued_deletion(node)}`")
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         view.refresh(settings)
     except (CloudError, UnwritableError) as exc:
         # What was asked for is done.
-        output.warning(f"the view of the fleet still has the node: {exc}; `{settings.command('refresh')}` looks again")
+        output.warning(f"the view of the fleet still has the node: {exc}; `tpu_ops refresh` looks again")
     return _say(args, node, runs, f"{'deleting' if args.no_wait else 'deleted'} {what}")
 
 
@@ -84,8 +84,8 @@ def _warn_of_remembered(settings: Settings, node: Node) -> None:
     recent = records.recent(settings.state_dir, records.KEPT)
     last = next((known for known in recent if node.node_id in known.node_ids), None)
     if last and not last.ended:
-        look = settings.command("status")
-        output.warning(f"run {last.run_id}, which was started here, may be running on it: {look} {last.run_id}")
+        look = f"`tpu_ops status {last.run_id}`"
+        output.warning(f"run {last.run_id}, which was started here, may be running on it: {look}")
 
 
 def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:

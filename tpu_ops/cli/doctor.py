@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the fleet has no workers", where=str(settings.path), fix=targets.of_empty_fleet(fleet.listed))
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers, args.target or ""))
     waiting = unconfigured(found, settings.state_dir)
-    findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]
+    findings = [replace(finding, faults=cli_faults.named(finding.faults)) for finding in waiting]
     with output.read_or_not():
         if args.json:
             output.as_json([row(finding) for finding in findings])

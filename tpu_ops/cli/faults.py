@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import commands, output, preparing
+from tpu_ops.cli import output, preparing
 from tpu_ops.config import Settings
 from tpu_ops.runs.launch import NotStarted
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
@@ -38,12 +38,12 @@ def told(
     except NotStarted as exc:
         if not exc.may_be_on:
             faults = [Fault(reply.host, reply.problem, reply.fix) for reply in exc.refused]
-            exc.facts = facts([_row(fault) for fault in on_fleet(faults, settings)])
+            exc.facts = facts([_row(fault) for fault in named(faults)])
         raise
     except PreflightError as exc:
         works = preparing.each_at_work(settings.state_dir, exc.unconfigured(), but=run_id)
         exc.configured_by({host: work.fix for host, work in works.items()})
-        rows = [_row(fault) for fault in on_fleet(exc.faults, settings)]
+        rows = [_row(fault) for fault in named(exc.faults)]
         exc.facts = facts(rows)
         if not as_json:
             output.table(once_each(rows), ("worker", "problem", "fix"))
@@ -52,10 +52,10 @@ def told(
         raise
 
 
-def of_silent(replies: Iterable[Reply], settings: Settings) -> list[dict[str, str]]:
+def of_silent(replies: Iterable[Reply]) -> list[dict[str, str]]:
     """Given the answers of workers that could not say, return for --json what is wrong with each."""
     found = (Fault(reply.host, reply.problem, reply.fix) for reply in replies)
-    return [_row(fault) for fault in on_fleet(found, settings)]
+    return [_row(fault) for fault in named(found)]
 
 
 def _row(fault: Fault) -> dict[str, str]:
@@ -63,13 +63,11 @@ def _row(fault: Fault) -> dict[str, str]:
     return {"worker": fault.worker, "problem": fault.problem, "fix": fix}
 
 
-def on_fleet(faults: Iterable[Fault], settings: Settings) -> tuple[Fault, ...]:
-    """Return faults whose commands are on a fleet."""
-
-    def named(text: str) -> str:
-        return commands.on_fleet(text, settings.command)
-
-    return tuple(replace(fault, problem=named(fault.problem), fix=named(fault.fix)) for fault in faults)
+def named(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Return faults in which commands name the fleet."""
+    return tuple(
+        replace(fault, problem=output.on_fleet(fault.problem), fix=output.on_fleet(fault.fix)) for fault in faults
+    )
 
 
 def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ import contextlib
 import shlex
 from collections.abc import Callable, Sequence
 
-from tpu_ops.cli import commands, output, runs_output
+from tpu_ops.cli import output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
@@ -161,7 +161,7 @@ async def _later(settings: Settings, run_id: str, seen: int) -> view.Fleet | Non
         kept = _kept(settings, run_id)
         if kept and kept.pending and not said:
             what = recovery.under_way(settings.state_dir, run_id)
-            output.info(f"{commands.on_fleet(what, settings.command)}; waiting for that")
+            output.info(f"{what}; waiting for that")
             said = bool(what)
         elif kept and not kept.pending and kept.attempt > seen:
             fleet = await in_thread(lambda: view.current(settings))

@@ -31,7 +31,6 @@ def to_its_end(
     left: Callable[[], None],
     stopped: Callable[[Sequence[Outcome]], None] = lambda _: None,
     *,
-    command: Callable[[str], str],
     as_json: bool,
 ) -> int:
     """Do as `followed`, for a run that nobody starts again: an error of this machine does not end it, and that is said.
@@ -40,7 +39,7 @@ def to_its_end(
         OpsError, OSError: It cannot be followed.
     """
     try:
-        return asyncio.run(followed(work, running, left, stopped, command=command, as_json=as_json))
+        return asyncio.run(followed(work, running, left, stopped, as_json=as_json))
     except BrokenPipeError:
         # Whoever read the lines has gone, as `head` does.
         if running() is None:
@@ -64,7 +63,6 @@ async def followed(
     left: Callable[[], None],
     stopped: Callable[[Sequence[Outcome]], None] = lambda _: None,
     *,
-    command: Callable[[str], str],
     as_json: bool,
 ) -> int:
     """Do the work and return its exit code. Ctrl-C, SIGTERM or SIGHUP ends the work, and not the run.
@@ -74,7 +72,6 @@ async def followed(
         running: Returns the run once it is on, and how to reach its workers.
         left: Called after the first Ctrl-C, to say what goes on and how to get at it.
         stopped: Called with how its ranks have ended when a second one has stopped the run and nothing of it is left.
-        command: `Settings.command` of the fleet.
         as_json: Whether the outcome of a stop is printed as JSON.
     """
     task = asyncio.ensure_future(work)
@@ -113,7 +110,7 @@ async def followed(
         # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
         while not pressed.empty():
             pressed.get_nowait()
-        if outcomes := await _stop(*run, pressed, command=command, as_json=as_json):
+        if outcomes := await _stop(*run, pressed, as_json=as_json):
             stopped(outcomes)
     return ExitCode.INTERRUPTED
 
@@ -128,9 +125,7 @@ async def _end_of(task: asyncio.Future[int]) -> None:
         raise
 
 
-async def _stop(
-    fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, command: Callable[[str], str], as_json: bool
-) -> Sequence[Outcome]:
+async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> Sequence[Outcome]:
     """Stop the run, report its outcome and return it where nothing is left; one more Ctrl-C is not to wait for that."""
     stopping = asyncio.ensure_future(stop.end(fanout, run))
     given_up = asyncio.ensure_future(pressed.get())
@@ -142,13 +137,13 @@ async def _stop(
                 if as_json:
                     output.as_json(runs_output.summary(run.run_id, stopped.outcomes))
                 else:
-                    stop.report([(run, stopped)], command, as_json=False)
+                    stop.report([(run, stopped)], as_json=False)
             except BrokenPipeError:
                 # Ctrl-C ends whatever reads the lines as well; the run was stopped all the same.
                 output.give_up()
             return stopped.outcomes if stop.exit_code(stopped.outcomes) == ExitCode.OK else ()
         output.info(f"no longer waiting for the end of run {run.run_id}")
-        output.info(f"  to make sure that every worker was told: {command('stop')} {run.run_id}")
+        output.info(f"  to make sure that every worker was told: `tpu_ops stop {run.run_id}`")
         return ()
     finally:
         stopping.cancel()

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
-        output.info(f"changed since the last refresh: `{settings.command('refresh')}` shows what")
+        output.info("changed since the last refresh: `tpu_ops refresh` shows what")
     return ExitCode.OK
 
 
@@ -91,7 +91,7 @@ def _nothing(fleet: Fleet) -> str:
         return "no node is known, but not all could be listed: see the warnings"
     if fleet.source:
         return "the published snapshot has no nodes; ask its publisher"
-    return f"no node exists; `{fleet.settings.command('create')}` creates one"
+    return "no node exists; `tpu_ops create` creates one"
 
 
 class Wanted:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import asked, commands, following, options, output, runs_output
+from tpu_ops.cli import asked, following, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, copies, fetch, nodes, records, recovery
@@ -79,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.follow:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
-        runs_output.failure(outcomes, shown, fleet.settings.command)
+        runs_output.failure(outcomes, shown)
         kept = recovery.is_kept(fleet.settings.state_dir, run_.run_id)
-        command, states = fleet.settings.command, lambda: nodes.states(fleet)
-        runs_output.say_state(run_.run_id, outcomes, command, kept=kept, states=states)
+        runs_output.say_state(run_.run_id, outcomes, kept=kept, states=lambda: nodes.states(fleet))
     # What was to be copied is not there, however the run is known to have ended.
     return runs_output.exit_code_at_end(outcomes) or (ExitCode.UNREACHABLE if args.fetch and lost else ExitCode.OK)
 
@@ -140,12 +139,12 @@ def _say_whose(run_: control.RunRef, copied: copies.Kept, what: str) -> None:
 
 def _say_of_copies(fleet: view.Fleet, run_id: str) -> None:
     """Say where copies of a run's logs are on this machine, and who recovers it."""
-    state_dir, command = fleet.settings.state_dir, fleet.settings.command
+    state_dir = fleet.settings.state_dir
     place = recovery.folder(state_dir, run_id)
     if any(place.glob("attempt-*")):
         output.info(f"copies of its logs, attempt by attempt: {place}")
     if note := recovery.note_of(state_dir, run_id):
-        output.info(commands.on_fleet(note, command))
+        output.info(note)
 
 
 def moment(text: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import functools
 import importlib
 import itertools
 import os
@@ -18,7 +17,7 @@ from typing import NoReturn
 
 from tpu_ops import __version__, config
 from tpu_ops.cli import output
-from tpu_ops.cli.commands import COMMANDS, name_fleet
+from tpu_ops.cli.commands import COMMANDS
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
 #: Options that ask for help.
@@ -129,26 +128,18 @@ def _without_target(name: str, words: Sequence[str], program: str) -> UsageError
 
 
 def _run(module: ModuleType, args: argparse.Namespace) -> int:
-    """Run a command; the commands that its error tells of are on the same fleet.
+    """Run a command; messages name other commands on the same fleet."""
+    if hasattr(args, "fleet"):
+        output.name_fleet(lambda: _fleet_option(args.fleet))
+    return int(module.run(args))
 
-    Raises:
-        OpsError: It failed.
-    """
+
+def _fleet_option(fleet: str | None) -> str:
+    """Given `--fleet`, return the option that names the fleet; empty if none is needed or no fleet is found."""
     try:
-        return int(module.run(args))
-    except OpsError as failure:
-        if hasattr(args, "fleet"):
-            _name_fleet(failure, args.fleet)
-        raise
-
-
-def _name_fleet(failure: OpsError, fleet: str | None) -> None:
-    try:
-        file = config.find_file(fleet, os.environ, config.here())
+        return config.fleet_option(config.find_file(fleet, os.environ, config.here()))
     except (OpsError, OSError):
-        return
-    command = functools.partial(config.command_on, file, named=config.must_be_named(file))
-    name_fleet(failure, command)
+        return ""
 
 
 def _refuse_empty(words: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -181,7 +172,7 @@ def _tell_program(failure: OpsError, words: Sequence[str]) -> None:
     if "--json" in front and not output.has_result():
         # That it cannot be written is no reason to fail once more.
         with output.read_or_not(), contextlib.suppress(OpsError):
-            output.as_json(failure.to_json())
+            output.error_as_json(failure)
 
 
 def _failed(failure: OpsError, words: Sequence[str]) -> int:

@@ -4,35 +4,57 @@ Text of others gets into what is said (names, what a server answered, what ssh p
 one line without orders for a terminal here, and nowhere else needs to; what a program printed, and text that another
 program reads, passes as it is by functions of its own. The output of programs is bytes, and becomes text on a terminal
 only.
+
+Messages name commands as they are typed without a fleet, in backticks. Here they get the option `--fleet` if the fleet
+has to be named.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from tpu_ops import texts
+from tpu_ops.cli.commands import COMMANDS, WITHOUT_FLEET
 from tpu_ops.errors import OpsError, printable
 
 #: Whether this command has written of its result.
 _written: list[bool] = []
 #: Of the line that was written last and is not finished: whether it is on standard error, and its lead.
 _unfinished: list[tuple[bool, str]] = []
+#: Returns the option that names the fleet; empty until the fleet is known.
+_fleet: list[Callable[[], str]] = []
 
 
 def begin() -> None:
     """Begin the output of a command: both outputs take any text, and what their encoding lacks is escaped."""
     _written.clear()
     _unfinished.clear()
+    _fleet.clear()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def name_fleet(option: Callable[[], str]) -> None:
+    """Set what returns the option that names the fleet in commands; it is called at most once, when it is needed."""
+    _fleet[:] = [functools.cache(option)]
+
+
+def on_fleet(text: str) -> str:
+    """Return a text in which commands name the fleet: those in backticks, and one that the text begins with.
+
+    Messages need no call: `info`, `warning` and `error` print them so. A result does.
+    """
+    bare = text.startswith("tpu_ops ") and text.split()[1] in COMMANDS
+    return texts.on_fleet(text, _fleet[0], bare=bare, without=WITHOUT_FLEET) if _fleet else text
 
 
 def give_up() -> None:
@@ -183,7 +205,7 @@ def clear() -> None:
 
 def info(text: str) -> None:
     """Say what is going on, in one line."""
-    _say(printable(text) + "\n")
+    _say(printable(on_fleet(text)) + "\n")
 
 
 def warning(text: str) -> None:
@@ -197,7 +219,7 @@ def error(failure: OpsError) -> None:
     if failure.where:
         info(f"  at:  {failure.where}")
     if failure.fix:
-        info(f"  fix: {failure.fix}")
+        info(f"  fix: {on_fleet(failure.fix)}")
 
 
 def at(moment: float) -> str:
@@ -208,6 +230,12 @@ def at(moment: float) -> str:
 def as_json(value: Any) -> None:
     """Print a result as JSON."""
     _result(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def error_as_json(failure: OpsError) -> None:
+    """Print an error as the result of a command that was to print JSON."""
+    told = failure.to_json()
+    as_json(told | {"error": told["error"] | {"problem": on_fleet(failure.what), "fix": on_fleet(failure.fix)}})
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:

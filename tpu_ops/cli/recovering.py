@@ -74,7 +74,7 @@ class Recovering:
             kept,
             run,
             uses or Services(settings, kept.run_id, said),
-            Printer(settings, args),
+            Printer(args),
             follow=self._follow,
             begun=begun,
         )
@@ -83,6 +83,11 @@ class Recovering:
     def kept(self) -> Recovery:
         """What is kept of the run."""
         return self.driver.kept
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the recovery for --json, besides the ranks of the run."""
+        found = self.driver.facts()
+        return found | {"events": [event | {"what": output.on_fleet(event["what"])} for event in found["events"]]}
 
     def tell_requested(self) -> None:
         """Name what was requested from the API and no attempt uses: it is or will be billed without this command."""
@@ -126,8 +131,8 @@ class Recovering:
         return self._finish(self.driver.outcomes or ()) if isinstance(step, Finish) else code
 
     def _follow(self, work: Coroutine[Any, Any, int]) -> int:
-        how: dict[str, Any] = {"command": self._settings.command, "as_json": self._args.json}
-        return asyncio.run(leaving.followed(work, lambda: self.driver.on, self.left, self._never_again, **how))
+        followed = leaving.followed(work, lambda: self.driver.on, self.left, self._never_again, as_json=self._args.json)
+        return asyncio.run(followed)
 
     def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:
         state = runs_output.run_state(outcomes) if outcomes else STOPPED
@@ -142,7 +147,7 @@ class Recovering:
         else:
             output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be running")
         if self._args.json:
-            output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self.driver.facts()})
+            output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self.facts()})
         return ExitCode.FAILED
 
     def left(self) -> None:
@@ -157,10 +162,10 @@ class Recovering:
             how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} running"
         output.info(f"{how}; nothing will {'restart' if self.kept.attempt else 'start'} it")
         _, stop = advice.reaching(self.kept.run_id)
-        runs_output.steps([stop, advice.resuming(self.kept.run_id)], self._settings.command)
+        runs_output.steps([stop, advice.resuming(self.kept.run_id)])
 
     def _hint(self) -> None:
-        runs_output.steps([advice.resuming(self.kept.run_id)], self._settings.command)
+        runs_output.steps([advice.resuming(self.kept.run_id)])
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
@@ -172,6 +177,5 @@ class Recovering:
             runs_output.ranks(self._args.rank, len(outcomes)),
             as_json=self._args.json,
             of_rank=self._args.exit_code == "rank",
-            command=self._settings.command,
-            more=self.driver.facts(),
+            more=self.facts(),
         )

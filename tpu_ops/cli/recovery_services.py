@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tpu_ops.cli import commands, configure, faults, options, output, projects, runs_output, who
+from tpu_ops.cli import configure, faults, options, output, projects, runs_output, who
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.pending import Requests
@@ -100,12 +100,11 @@ class Printer:
     """The terminal of a command that recovers a run.
 
     Args:
-        settings: Of the fleet.
         args: ``rank`` and ``json`` of the command line.
     """
 
-    def __init__(self, settings: Settings, args: argparse.Namespace) -> None:
-        self._command, self._args = settings.command, args
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
 
     def info(self, text: str) -> None:
         """Print a message."""
@@ -114,10 +113,6 @@ class Printer:
     def warning(self, text: str) -> None:
         """Print a warning."""
         output.warning(text)
-
-    def on_fleet(self, text: str) -> str:
-        """Return a text in which commands name the fleet."""
-        return commands.on_fleet(text, self._command)
 
     def overriding(self) -> Callable[[Fault], None]:
         """Return what warns of a fault that --force overrides."""

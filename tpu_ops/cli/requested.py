@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tpu_ops.cli import commands, options, output, who
+from tpu_ops.cli import options, output, who
 from tpu_ops.cloud import pending
 from tpu_ops.cloud.node import SERVING_STATES
 from tpu_ops.cloud.pending import CREATE, START, Request
@@ -27,7 +27,7 @@ def kept(settings: Settings, run_id: str) -> list[Request]:
     try:
         return pending.read(recovery.requests_file(settings.state_dir, run_id))
     except OpsError as exc:
-        output.warning(commands.on_fleet(f"run {run_id}: {exc}", settings.command))
+        output.warning(f"run {run_id}: {exc}")
         return []
 
 
@@ -45,7 +45,7 @@ def tell(settings: Settings, run_id: str, found: Iterable[Request]) -> None:
         asked, ends = ("the start of ", "stops") if request.kind == START else ("", "deletes")
         text = f"its recovery requested {asked}{request.in_words} at {output.at(request.since)}"
         text = f"run {run_id}: {text}; {_cost(request)}; `{removal(run_id, request)}` {ends} it"
-        output.info(commands.on_fleet(text, settings.command))
+        output.info(text)
 
 
 def _cost(request: Request) -> str:
@@ -134,7 +134,7 @@ def settle(
         problem = exc
         tell(settings, run_id, left.values())
     if problem and not deleting:
-        output.warning(commands.on_fleet(f"run {run_id}: {problem}", settings.command))
+        output.warning(f"run {run_id}: {problem}")
         problem = None
     return _facts(run_id, done, deleted=True) + _facts(run_id, book.all), problem
 

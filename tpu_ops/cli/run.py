@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output
+from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.protocol import wire
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         command = ["/bin/sh", "-c", " ".join(command)]
     if (size := len(os.fsencode(envelope.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
         what = f"the command is {size - _LONGEST} bytes longer than a worker accepts"
-        raise UsageError(what, where="after `--`", fix="copy what is long as a file (tpu_ops sync)")
+        raise UsageError(what, where="after `--`", fix="copy what is long as a file (`tpu_ops sync`)")
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"interrupted: where the command has started it continues, for {args.timeout:g} s at most")
         return ExitCode.INTERRUPTED
     results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
-    results = [one._replace(problem=commands.on_fleet(one.problem, fleet.settings.command)) for one in results]
+    results = [one._replace(problem=output.on_fleet(one.problem)) for one in results]
     if args.json:
         with output.read_or_not():
             output.as_json([row(result) for result in results])
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if refused := [one.problem for one in results if not one.reached and openssh.refused(one.problem)]:
         output.info(f"  fix: {contact.login_hint(fleet.settings, ' '.join(refused))}")
     if away:
-        output.info(f"  fix: {commands.on_fleet(contact.way_back(fleet, away), fleet.settings.command)}")
+        output.info(f"  fix: {contact.way_back(fleet, away)}")
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 
@@ -108,7 +108,7 @@ def words(command: Sequence[str], example: str) -> list[str]:
         UsageError: There is none.
     """
     if not command or not command[0]:
-        raise UsageError("no command given", where="after `--`", fix=f"write it there, as in: {example}")
+        raise UsageError("no command given", where="after `--`", fix=f"write it there, as in: `{example}`")
     return list(command)
 
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, preparing, requested, runs_output
+from tpu_ops.cli import options, output, preparing, requested, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
@@ -49,9 +49,9 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
         output.table(rows, ("run", "person", "workers", "state", "started"))
         for row in rows:
             if row["state"] == advice.RECOVERING:
-                output.info(commands.on_fleet(advice.recovery(found[row["run"]]), settings.command))
+                output.info(advice.recovery(found[row["run"]]))
     elif not problem:
-        output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
+        output.info("no run is active, and this machine remembers none; `tpu_ops train` starts one")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
         requested.tell(settings, path.parent.name, requested.kept(settings, path.parent.name))
     for text in seen.damaged:

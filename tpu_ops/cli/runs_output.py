@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import commands, output
+from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs import advice, holders
 from tpu_ops.runs.holders import Holder
@@ -253,7 +253,6 @@ def finish(
     *,
     as_json: bool,
     of_rank: bool,
-    command: Callable[[str], str],
     more: Mapping[str, Any] | None = None,
     kept: bool = False,
     states: Callable[[], Mapping[str, str]] = dict,
@@ -266,7 +265,6 @@ def finish(
         shown: Ranks whose lines were shown.
         as_json: Whether the result is JSON.
         of_rank: As of `exit_code`.
-        command: As of `config.Settings`.
         more: What else is in the JSON.
         kept: As of `say_state`.
         states: The same.
@@ -276,16 +274,16 @@ def finish(
         with output.read_or_not():
             output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
-        leftovers(outcomes, command)
+        leftovers(outcomes)
         output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
         _say_reasons(outcomes)
         return ExitCode.OK
     if not as_json:
         with output.read_or_not():
             table(outcomes)
-    failure(outcomes, shown, command)
+    failure(outcomes, shown)
     # Whoever recovers it, with more to tell, has had that.
-    say_state(run_id, outcomes, command, kept=kept or more is not None, states=states)
+    say_state(run_id, outcomes, kept=kept or more is not None, states=states)
     return exit_code_at_end(outcomes, of_rank=of_rank)
 
 
@@ -302,7 +300,6 @@ def _say_reasons(outcomes: Sequence[Outcome]) -> None:
 def say_state(
     run_id: str,
     outcomes: Sequence[Outcome],
-    command: Callable[[str], str],
     *,
     kept: bool = False,
     states: Callable[[], Mapping[str, str]] = dict,
@@ -312,35 +309,34 @@ def say_state(
     Args:
         run_id: The run.
         outcomes: How its ranks are.
-        command: As of `config.Settings`.
         kept: Whether it is recovered here, or could be: `recovery.note_of` tells how to go on then.
         states: Returns the states of nodes, as of `advice.again`.
     """
     state = run_state(outcomes)
     output.info(f"run {run_id}: {state}")
     if state in UNKNOWN:
-        output.info(f"  nodes:  {command('list')}")
-        hints(run_id, command)
+        output.info(f"  nodes:  {output.on_fleet('tpu_ops list')}")
+        hints(run_id)
     if not kept:
-        steps(advice.again(outcomes, states), command)
+        steps(advice.again(outcomes, states))
 
 
-def hints(run_id: str, command: Callable[[str], str]) -> None:
+def hints(run_id: str) -> None:
     """Say how to get at a run that may be on, and how to end it."""
-    steps(advice.reaching(run_id), command)
+    steps(advice.reaching(run_id))
 
 
-def steps(found: Sequence[advice.Step], command: Callable[[str], str]) -> None:
-    """Say what to do, a line for each step; ``command`` is as of `commands.on_fleet`."""
+def steps(found: Sequence[advice.Step]) -> None:
+    """Say what to do, a line for each step."""
     width = max([7, *(len(step.what) + 1 for step in found)])
     for step in found:
-        output.info(f"  {step.what + ':' if step.what else '':<{width}} {commands.on_fleet(step.how, command)}")
+        output.info(f"  {step.what + ':' if step.what else '':<{width}} {output.on_fleet(step.how)}")
 
 
-def failure(outcomes: Sequence[Outcome], shown: Sequence[int], command: Callable[[str], str]) -> None:
+def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     """Say of a run that has just ended which rank failed first, as `failed_first` does, and what is left."""
     failed_first(outcomes, shown)
-    leftovers(outcomes, command)
+    leftovers(outcomes)
 
 
 def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | None:
@@ -389,7 +385,7 @@ def left_behind(outcomes: Sequence[Outcome]) -> None:
         output.warning(f"{hosts}: processes that were left behind are ended there too; `status RUN --json` names them")
 
 
-def leftovers(outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
+def leftovers(outcomes: Sequence[Outcome]) -> None:
     """Warn of what a run has left.
 
     These are processes that were ended behind its commands, or could not be ended, chips that are still held, and
@@ -405,10 +401,10 @@ def leftovers(outcomes: Sequence[Outcome], command: Callable[[str], str]) -> Non
         held += holders.held_after(outcome)
         for text in holders.kept_lockfiles(record.get("chips") or {}):
             output.warning(f"{outcome.host}: {text}")
-    still_held(held, command)
+    still_held(held)
 
 
-def still_held(held: Sequence[Holder], command: Callable[[str], str]) -> None:
+def still_held(held: Sequence[Holder]) -> None:
     """Warn of processes that hold chips after the end of a run which they have outlived, and say what to do."""
     for holder in held:
         who = f"pid {holder.pid} of {holder.user}: {holder.command}"
@@ -416,5 +412,5 @@ def still_held(held: Sequence[Holder], command: Callable[[str], str]) -> None:
     if held:
         target = texts.target(list(dict.fromkeys(holder.host for holder in held)))
         people = ", ".join(sorted({holder.user for holder in held}))
-        ends = f"`{command('unlock')} {target}` ends what is yours, else ask {people}"
-        output.info(f"  fix: {ends}; `{command('who')} {target}` shows who holds them")
+        ends = f"`tpu_ops unlock {target}` ends what is yours, else ask {people}"
+        output.info(f"  fix: {ends}; `tpu_ops who {target}` shows who holds them")

@@ -90,7 +90,7 @@ def _asked(settings: Settings) -> Fleet:
         raise UsageError(
             f"this fleet is itself read from a published snapshot, {sources.shown(source)}",
             where="--publish",
-            fix="with credentials, ask the API again: tpu_ops refresh --from api; or pass on what is known: --cached",
+            fix="with credentials, ask the API again: `tpu_ops refresh --from api`; or pass on what is known: --cached",
         )
     fleet, _ = view.refresh(settings)
     for text in fleet.warnings:

@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.as_it_is(str(fragment))
         output.info(f"once: ssh -F {shlex.quote(str(fragment))} HOST")
-        install = f"{settings.command('ssh-config')} --install"
-        output.info(f"always: `{install}` puts this line at the top of your ssh config:")
+        output.info("always: `tpu_ops ssh-config --install` puts this line at the top of your ssh config:")
         output.info(f"  {os.fsdecode(include.line_of(fragment))}")
     return ExitCode.OK
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tpu_ops import config
-from tpu_ops.cli import commands, options, output, requested, runs, runs_output
+from tpu_ops.cli import options, output, requested, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
@@ -48,13 +48,12 @@ def run(args: argparse.Namespace) -> int:
     every = [outcome for _, outcomes in seen for outcome in outcomes]
     if any(map(holders.held_after, every)):
         held = asyncio.run(holders.still_held(contact.fanout(fleet), every))
-        runs_output.still_held(held, fleet.settings.command)
+        runs_output.still_held(held)
     of_rank = args.exit_code == "rank"
     code = runs_output.worst(runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen)
     if problem and code in {ExitCode.OK, ExitCode.UNREACHABLE}:
         raise problem
     if problem:
-        commands.name_fleet(problem, fleet.settings.command)
         output.error(problem)
     return code
 
@@ -76,12 +75,13 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     if (rank := runs_output.failed_first(outcomes, ())) is not None:
         failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
         if failed and failed.record and failed.state != "refused":
-            output.info(f"  output: {settings.command('logs')} {run_.run_id} --rank {rank}")
+            shows = f"tpu_ops logs {run_.run_id} --rank {rank}"
+            output.info(f"  output: {output.on_fleet(shows)}")
     requested.tell(settings, run_.run_id, requested.kept(settings, run_.run_id))
     if note := advice.recovery(found):
-        output.info(commands.on_fleet(note, settings.command))
+        output.info(note)
     else:
-        runs_output.steps(advice.again(outcomes, lambda: nodes.states(fleet)), settings.command)
+        runs_output.steps(advice.again(outcomes, lambda: nodes.states(fleet)))
 
 
 async def _ask(

@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, requested, runs_output
+from tpu_ops.cli import options, output, requested, runs_output
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         ended, problem = [], None
     if not args.json and (ended or not problem):
-        report(ended, settings.command, as_json=False)
+        report(ended, as_json=False)
     if not ended and not problem and not args.json and not only:
         output.info(f"no run is active on {args.run}")
     left: dict[str, list[dict[str, Any]]] = {}
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         left[run_id], failure = requested.settle(settings, run_id, delete=args.delete_requested, ask=ask)
         problem = problem or failure
     if args.json and (ended or not problem):
-        report(ended, settings.command, as_json=True, left=left)
+        report(ended, as_json=True, left=left)
     if problem:
         raise problem
     return exit_code([outcome for _, stopped in ended for outcome in stopped.outcomes])
@@ -149,7 +149,7 @@ async def _end_of_all(
                 output.info(f"run {run_.run_id}: its recovery is over; it will not be started again")
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
-        why = commands.on_fleet(str(deaf), fleet.settings.command)
+        why = str(deaf)
         output.warning(f"run {run_.run_id}: {why}; its workers were told to stop anyway")
     if not deaf or not stopped.already:
         return stopped, None
@@ -240,7 +240,6 @@ async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: 
 
 def report(
     ended: Sequence[tuple[control.RunRef, control.Stopped]],
-    command: Callable[[str], str],
     *,
     as_json: bool,
     left: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
@@ -249,7 +248,6 @@ def report(
 
     Args:
         ended: The runs.
-        command: `Settings.command` of the fleet.
         as_json: Whether as JSON.
         left: What `requested.settle` returned for each run, which may be one of which nothing else is known.
     """
@@ -265,7 +263,7 @@ def report(
             output.info(f"run {run_.run_id}{_how(stopped)}")
             with output.read_or_not():
                 runs_output.table(stopped.outcomes)
-        runs_output.leftovers(stopped.outcomes, command)
+        runs_output.leftovers(stopped.outcomes)
 
 
 def _how(stopped: control.Stopped) -> str:

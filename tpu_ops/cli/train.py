@@ -15,7 +15,6 @@ from typing import Any
 from tpu_ops import config, files, texts
 from tpu_ops.cli import (
     asked,
-    commands,
     configure,
     faults,
     leaving,
@@ -159,8 +158,7 @@ def run(args: argparse.Namespace) -> int:
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
-        named = fleet.settings.command
-        return leaving.to_its_end(job.run(), job.running, job.left, job.stopped, command=named, as_json=args.json)
+        return leaving.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
 
 
 def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:
@@ -237,12 +235,11 @@ class _Job:
         except (HostError, UsageError) as exc:
             if not self.args.force:
                 raise
-            why = commands.on_fleet(str(exc), self.fleet.settings.command)
-            output.warning(f"{why}; recovery will end if a node has to be recreated")
+            output.warning(f"{exc}; recovery will end if a node has to be recreated")
 
     def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks; nothing of another one."""
-        return self.guard.driver.facts() if self.guard else {}
+        return self.guard.facts() if self.guard else {}
 
     def bring(self) -> None:
         """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
@@ -304,7 +301,6 @@ class _Job:
             self.shown,
             as_json=self.args.json,
             of_rank=of_rank,
-            command=self.fleet.settings.command,
             states=lambda: nodes.states(self.fleet),
         )
 
@@ -413,7 +409,7 @@ class _Job:
         return ExitCode.OK
 
     def _hints(self) -> None:
-        runs_output.hints(self.spec.run_id, self.fleet.settings.command)
+        runs_output.hints(self.spec.run_id)
 
     def running(self) -> tuple[Fanout, control.RunRef] | None:
         """Return the run once it was started, and how its workers are reached."""

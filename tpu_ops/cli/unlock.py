@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, faults, options, output, stop, who
+from tpu_ops.cli import faults, options, output, stop, who
 from tpu_ops.cloud.node import Worker
-from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
@@ -74,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
     ended, unlocked = asyncio.run(_free(fleet, answered, doomed, runs, args))
     if args.json:
         stopped = [run_.run_id for run_, end in ended if not _left(end)]
-        silent = faults.of_silent(seen.silent, fleet.settings)
+        silent = faults.of_silent(seen.silent)
         output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked], "faults": silent})
     _show_runs(ended)
     kept = [holder for holder in seen.holders if holder.run and holder not in doomed]
     if not args.json:
-        _show(unlocked, fleet.settings, kept)
+        _show(unlocked, kept)
     own = fleet.settings.user
     if problem := control.Found([], seen.silent).problem():
         raise problem
@@ -142,7 +141,7 @@ def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:
             output.info(f"run {run_.run_id} {how} on {texts.folded(run_.hosts)}")
 
 
-def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holder]) -> None:
+def _show(unlocked: Sequence[Unlocked], kept: Sequence[Holder]) -> None:
     for result in unlocked:
         for holder in result.ended:
             output.info(f"{result.host}: ended pid {holder.pid} of {holder.user}: {holder.command}")
@@ -153,8 +152,8 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holde
     problems: dict[str, list[str]] = {}
     for result in unlocked:
         if result.problem:
-            said = f"{result.problem}; {result.fix}" if result.fix else result.problem
-            problems.setdefault(commands.on_fleet(said, settings.command), []).append(result.host)
+            said = f"{result.problem}; {output.on_fleet(result.fix)}" if result.fix else result.problem
+            problems.setdefault(said, []).append(result.host)
     for said, hosts in problems.items():
         output.warning(f"{texts.folded(hosts)}: {said}")
     # A run's lockfile is its own.

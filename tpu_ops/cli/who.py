@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, faults, options, output, preparing, runs_output
+from tpu_ops.cli import faults, options, output, preparing, runs_output
 from tpu_ops.cloud.node import SERVING_STATES
-from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.view import Fleet
@@ -54,20 +53,20 @@ def run(args: argparse.Namespace) -> int:
     hosts = [worker.host for worker in workers]
     if args.watch:
         try:
-            asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch, settings))
+            asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch))
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
     seen = look(fleet, hosts)
     problem = preparing.problem_of(seen.silent, settings.state_dir)
     if args.json and (seen.chips or not problem):
         found = {"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)}
-        output.as_json(found | {"faults": faults.of_silent(seen.silent, settings)})
+        output.as_json(found | {"faults": faults.of_silent(seen.silent)})
     elif seen.holders and not args.json:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
     if not hosts and not args.json:
-        output.info(f"no worker is READY: `{settings.command('list')}` shows the nodes")
+        output.info("no worker is READY: `tpu_ops list` shows the nodes")
     if problem:
         raise problem
     return ExitCode.OK
@@ -111,7 +110,7 @@ def _free(seen: holders.Seen) -> list[str]:
     return [host for host in seen.chips if host not in held]
 
 
-async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: Settings) -> None:
+async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
     """Show who holds what, in the place of what was shown before, until it is cancelled."""
     while True:
         seen = await holders.look(fanout, hosts, limit=PATIENCE)
@@ -122,7 +121,7 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: S
         if free := _free(seen):
             output.line(f"free: {texts.folded(free)}")
         for reply in seen.silent:
-            output.line(f"silent: {reply.host}: {commands.on_fleet(reply.problem, settings.command)}")
+            output.line(f"silent: {reply.host}: {output.on_fleet(reply.problem)}")
         await asyncio.sleep(every)
 
 

@@ -77,7 +77,7 @@ def read(path: Path) -> list[Request]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as exc:
-        fix = "look for nodes that nobody uses (tpu_ops list), then remove this file"
+        fix = "look for nodes that nobody uses (`tpu_ops list`), then remove this file"
         raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
 
 

@@ -4,7 +4,7 @@ The inventory plugin and the command line read the same file. The environment wi
 use another endpoint or project without editing it. Every error names the file and key, or the variable, that caused it.
 """
 
-from tpu_ops.config.find import find_file, here, load, load_file, must_be_named, nearest_file, read_file
+from tpu_ops.config.find import find_file, fleet_option, here, load, load_file, nearest_file, read_file
 from tpu_ops.config.read import PRIVATE_KEYS, check_project, check_zone, from_data
 from tpu_ops.config.settings import (
     FLEET_FILE,
@@ -16,7 +16,6 @@ from tpu_ops.config.settings import (
     STATES,
     Filters,
     Settings,
-    command_on,
     folder_of,
 )
 
@@ -33,14 +32,13 @@ __all__ = [
     "Settings",
     "check_project",
     "check_zone",
-    "command_on",
     "find_file",
+    "fleet_option",
     "folder_of",
     "here",
     "from_data",
     "load",
     "load_file",
-    "must_be_named",
     "nearest_file",
     "read_file",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import files
 from tpu_ops.config.read import from_data
-from tpu_ops.config.settings import FLEET_FILE, Settings
+from tpu_ops.config.settings import FLEET_FILE, Settings, folder_of
 from tpu_ops.errors import OpsError, UsageError
 
 #: Endings of the names of fleets' files, also for the inventory plugin.
@@ -39,8 +40,7 @@ def load_file(file: Path) -> Settings:
         UsageError: The file cannot be read, or its settings are wrong; the text names file and key.
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
-    settings = from_data(read_file(file), file, os.environ)
-    return settings._replace(named=must_be_named(file))
+    return from_data(read_file(file), file, os.environ)
 
 
 def here() -> Path:
@@ -51,12 +51,13 @@ def here() -> Path:
         return Path("/")
 
 
-def must_be_named(file: Path) -> bool:
-    """Return whether commands in the working directory need `--fleet` to use the fleet of this file."""
+def fleet_option(file: Path) -> str:
+    """Return ``--fleet DIR`` for the fleet of this file; empty if a command given here is on it without the option."""
+    option = f"--fleet {shlex.quote(str(folder_of(file)))}"
     try:
-        return find_file(None, os.environ, here()) != file
+        return "" if find_file(None, os.environ, here()) == file else option
     except (OpsError, OSError):
-        return True
+        return option
 
 
 def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:

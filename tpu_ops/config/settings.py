@@ -1,6 +1,5 @@
 """The settings of a fleet, and the keys that its file may contain."""
 
-import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -138,7 +137,6 @@ class Settings(NamedTuple):
         iap: Whether they are reached through Identity-Aware Proxy instead, by gcloud.
         forward_agent: Whether the written ssh config forwards the user's ssh agent.
         learn_host_keys: Whether the inventory plugin learns the host keys of new nodes.
-        named: Whether commands in the working directory need `--fleet` to use this fleet.
         login: Digest of a login (user, key, jump) that the shell sets and that differs from the file's. This login has
             its own ssh files. Empty without one.
         shared: The settings with the file's login, which other shells use; None if ``login`` is empty.
@@ -165,21 +163,11 @@ class Settings(NamedTuple):
     iap: bool = False
     forward_agent: bool = False
     learn_host_keys: bool = True
-    named: bool = False
     login: str = ""
     # The type is Settings | None, which `typing` would evaluate.
     shared: Any = None
-
-    def command(self, name: str) -> str:
-        """Return a command on this fleet, as in ``tpu_ops refresh``, which can be given where this one was."""
-        return command_on(self.file, name, named=self.named)
 
 
 def folder_of(file: Path) -> Path:
     """Return how a fleet is named, given its file: by its directory, or by a file that is called otherwise."""
     return file.parents[1] if file.parts[-2:] == FLEET_FILE.parts else file
-
-
-def command_on(file: Path, name: str, *, named: bool) -> str:
-    """Return the same, given the fleet's file, and whether it or its directory is to be named."""
-    return f"tpu_ops {name} --fleet {shlex.quote(str(folder_of(file)))}" if named else f"tpu_ops {name}"

@@ -199,9 +199,8 @@ def way_back(fleet: Fleet, away: Collection[str]) -> str:
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
     """Return the fix for each serving worker whose host key, or whose jump's, is unknown."""
     settings, keys = fleet.settings, host_keys.keys_of(fleet.settings)
-    refresh = settings.command("refresh")
     found = {
-        worker.host: host_keys.to_trust(worker, refresh)
+        worker.host: host_keys.to_trust(worker)
         for worker in selection.reached(settings, fleet.listed)
         if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys
     }

@@ -74,7 +74,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
             "no project is set, and the API needs one",
             where=f"{settings.file}, key 'projects'",
             fix="list your Google Cloud project ids there, or set TPU_OPS_PROJECT; without cloud credentials, read a "
-            f"published snapshot: `{settings.command('refresh')} --from SOURCE`, key `snapshot` or TPU_OPS_SNAPSHOT "
+            "published snapshot: `tpu_ops refresh --from SOURCE`, key `snapshot` or TPU_OPS_SNAPSHOT "
             "(docs/members.md)",
         )
     asked_at = time.time()

@@ -115,7 +115,7 @@ def without_endpoints(settings: Settings, listed: Sequence[Node]) -> list[str]:
     if not lacking:
         return []
     names = texts.some(sorted(lacking, key=texts.natural))
-    again = f"`{settings.command('refresh')}` asks the API again; if that does not help, delete and create them again"
+    again = "`tpu_ops refresh` asks the API again; if that does not help, delete and create them again"
     return [f"READY, but without workers, since the API lists no network endpoints: {names}; {again}"]
 
 

@@ -277,7 +277,7 @@ def refresh(
     unheard = {name: seen.learned.reasons.get(name, "") for name in seen.learned.unheard} | reasons
     reasons |= seen.learned.reasons
     reached = selection.reached(settings, now.nodes)
-    missing = host_keys.missing(reached, keys, reasons, settings.command("refresh"))
+    missing = host_keys.missing(reached, keys, reasons)
     compared = host_keys.compared(reached, known, seen.learned.keys, reasons) if verify_keys else {}
     fleet = fleet._replace(warnings=(*fleet.warnings, *missing), compared=compared, unheard=unheard)
     return fleet, _changes(settings, shown, now.nodes)

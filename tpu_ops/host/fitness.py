@@ -125,7 +125,7 @@ def past_run(asker: Person, holder: Dict[str, Any]) -> str:
 def _past_process(asker: Person, process: Dict[str, Any]) -> str:
     owner = {"uid": process.get("uid"), "person": process["user"]}
     unlock = "tpu_ops unlock WORKER"
-    return way_past(asker, owner, unlock, "{} --force --user {}".format(unlock, process["user"]))
+    return way_past(asker, owner, unlock, "`{} --force --user {}`".format(unlock, process["user"]))
 
 
 def faults(
@@ -191,4 +191,6 @@ def faults(
 def told(fault: Dict[str, str], worker: str) -> str:
     """Return one of the `faults` as text: the problem of a worker, and the fix."""
     fix = fault["fix"] or "tpu_ops configure WORKER"
+    if fix.startswith("tpu_ops "):
+        fix = "`{}`".format(fix)
     return "{} ({})".format(fault["problem"], fix.replace("WORKER", worker))

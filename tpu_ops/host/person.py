@@ -82,7 +82,7 @@ def by_name(name: str) -> Person:
     try:
         return Person(pwd.getpwnam(name))
     except KeyError:
-        fix = "people in `users_people` get an account when the worker is configured: tpu_ops configure"
+        fix = "people in `users_people` get an account when the worker is configured: `tpu_ops configure`"
         raise Refused("missing", "there is no user {} on this worker".format(name), fix) from None
 
 

@@ -214,7 +214,7 @@ class Attempt:
             except OpsError as exc:
                 if not passes(exc):
                     raise
-                why = self._printer.on_fleet(str(exc))
+                why = str(exc)
                 self._printer.info(f"run {self.run.run_id}: {why}; asking again in {LOOK:g} s")
             await asyncio.sleep(LOOK)
 

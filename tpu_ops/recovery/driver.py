@@ -98,7 +98,7 @@ class Driver:
         self.lost: Mapping[str, str] = {}
         self.first: Sequence[Worker] = ()
         path = recovery.requests_file(state_dir, kept.run_id)
-        self.requests = Requests(path, lambda text: printer.warning(printer.on_fleet(text)))
+        self.requests = Requests(path, printer.warning)
 
     @property
     def kept(self) -> Recovery:
@@ -130,7 +130,7 @@ class Driver:
                 case Tell(what, then):
                     self._tell(what, then)
                 case Say(text):
-                    self._printer.info(self._printer.on_fleet(text))
+                    self._printer.info(text)
                 case ForgetRequests():
                     self.requests.drop(*(request.name for request in self.requests.all))
                 case GiveUp(what):
@@ -149,9 +149,7 @@ class Driver:
             if not self.state.begun:
                 raise
             self._printer.warning(
-                self._printer.on_fleet(
-                    f"{exc}; recovery continues, but `tpu_ops attach --recover` would resume from an older state"
-                )
+                f"{exc}; recovery continues, but `tpu_ops attach --recover` would resume from an older state"
             )
 
     def _run_on(self, workers: Sequence[Worker]) -> control.RunRef:
@@ -164,7 +162,6 @@ class Driver:
             records.write(self._state_dir, record)
 
     def _tell(self, what: str, then: str) -> None:
-        what = self._printer.on_fleet(what)
         self._events.append({"attempt": self.kept.attempt, "what": what, "then": then})
         attempt = f"attempt {self.kept.attempt}" if self.kept.attempt else "not begun"
         self._printer.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
@@ -422,7 +419,7 @@ class Driver:
         except UnwritableError as exc:
             if fresh:
                 raise
-            self._printer.warning(self._printer.on_fleet(f"{exc}; the workers are used as last seen"))
+            self._printer.warning(f"{exc}; the workers are used as last seen")
         fleet = self._services.fleet()
         return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
 

@@ -69,9 +69,6 @@ class Printer(Protocol):
     def warning(self, text: str) -> None:
         """Print a warning."""
 
-    def on_fleet(self, text: str) -> str:
-        """Add the name of the fleet to the commands in a text."""
-
     def overriding(self) -> Callable[[Fault], None]:
         """Return a function that warns of a fault that --force overrides."""
 

@@ -1,7 +1,6 @@
 """Advice about a run, from the outcomes of its ranks; no other module of the controller makes this decision.
 
-A worker gives its own advice about the run that holds it (`host/fitness.py`). The writer adds the fleet to the
-commands in these texts (`cli/commands.py`).
+A worker gives its own advice about the run that holds it (`host/fitness.py`).
 """
 
 from __future__ import annotations

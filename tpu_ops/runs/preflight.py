@@ -106,7 +106,7 @@ def _fix_of(faults: Sequence[Fault]) -> str:
 
 def for_any(fix: str, worker: str) -> str:
     """Return the fix for one worker with a NUL byte in place of its name, so that equal fixes compare equal."""
-    return re.sub(rf"(?<!\S){re.escape(worker)}(?!\S)", "\0", fix)
+    return re.sub(rf"(?<![^\s`]){re.escape(worker)}(?![^\s`])", "\0", fix)
 
 
 def first_fix(known: Sequence[tuple[str, str]]) -> str:
@@ -200,9 +200,9 @@ def fault_of_reply(reply: Reply) -> Fault:
     """Return the fault of a worker that did not send a probe."""
     unreachable = reply.kind in {"unreachable", "timeout"}
     moved = unreachable and not openssh.of_host_key(reply.problem)
-    fix = reply.fix or ("if its address or state changed: tpu_ops refresh" if moved else "")
+    fix = reply.fix or ("if its address or state changed: `tpu_ops refresh`" if moved else "")
     if unreachable and openssh.refused(reply.problem):
-        fix = f"see why: tpu_ops run {reply.host} -- true"
+        fix = f"see why: `tpu_ops run {reply.host} -- true`"
     return Fault(reply.host, reply.problem, fix, unreachable=unreachable)
 
 

@@ -182,7 +182,7 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         what = f"this machine has no recovery state of run {run_id}"
         raise UsageError(what, where=str(path), fix=fix) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        fix = f"take the run over with the version of tpu_ops that wrote it, or end it: tpu_ops stop {run_id}"
+        fix = f"take the run over with the version of tpu_ops that wrote it, or end it: `tpu_ops stop {run_id}`"
         raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
     return found
 

@@ -157,38 +157,32 @@ def about(label: str) -> str:
     return f"node {label}:"
 
 
-def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mapping[str, str], refresh: str) -> list[str]:
+def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mapping[str, str]) -> list[str]:
     """Return one warning for each serving node that has workers without a known host key.
 
     Args:
         workers: The workers of the fleet.
         keys: The known host keys, by alias.
         reasons: Node's full name -> why its host keys are missing.
-        refresh: The command that refreshes the fleet.
     """
     lacking: dict[str, list[Worker]] = {}
     for worker in workers:
         if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys:
             lacking.setdefault(worker.label, []).append(worker)
-    return [f"{about(label)} {_refused(label, few, reasons, refresh)}" for label, few in lacking.items()]
+    return [f"{about(label)} {_refused(label, few, reasons)}" for label, few in lacking.items()]
 
 
-def to_trust(worker: Worker, refresh: str) -> str:
-    """Return the fix for a serving worker without a known host key, in words that follow its problem.
-
-    Args:
-        worker: The worker.
-        refresh: The command that refreshes the fleet.
-    """
+def to_trust(worker: Worker) -> str:
+    """Return the fix for a serving worker without a known host key, in words that follow its problem."""
     if not worker.node.node_id:
         return f"the API gives node {worker.label} no id, and host keys are bound to the id"
     return (
-        f"node {worker.label} publishes no host key: `{refresh} --trust-first {worker.label}` shows its workers' "
+        f"node {worker.label} publishes no host key: `tpu_ops refresh --trust-first {worker.label}` shows its workers' "
         "fingerprints and records the keys once you confirm"
     )
 
 
-def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str], refresh: str) -> str:
+def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str]) -> str:
     """Return why ssh to these workers of a node is refused, and the fix."""
     names = texts.some([worker.host for worker in workers], 4, "others")
     node = workers[0].node
@@ -199,10 +193,10 @@ def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str], 
         return (
             f"you may not read the host keys that it publishes, so ssh to {names} is refused ({reason}); ask for a role"
             " that may read guest attributes, or for a published snapshot (docs/members.md);"
-            f" `{refresh} --trust-first {label}` would trust any machine that answers at these addresses"
+            f" `tpu_ops refresh --trust-first {label}` would trust any machine that answers at these addresses"
         )
     return (
         f"no host key published for {names}, so ssh there is refused"
         f" ({reason});"
-        f" run `{refresh}` to ask again; if it never publishes one, `{refresh} --trust-first {label}`"
+        f" run `tpu_ops refresh` to ask again; if it never publishes one, `tpu_ops refresh --trust-first {label}`"
     )

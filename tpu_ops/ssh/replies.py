@@ -148,7 +148,7 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
         return Reply(host, {}, "unreachable", said)
     configure = f"tpu_ops configure {host}"
     if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
-        fix = f"set `sudo: launcher` in your users_people entry, or have it set; {configure} then applies it"
+        fix = f"set `sudo: launcher` in your users_people entry, or have it set; `{configure}` then applies it"
         return Reply(host, {}, "denied", "sudo does not let you use the launcher there", fix)
     if "not found" in stderr or "No such file" in stderr:
         return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)

@@ -97,7 +97,7 @@ class Ways:
         return (
             f"proxy_jump {self.outside}: no worker of the projects and zones has that name now, so ssh uses a "
             "machine outside the fleet, without the fleet's host key; "
-            f"`{self._settings.command('list')}` shows the workers"
+            "`tpu_ops list` shows the workers"
         )
 
     @property

@@ -100,5 +100,5 @@ def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> Non
         f"{texts.ago(seen.asked_at, now)}, the local one {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
         fix="ask its publisher to publish again; with credentials for the API, go back to it: "
-        f"`{settings.command('refresh')} --from api`",
+        "`tpu_ops refresh --from api`",
     )
