@@ -113,7 +113,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     return found
 
 
-def test_train_tells_how_to_get_at_its_run_on_the_fleet_that_it_was_called_with(
+def test_hints_of_train_name_the_fleet_of_the_call(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     async def start(*_: object) -> None:
@@ -129,9 +129,7 @@ def test_train_tells_how_to_get_at_its_run_on_the_fleet_that_it_was_called_with(
     ]
 
 
-def test_what_workers_and_checks_name_is_on_the_fleet_that_the_command_was_called_with(
-    workers: Workers, tmp_path: Path, capsys: Any
-) -> None:
+def test_suggested_commands_name_the_fleet_of_the_call(workers: Workers, tmp_path: Path, capsys: Any) -> None:
     fleet = f"--fleet {tmp_path / 'other.tpu_vm.yml'}"
     holder = {"run_id": "r2", "person": "ada", "uid": os.getuid(), "asker": "ada", "since": 1.0, "supervisor": {}}
     workers.probes = {"holder": holder}

@@ -105,7 +105,7 @@ def test_a_locale_that_ansible_refuses_is_replaced_for_it(fleet, variables):
     assert (fleet.path / "pod-w0").exists()
 
 
-def test_the_inventory_of_other_machines_that_a_shell_exports_is_none_to_run_on(fleet, tmp_path):
+def test_an_exported_inventory_without_this_fleet_is_refused(fleet, tmp_path):
     write(fleet, TOUCH)
     servers = tmp_path / "servers.yml"
     servers.write_text(json.dumps({"all": {"hosts": {"db": {"ansible_connection": "local"}}}}))
@@ -129,7 +129,7 @@ def test_a_tag_that_no_task_has_is_refused_and_nothing_runs(fleet, option, name)
     assert (done.returncode, f"fix: leave out {option}: users.yml has no tags" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_tag_may_be_of_tasks_that_the_fleets_own_playbook_includes_while_it_runs(fleet):
+def test_tags_of_dynamically_included_tasks_are_accepted(fleet):
     (fleet.path / "inner.yml").write_text(TOUCH.replace("    - ", "- ", 1).replace("\n      ", "\n  "))
     include = "    - {name: Include, ansible.builtin.include_tasks: inner.yml, tags: always}\n"
     write(fleet, include + TOUCH.replace("[write]", "[other]").replace("{{ inventory_hostname }}", "not"))
@@ -308,7 +308,7 @@ REFUSED = """\
 """
 
 
-def test_a_server_that_a_run_leaves_out_is_named_with_the_command_that_tells_it_the_addresses(fleet):
+def test_a_skipped_nfs_server_is_named_with_the_command_that_updates_it(fleet):
     write(fleet, SERVED + TOUCH)
     done = configure(fleet, "pod")
     assert done.returncode == 0, done.stderr
@@ -438,7 +438,7 @@ def test_a_file_of_variables_that_is_no_yaml_is_named(fleet, text, where):
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["file", "variable"])
-def test_encrypted_variables_without_their_password_are_refused_with_the_way_to_give_it(fleet, tmp_path, whole):
+def test_a_vault_without_its_password_is_refused_with_the_fix(fleet, tmp_path, whole):
     write(fleet, "    - {name: Open, ansible.builtin.assert: {that: secret == 's3cret'}}\n")
     text = vaulted("secret: s3cret\n") if whole else "secret: !vault |\n" + indent(vaulted("s3cret"), "  ")
     (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(text)
@@ -472,7 +472,7 @@ def test_no_secret_of_the_environment_is_left_in_a_file(fleet, looking):
 
 
 @pytest.mark.parametrize("encrypted", [True, False], ids=["vault", "plain"])
-def test_no_secret_that_a_variable_gives_the_role_credentials_is_left_in_a_file(fleet, tmp_path, looking, encrypted):
+def test_secrets_of_credentials_variables_are_left_in_no_file(fleet, tmp_path, looking, encrypted):
     (fleet.path / "site.yml").write_text(PLAY.replace("tasks:", "roles: [facts, credentials]\n  post_tasks:") + looking)
     entries = json.dumps({"credentials_entries": [{"person": "root", "kind": "wandb", "secret": f"{SECRET}-value"}]})
     text = vaulted(entries) if encrypted else entries

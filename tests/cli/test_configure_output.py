@@ -52,7 +52,7 @@ def test_the_right_that_is_missing_is_named_where_that_is_all(
         ("filer", "a.yml,b.yml", "ansible-playbook /tool/site.yml --tags nfs --limit filer"),
     ],
 )
-def test_a_server_is_told_of_new_addresses_by_a_command_that_means_no_other_host(
+def test_the_suggested_nfs_command_is_limited_to_the_server(
     monkeypatch: pytest.MonkeyPatch, server: str, exported: str, command: str
 ) -> None:
     settings: Any = SimpleNamespace(file=Path("/my fleet/inventory/tpu_vm.yml"))

@@ -60,7 +60,7 @@ def test_the_life_of_a_node(fleet, tpu_ops):
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fleet, tpu_ops):
+def test_deleting_a_node_that_may_have_a_run_warns_with_its_name(fleet, tpu_ops):
     fleet.create("pod")
     state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
     records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
@@ -101,7 +101,7 @@ def preempt(fleet, name):
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_recovery_that_needs_the_node_is_told_before_it_is_deleted_whatever_id_it_has(fleet, tpu_ops):
+def test_delete_names_a_recovery_that_needs_the_node_whatever_its_id(fleet, tpu_ops):
     fleet.create("pod")
     fleet.create("other")
     state_dir = config.load().state_dir
@@ -182,9 +182,7 @@ def faulty(fleet):
         ("ListNodes", ["the node is READY", "same command again"]),
     ],
 )
-def test_a_creation_that_loses_the_api_says_what_is_known_and_goes_on_when_it_is_repeated(
-    faulty, tpu_ops, method, words
-):
+def test_create_resumes_after_the_api_was_lost_and_says_what_is_known(faulty, tpu_ops, method, words):
     faulty.api.fault(method=method, **LOST)
     failed(tpu_ops("create", *POD), 3, *words)
     faulty.api.clear_faults()
@@ -214,9 +212,7 @@ def test_a_creation_whose_answer_is_lost_is_looked_for(faulty, tpu_ops, monkeypa
         ("GetNode", ["nothing was deleted", "same command again"]),
     ],
 )
-def test_a_deletion_that_loses_the_api_says_what_is_known_and_goes_on_when_it_is_repeated(
-    faulty, tpu_ops, method, words
-):
+def test_delete_resumes_after_the_api_was_lost_and_says_what_is_known(faulty, tpu_ops, method, words):
     faulty.create("pod", "v4-16")
     faulty.api.fault(method=method, **LOST)
     failed(tpu_ops("delete", "pod", "--yes"), 3, *words)
@@ -285,7 +281,7 @@ def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
 
 
 @pytest.mark.parametrize("state", ["17", "HIDDEN", "UNKNOWN", "STATE_UNSPECIFIED"])
-def test_a_node_in_a_state_of_which_nothing_is_known_is_not_only_to_be_removed(fleet, tpu_ops, monkeypatch, state):
+def test_for_a_node_in_an_unknown_state_deletion_is_not_the_only_advice(fleet, tpu_ops, monkeypatch, state):
     fleet.create("pod", "v4-16")
     look = nodes.get_node
     monkeypatch.setattr(nodes, "get_node", lambda *args: look(*args)._replace(state=state))
@@ -331,7 +327,7 @@ def test_a_creation_that_was_begun_and_has_failed_says_what_to_do(tpu_ops, monke
     failed(tpu_ops("create", *argv), 3, message, *words)
 
 
-def test_a_queued_resource_that_stays_without_its_node_is_named_with_what_deletes_it(fleet, tpu_ops):
+def test_delete_names_the_queued_resource_left_behind_and_its_deletion(fleet, tpu_ops):
     node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
     body = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "pod", "node": node}]}}
     fleet.api.done("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=spring", body)
@@ -582,7 +578,7 @@ def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu
     "argv",
     [("ssh", "pod"), ("run", "pod", "--", "true"), ("doctor", "pod"), ("who", "pod"), ("train", "pod", "--", "true")],
 )
-def test_a_worker_whose_node_publishes_no_host_key_is_refused_with_the_way_out(fleet, tpu_ops, ssh, monkeypatch, argv):
+def test_a_node_without_published_host_keys_is_refused_with_the_fix(fleet, tpu_ops, ssh, monkeypatch, argv):
     pod = fleet.create("pod", "v4-16")
     fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
     try:
@@ -684,7 +680,7 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
 
 
 @pytest.mark.parametrize("argv", [("who", "off"), ("unlock", "off", "--yes"), ("sync", "off", ".")])
-def test_a_node_that_does_not_serve_is_told_with_the_way_back_and_tried_by_nobody(fleet, tpu_ops, ssh, argv):
+def test_a_node_that_is_not_serving_is_reported_and_not_contacted(fleet, tpu_ops, ssh, argv):
     fleet.create("off", "v4-16", schedulingConfig={"spot": True})
     preempt(fleet, "off")
     tpu_ops("refresh")
@@ -697,7 +693,7 @@ def test_a_node_that_does_not_serve_is_told_with_the_way_back_and_tried_by_nobod
     assert "once they answer" not in result[2]
 
 
-def test_a_sync_that_several_nodes_are_in_the_way_of_names_the_workers_that_its_way_back_is_for(fleet, tpu_ops):
+def test_sync_blocked_by_several_nodes_names_the_workers_of_each_fix(fleet, tpu_ops):
     fleet.create("gone", "v4-8", schedulingConfig={"spot": True})
     fleet.create("off", "v4-8")
     preempt(fleet, "gone")
@@ -707,7 +703,7 @@ def test_a_sync_that_several_nodes_are_in_the_way_of_names_the_workers_that_its_
     failed(tpu_ops("sync", "off,gone", "."), 4, "its node is PREEMPTED now", "at:  gone-w0\n", create)
 
 
-def test_what_holds_chips_is_asked_where_it_can_be_beside_a_node_that_does_not_serve(fleet, tpu_ops, ssh):
+def test_who_asks_the_other_workers_if_a_node_is_not_serving(fleet, tpu_ops, ssh):
     fleet.create("pod", "v4-8")
     fleet.create("off", "v4-8")
     fleet.act("stop", "off")

@@ -96,9 +96,7 @@ def test_env_takes_the_fleet_around_the_working_directory(lab, tmp_path, monkeyp
     assert json.loads(tpu_ops("lab", "env", "--json")[1])["ANSIBLE_CONFIG"] == str(config.resolve())
 
 
-def test_env_puts_the_lab_in_the_place_of_the_zones_and_the_snapshot_that_the_fleet_names(
-    lab, lab_api, tmp_path, monkeypatch, tpu_ops
-):
+def test_lab_env_replaces_zones_and_snapshot_of_the_fleet(lab, lab_api, tmp_path, monkeypatch, tpu_ops):
     lab_api.create("pod", "v4-8")
     file = tmp_path / "fleet" / "inventory" / "tpu_vm.yml"
     file.parent.mkdir(parents=True)
@@ -119,9 +117,7 @@ def fleet_at(folder):
     return folder
 
 
-def test_env_says_which_fleet_a_shell_gets_and_outside_of_any_it_is_the_last_one_whose_people_the_workers_have(
-    lab, tmp_path, monkeypatch, tpu_ops
-):
+def test_lab_env_names_the_fleet_and_defaults_to_the_last_one_used(lab, tmp_path, monkeypatch, tpu_ops):
     instance.ensure_key(lab)
     environment.write_inventory(lab)
     one, other, nowhere = fleet_at(tmp_path / "one"), fleet_at(tmp_path / "other"), tmp_path / "nowhere"

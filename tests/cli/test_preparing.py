@@ -74,7 +74,7 @@ def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
     assert (fault.fix in told.out) is not said
 
 
-def test_a_start_is_told_what_to_configure_beside_workers_that_a_recovery_is_configuring(
+def test_advice_to_configure_leaves_out_workers_that_a_recovery_configures(
     tmp_path: Path, at_work: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = [preflight.fault_of_reply(BARE._replace(host="pod-w1", fix="tpu_ops configure pod-w1"))]
@@ -105,9 +105,7 @@ def test_a_start_that_workers_refuse_at_last_tells_programs_the_same_of_them(tmp
     assert facts == ({} if may_be_on else {"run_id": "r2", "state": "refused", "faults": rows})
 
 
-def test_doctor_sends_nobody_to_configure_workers_that_a_recovery_here_is_configuring(
-    tmp_path: Path, at_work: Any
-) -> None:
+def test_doctor_does_not_advise_to_configure_workers_in_recovery(tmp_path: Path, at_work: Any) -> None:
     configure, other = preflight.configure("pod-w0"), preflight.configure("else-w0")
     wrong = (
         preflight.fault_of_reply(BARE),
@@ -134,7 +132,7 @@ def test_doctor_sends_nobody_to_configure_workers_that_a_recovery_here_is_config
         ((), (), None),
     ],
 )
-def test_a_check_that_no_worker_could_say_anything_of_has_neither_passed_nor_failed(
+def test_a_check_without_any_answer_has_neither_passed_nor_failed(
     asked: tuple[str, ...], faults_: Any, passed: bool | None
 ) -> None:
     assert doctor.row(Finding("disk", faults_, asked))["passed"] is passed

@@ -132,7 +132,7 @@ def test_json_has_the_bytes_of_output_that_is_not_utf_8(data: bytes, whole: str 
         assert (row[stream], row[f"{stream}_base64"]) == (data.decode(errors="replace"), whole)
 
 
-def test_what_is_deaf_to_sigterm_does_not_outlive_a_command_that_took_too_long(tmp_path: Path) -> None:
+def test_a_command_that_ignores_sigterm_is_killed_after_its_timeout(tmp_path: Path) -> None:
     """Its parent ends at the first signal, so that nobody is left to wait for it."""
     there = tmp_path / "pid"
     deaf = f"trap '' TERM; echo $$ >{there}; exec sleep 600"

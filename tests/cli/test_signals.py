@@ -81,7 +81,7 @@ def await_(process: subprocess.Popen[str], condition: Callable[[], object]) -> N
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_what_waits_for_workers_leaves_the_run_says_so_and_ends_what_it_has_started(
+def test_a_signal_detaches_from_the_run_and_ends_local_processes(
     fleet: FleetDir, children: Callable[[], list[int]], argv: tuple[str, ...], said: str, number: signal.Signals
 ) -> None:
     fleet.create("solo")

@@ -130,9 +130,7 @@ async def look(path: Path, commit: str, *given: Result) -> None:
     await projects.look(fanout, HOSTS, RunSpec("r1", ("true",), cwd=str(path), code_digest=commit))
 
 
-async def test_before_the_start_the_clone_is_open_to_who_runs_and_still_at_the_commit(
-    forge: Any, tmp_path: Path
-) -> None:
+async def test_before_the_start_the_clone_is_readable_and_at_the_commit(forge: Any, tmp_path: Path) -> None:
     commit, place = forge("forge", "rev-parse", "v1"), tmp_path / "forge"
     forge("forge", "checkout", "--quiet", "--detach", "v1")
     await look(place, commit)
@@ -209,7 +207,7 @@ class Ready:
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit(
+def test_later_attempts_run_in_the_project_at_the_same_commit(
     dry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     asked: list[Any] = []
@@ -258,7 +256,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured(
+def test_recover_checks_at_the_start_that_new_nodes_can_be_configured(
     checked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     asked: list[Any] = []
@@ -279,7 +277,7 @@ def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured
         assert (len(asked), said in err, checked) == (calls, True, ["r1"])
 
 
-def test_what_site_yml_would_refuse_ends_a_start_with_recovery_that_is_not_forced(
+def test_recover_without_force_stops_if_site_yml_would_refuse(
     checked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def refuse(*_: object) -> None:

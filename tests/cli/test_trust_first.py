@@ -80,7 +80,7 @@ def test_a_node_that_publishes_nothing_is_told_of_with_the_way_out(pod, tpu_ops)
     assert "`tpu_ops refresh --trust-first pod`" in err
 
 
-def test_who_may_not_read_the_keys_is_told_so_also_where_a_node_is_trusted_all_the_same(fleet, pod, tpu_ops, terminal):
+def test_trust_first_warns_if_the_published_keys_cannot_be_read(fleet, pod, tpu_ops, terminal):
     fleet.api.clear_faults()
     fleet.api.fault(method="GetGuestAttributes", project=fleet.project, code="PERMISSION_DENIED", message="no")
     told = "node pod: you may not read the host keys that it publishes, so ssh to pod-w0, pod-w1 is refused"

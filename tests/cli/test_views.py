@@ -333,7 +333,7 @@ def test_names_are_the_same_for_admin_and_member_whatever_the_filters(fleet, tpu
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["twin.us-central2-b-w0"]
 
 
-def test_groups_are_targets_under_the_names_that_the_inventory_has_for_them_whatever_the_filters(fleet, tpu_ops):
+def test_groups_of_the_inventory_are_targets_whatever_the_filters(fleet, tpu_ops):
     """The label of one is the name of the other but for a dot, which no group's name holds."""
     fleet.create("twin")
     fleet.create("twin", "v5litepod-4", zone="us-west4-a")
@@ -397,7 +397,7 @@ def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tp
     assert "compared" not in plain[1] + plain[2]
 
 
-def test_who_verifies_keys_is_told_that_another_machine_answers_at_an_address(fleet, tpu_ops, play):
+def test_verify_keys_reports_another_machine_at_a_workers_address(fleet, tpu_ops, play):
     fleet.create("pod", "v4-16")
     tpu_ops("refresh")
     file = fleet.settings().state_dir / "known_hosts"

@@ -84,7 +84,7 @@ def test_a_login_without_a_quota_project_is_used_without_a_word(monkeypatch, tmp
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_without_application_default_credentials_the_error_says_why_and_what_else_there_is(monkeypatch, tmp_path):
+def test_missing_default_credentials_name_the_reason_and_alternatives(monkeypatch, tmp_path):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(CloudError, match=r"none\.json was not found") as caught:
         credentials(Auth())
@@ -139,7 +139,7 @@ def test_a_damaged_key_is_named_by_its_place_and_never_quoted(key, tmp_path, how
         "[" * 100_000,
     ],
 )
-def test_application_default_credentials_of_another_form_are_an_error_that_names_the_file(tmp_path, monkeypatch, text):
+def test_invalid_default_credentials_are_an_error_that_names_the_file(tmp_path, monkeypatch, text):
     file = tmp_path / "c.json"
     file.write_text(text)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
@@ -148,7 +148,7 @@ def test_application_default_credentials_of_another_form_are_an_error_that_names
     assert caught.value.where == f"{file} (from GOOGLE_APPLICATION_CREDENTIALS)"
 
 
-def test_a_directory_of_application_default_credentials_is_named_with_its_variable(tmp_path, monkeypatch):
+def test_default_credentials_that_are_a_directory_name_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))
     with pytest.raises(CloudError, match="Is a directory") as caught:
         credentials(Auth())
@@ -279,7 +279,7 @@ def ask(tmp_path, monkeypatch):
         (STALE, "Reauthentication is needed"),
     ],
 )
-def test_credentials_that_have_run_out_are_an_error_at_once_that_says_to_log_in_again(ask, answer, words):
+def test_expired_credentials_fail_at_once_and_say_to_log_in_again(ask, answer, words):
     list_, left = ask
     with pytest.raises(ApiError, match=words) as caught:
         list_(answer, answer)

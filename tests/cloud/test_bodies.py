@@ -79,9 +79,7 @@ def queued() -> Any:
         (("state",), False),
     ],
 )
-def test_a_queued_resource_of_which_the_api_tells_more_than_is_known_here_is_said_to_be_one(
-    path: tuple[str, ...], lacks: bool
-) -> None:
+def test_a_queued_resource_with_unknown_fields_is_reported(path: tuple[str, ...], lacks: bool) -> None:
     known: Any = Tpu(queued())
     found = bodies.queued(known, QUEUED)
     assert found is not None
@@ -92,7 +90,7 @@ def test_a_queued_resource_of_which_the_api_tells_more_than_is_known_here_is_sai
     assert (again.body, again.lacks) == (found.body, lacks)
 
 
-def test_a_queued_resource_is_asked_for_where_it_is_named_and_not_by_the_number_of_its_project() -> None:
+def test_a_queued_resource_is_requested_by_project_id_not_by_number() -> None:
     answer = queued()
     answer.tpu.node_spec[0].parent = "projects/123456/locations/z"
     tpu: Any = Tpu(answer)
@@ -122,7 +120,7 @@ def several(keys: str | None, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_slices_of_one_entry_get_the_keys_that_all_of_them_have_and_else_what_was_asked_for_unless_all_are_alike(
+def test_slices_of_one_entry_get_the_common_keys_and_requested_fields(
     nodes: tuple[dict[str, Any], ...], changed: dict[str, Any]
 ) -> None:
     body = {"tpu": {"node_spec": [{"multislice_params": {"node_count": 2}, "node": SPEC}]}}
@@ -136,9 +134,7 @@ def test_slices_of_one_entry_get_the_keys_that_all_of_them_have_and_else_what_wa
 @pytest.mark.parametrize(
     ("path", "lacks"), [((), True), (("scheduling_config",), True), (("network_endpoints",), False)]
 )
-def test_a_node_of_which_the_api_tells_more_than_is_known_here_is_said_to_be_one(
-    path: tuple[str, ...], lacks: bool
-) -> None:
+def test_a_node_with_unknown_fields_is_reported(path: tuple[str, ...], lacks: bool) -> None:
     fields: dict[str, Any] = {"labels": {"a": "b"}, "scheduling_config": {"spot": True}, "network_endpoints": [{}]}
     known: Any = Tpu(**fields)
     assert bodies.node_body(known, NAME)[3] is False

@@ -86,7 +86,7 @@ def test_retries_end_within_the_time_out():
     assert 40 < clock.now <= 60
 
 
-def test_a_service_that_is_late_itself_is_asked_again_within_the_time_out_and_its_end_is_an_error():
+def test_a_deadline_of_the_service_is_retried_until_the_timeout():
     clock = Clock()
     with pytest.raises(ApiError, match="no answer within 60 s") as caught:
         attempt([exceptions.DeadlineExceeded("expired")] * 100, clock)
@@ -187,7 +187,7 @@ def test_no_answer_about_credentials_is_no_refusal(reason):
     assert "network" in error.fix
 
 
-def test_text_of_the_api_in_an_error_is_one_line_without_orders_to_a_terminal():
+def test_api_text_in_errors_is_one_line_without_escape_sequences():
     failure = exceptions.PermissionDenied("\x1b[31mhack\r\nline2\u202e größe")
     assert client.api_error(failure, "zone \x07", timeout=20).what == (
         r"\x1b[31mhack line2\u202e größe (PERMISSION_DENIED)"

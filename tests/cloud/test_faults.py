@@ -84,7 +84,7 @@ def await_(condition):
         time.sleep(0.01)  # polls the condition until the deadline
 
 
-def test_one_forbidden_project_is_a_warning_that_names_it_and_the_rest_is_listed(tpu, stock):
+def test_one_forbidden_project_is_a_warning_and_the_others_are_listed(tpu, stock):
     stock.api.fault(project=stock.second, code="PERMISSION_DENIED", message="not yours")
     listing = list_nodes(tpu, [stock.project, stock.second])
     assert names(listing) == [*HERE, "west"]
@@ -104,7 +104,7 @@ def test_a_wrong_project_alone_is_an_error_and_never_an_empty_fleet(tpu, zones, 
     assert "project's name" in caught.value.fix
 
 
-def test_a_wrong_zone_is_an_error_that_names_it_and_beside_a_right_one_a_warning(tpu, stock):
+def test_a_wrong_zone_is_an_error_alone_and_a_warning_beside_others(tpu, stock):
     # The service says the same of a zone that does not exist and of one that the project may not use.
     wrong = "us-central9-z"
     with pytest.raises(ApiError, match=wrong) as caught:
@@ -121,7 +121,7 @@ def test_a_wrong_zone_is_an_error_that_names_it_and_beside_a_right_one_a_warning
     assert f"zone {wrong}: not listed" in listing.warnings[0]
 
 
-def test_an_unreachable_zone_is_a_warning_that_names_it_and_the_rest_is_listed(tpu, stock):
+def test_an_unreachable_zone_is_a_warning_and_the_others_are_listed(tpu, stock):
     stock.api.fault(unreachable=True, zone=WEST, project=stock.project)
     for zones in ([], [ZONE, WEST]):
         listing = list_nodes(tpu, [stock.project], zones)
@@ -175,7 +175,7 @@ def test_a_slow_answer_is_waited_for_and_that_is_said(tpu, stock, monkeypatch, c
     assert f"{stock.api.grpc} (project {stock.project}, zone {WEST}), at most {PATIENCE:g} s" in said
 
 
-def test_an_answer_later_than_the_time_out_is_an_error_that_names_project_zone_and_setting(hurried, stock):
+def test_a_timeout_names_project_zone_and_setting(hurried, stock):
     stock.api.fault(project=stock.project, zone=WEST, seconds=FOREVER)
     with pytest.raises(ApiError) as caught:
         list_nodes(hurried, [stock.project], [WEST])
@@ -271,7 +271,7 @@ def test_an_interrupt_ends_the_calls_in_flight(tpu, stock):
     assert ends == ["abandoned"], "no answer of the API that may be told or tried again"
 
 
-def test_an_interrupt_in_the_moment_before_the_calls_are_waited_for_is_none_too_late(tpu):
+def test_an_interrupt_just_before_the_wait_for_calls_is_not_lost(tpu):
     main, ended = threading.get_ident(), []
 
     def waits():
@@ -356,7 +356,7 @@ def test_guest_attributes_are_asked_of_unknown_nodes_only_and_at_once(fleet):
 
 
 @pytest.mark.parametrize("code", ["PERMISSION_DENIED", "NOT_FOUND", "INTERNAL"])
-def test_a_node_whose_keys_are_not_to_be_had_has_its_reason_and_the_others_are_learnt(fleet, code):
+def test_a_node_without_readable_keys_is_explained_and_others_are_learnt(fleet, code):
     fleet.create("pod", "v4-16")
     fleet.create("west", "v5litepod-4", zone=WEST)
     fleet.api.fault(method="GetGuestAttributes", zone=WEST, code=code, message="guests are away")

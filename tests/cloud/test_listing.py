@@ -26,7 +26,7 @@ def combined(answers, **options):
 
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
-def test_one_forbidden_project_of_several_is_a_warning_that_names_it_and_what_to_do(order):
+def test_one_forbidden_project_of_several_is_a_warning_with_the_fix(order):
     answers = {A: Answered([node()]), B: failed()}
     listing = combined({place: answers[place] for place in order})
     assert listing.nodes == (node(),)
@@ -73,7 +73,7 @@ def test_nothing_listed_is_an_error_and_never_an_empty_fleet(answers):
 
 
 @pytest.mark.parametrize("status", ["NOT_FOUND", "INVALID_ARGUMENT", "UNAUTHENTICATED"])
-def test_a_wrong_name_among_right_ones_is_an_error_where_the_settings_name_it(status):
+def test_a_wrong_project_or_zone_in_the_settings_is_an_error(status):
     answers = {("a", "us-west4-a"): Answered([node()]), ("a", "us-west4-z"): failed(status, "wrong")}
     with pytest.raises(ApiError, match="wrong"):
         combined(answers)
@@ -103,7 +103,7 @@ ODD = ["", "pod", "projects/a/locations/us-west4-a/nodes/a b", "projects/a/locat
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("strict_permissions", [False, True])
-def test_a_node_of_an_unknown_form_of_name_is_left_out_and_named_and_the_rest_is_listed(name, strict_permissions):
+def test_a_node_with_an_invalid_name_is_skipped_with_a_warning(name, strict_permissions):
     listing = combined({A: Answered([node()], misnamed=[name])}, strict_permissions=strict_permissions)
     assert listing.nodes == (node(),)
     assert listing.unanswered == ()

@@ -346,7 +346,7 @@ def test_a_queued_resource_stays_while_another_run_is_active_on_its_nodes(tpu, l
         assert remaking.fresh(plan, seen) == {name("a"), name("b")}
 
 
-def test_what_updates_have_changed_of_nodes_is_as_it_was_where_their_queued_resource_makes_them_again(tpu, lab_api):
+def test_a_recreated_queued_resource_keeps_later_updates_of_its_nodes(tpu, lab_api):
     """Such as the key that gcloud has put there, without which nobody could log in to the new ones."""
     queued(lab_api, tpu, "a", "b")
     for node, keys in (("a", "ada:ssh-rsa A ada\neve:ssh-rsa E eve"), ("b", "bob:ssh-rsa B bob\nada:ssh-rsa A ada")):
@@ -373,7 +373,7 @@ def test_of_what_the_api_tells_more_than_is_known_here_is_named_once(tpu, lab_ap
     assert said == (["queued resource spring", "node pod"] if unknown else [])
 
 
-def test_a_queued_resource_that_is_lost_again_before_the_next_attempt_is_asked_for_again(tpu, lab_api):
+def test_a_queued_resource_lost_before_the_next_attempt_is_requested_again(tpu, lab_api):
     """The service answers a request id that it knows with what it answered then, and does nothing."""
     queued(lab_api, tpu, "a")
     plan = remaking.remember(tpu, [name("a")])
@@ -384,7 +384,7 @@ def test_a_queued_resource_that_is_lost_again_before_the_next_attempt_is_asked_f
         plan = plan.now(seen, [name("a")])
 
 
-def test_a_queued_resource_whose_deletion_fails_is_deleted_again_and_waited_for(tpu, lab_api, monkeypatch):
+def test_a_failed_deletion_of_a_queued_resource_is_repeated(tpu, lab_api, monkeypatch):
     queued(lab_api, tpu, "a")
     plan = remaking.remember(tpu, [name("a")])
     preempt(lab_api, "a")
@@ -434,9 +434,7 @@ def failing_creations(monkeypatch, *statuses):
     monkeypatch.setattr(operations, "is_done", ends)
 
 
-def test_why_a_queued_resource_could_not_be_asked_for_is_said_before_it_is_asked_for_again(
-    tpu, lab_api, lost_queue, monkeypatch
-):
+def test_the_reason_of_a_failed_queued_resource_is_shown_before_a_retry(tpu, lab_api, lost_queue, monkeypatch):
     failing_creations(monkeypatch, *3 * ["RESOURCE_EXHAUSTED"])
     seen, said = back(tpu, lost_queue)
     assert seen[name("a")].state == "READY"
@@ -516,9 +514,7 @@ def failing_answers(monkeypatch, times, **failure):
     monkeypatch.setattr(cloud, "queued", looks)
 
 
-def test_a_queued_resource_that_fails_again_and_again_is_asked_for_after_growing_pauses(
-    tpu, lab_api, lost_queue, monkeypatch
-):
+def test_a_failing_queued_resource_is_requested_after_growing_pauses(tpu, lab_api, lost_queue, monkeypatch):
     failing_answers(monkeypatch, 2, error="no capacity", status="OUT_OF_RANGE")
     seen, said = back(tpu, lost_queue)
     assert seen[name("a")].state == "READY"

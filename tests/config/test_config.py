@@ -126,7 +126,7 @@ def test_keys_of_ansible_stand_in_the_same_file(file, environ):
     assert settings(file, environ, keyed_groups=[{"key": "tpu_zone"}], compose={}, strict=True, cache="{{ x }}")
 
 
-def test_all_usual_private_keys_that_exist_are_offered_and_the_first_is_the_own_one(file, environ):
+def test_all_usual_keys_are_offered_and_the_first_is_used_for_new_nodes(file, environ):
     ssh = Path(environ["HOME"]) / ".ssh"
     ssh.mkdir(parents=True)
     there: list[Path] = []
@@ -186,7 +186,7 @@ def test_every_endpoint_and_every_file_has_a_state_of_its_own(file, environ):
 
 
 @pytest.mark.parametrize(("variable", "key"), [("TPU_OPS_PROJECT", "projects"), ("TPU_OPS_ZONES", "zones")])
-def test_places_that_a_shell_asks_for_in_place_of_the_files_have_a_state_of_their_own(file, environ, variable, key):
+def test_projects_and_zones_of_the_environment_have_a_separate_state(file, environ, variable, key):
     """Whoever is at work in another shell does not reach their workers all at once."""
     form = "{}" if key == "projects" else "here-{}"
 
@@ -393,7 +393,7 @@ def test_a_fleet_and_a_state_whose_path_is_no_text_are_refused(odd, file, enviro
 
 
 @pytest.mark.parametrize("name", ["a${HOME}b", "a\nb", "\x1b[2J"])
-def test_what_an_ssh_config_cannot_hold_is_refused_and_not_part_of_a_states_name(file, environ, tmp_path, name):
+def test_values_that_ssh_config_cannot_hold_are_refused(file, environ, tmp_path, name):
     odd = tmp_path / name
     (odd / ".ssh").mkdir(parents=True)
     (odd / ".ssh" / "id_rsa").touch()

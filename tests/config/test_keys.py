@@ -165,7 +165,7 @@ def test_empty_variables_say_nothing(read):
     assert (found.proxy_jump, found.auth) == ("host", Auth())
 
 
-def test_a_fleet_that_is_read_from_a_snapshot_needs_no_project_and_no_credentials(read):
+def test_a_snapshot_fleet_needs_no_project_and_no_credentials(read):
     assert read(projects=None).projects == ()
     found = read(projects=[], snapshot="fleet.json", auth_kind="serviceaccount")
     assert (found.projects, found.snapshot, found.auth.kind) == ((), "fleet.json", "serviceaccount")

@@ -171,9 +171,7 @@ def test_workers_behind_a_jump_that_moved_are_reached_another_way(jump, search):
     assert (news.changed, news.notes) == ({"gate-w0", "inner-w0", "inner-w1"}, {})
 
 
-def test_workers_behind_a_jump_that_takes_no_connections_are_given_up_together_with_the_cause(
-    jump, search, monkeypatch
-):
+def test_workers_behind_a_dead_jump_fail_together_with_the_cause(jump, search, monkeypatch):
     monkeypatch.setattr(
         Ways, "_address", lambda _, worker: ("127.0.0.1" if worker.external_ip else worker.internal_ip, "")
     )
@@ -196,9 +194,7 @@ def test_workers_behind_a_jump_that_takes_no_connections_are_given_up_together_w
 
 
 @pytest.mark.parametrize("further", ["", "ProxyJump elsewhere.example.org\n"], ids=["plain", "behind another"])
-def test_workers_behind_a_silent_jump_of_the_persons_own_are_given_up_together_too(
-    jump, monkeypatch, tmp_path, further
-):
+def test_workers_behind_a_silent_own_jump_fail_together(jump, monkeypatch, tmp_path, further):
     (tmp_path / "own/.ssh").mkdir(parents=True)
     (tmp_path / "own/.ssh/config").write_text(f"Host bastion\nHostName 127.0.0.1\nPort 1\n{further}")
     monkeypatch.setattr("tpu_ops.ssh.ways.openssh.home", lambda: tmp_path / "own")

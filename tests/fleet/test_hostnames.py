@@ -59,7 +59,7 @@ def test_a_name_is_given_away_once():
         taken.add("pod", "pod-w1")
 
 
-def test_a_host_of_another_worker_is_refused_whatever_its_variables_are_called():
+def test_a_duplicate_host_is_refused_whatever_the_hostvars_prefix():
     worker, other = workers_of([node(node_id="1", count=1), node("other", node_id="2", count=1)])[::-1]
     for there in ({}, {"ansible_ssh_common_args": "-o HostKeyAlias=mine"}, {"tpu_node_id": "2"}):
         hostnames.refuse_another("pod-w0", worker, there, "tpu_vm.yml")

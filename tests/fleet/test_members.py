@@ -36,7 +36,7 @@ def test_a_member_has_hosts_and_keys_and_the_source_is_asked_again(member, file)
     assert "HostName 34.0.9.1" in fleet.ssh_config.read_text()
 
 
-def test_nodes_of_a_zone_that_could_not_be_listed_when_it_was_published_stay_and_that_is_said(member, file):
+def test_nodes_of_an_unlisted_zone_of_a_snapshot_stay_with_a_warning(member, file):
     settings = member.settings()
     view.refresh(settings, source=str(file))
     found = documents.document(NOW + 60, ("lab", "other"), (), (POD,), KEYS, unlisted=[("other", SOLO.zone)])

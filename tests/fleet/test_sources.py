@@ -256,7 +256,7 @@ def test_an_object_that_comes_otherwise_than_its_hash_says_is_refused(monkeypatc
             buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5)
 
 
-def test_a_bucket_without_an_emulator_is_read_by_nobody_and_written_by_somebody(member):
+def test_without_an_emulator_reads_are_anonymous_and_writes_need_a_login(member):
     """Public objects need no credentials; what is written needs them, and these are void."""
     assert buckets._client(Auth(), anonymous=True)._credentials.token is None
     with pytest.raises(CloudError, match="no credentials"):

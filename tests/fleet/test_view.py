@@ -291,7 +291,7 @@ def test_a_wrong_project_is_an_error_and_writes_nothing(fleet):
     assert not settings.state_dir.exists()
 
 
-def test_a_jump_outside_the_fleet_has_a_configuration_that_is_written_where_it_is_missing(fleet):
+def test_a_missing_ssh_config_of_a_jump_outside_the_fleet_is_written(fleet):
     fleet.create("pod", "v4-16")
     fleet.write(proxy_jump="eve@bastion.example.org")
     seen, _ = view.refresh(fleet.settings())
@@ -327,7 +327,7 @@ def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(flee
     ("jump", "warned"),
     [("solo-w0", True), ("ada@solo", True), ("pod-w7", True), ("pod-w1", False), ("pod", False), ("bastion-w0", False)],
 )
-def test_a_jump_that_is_no_worker_although_it_is_called_like_one_is_warned_of(member, tmp_path, jump, warned):
+def test_a_jump_host_with_the_name_form_of_a_worker_is_a_warning(member, tmp_path, jump, warned):
     settings = member.settings()._replace(proxy_jump=jump)
     view.refresh(member.settings(), source=published(tmp_path, [POD, SOLO], KEYS, 0))
     later = published(tmp_path, [POD], KEYS, 1)
@@ -352,7 +352,7 @@ def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
     assert fleet.api.requests(fleet.project)["GetGuestAttributes"] == 1
 
 
-def test_a_node_that_lost_its_endpoints_has_no_instance_names_until_it_is_back(fleet, monkeypatch):
+def test_a_node_without_endpoints_has_no_instance_names(fleet, monkeypatch):
     fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(iap=True)
     settings = fleet.settings()

@@ -27,7 +27,7 @@ def meanwhile(monkeypatch):
     return during
 
 
-def test_another_key_is_an_alarm_although_another_process_wrote_a_newer_view_meanwhile(fleet, meanwhile):
+def test_a_changed_key_is_an_alarm_despite_a_concurrent_newer_view(fleet, meanwhile):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
     seen, _ = view.refresh(settings)
@@ -69,7 +69,7 @@ def test_a_node_that_is_made_anew_while_its_keys_are_compared_is_no_alarm(fleet,
     assert (changes.recreated, changes.gone) == ((("pod",), ()) if then == "stays" else ((), ("pod",)))
 
 
-def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_without_it(fleet, meanwhile):
+def test_learnt_keys_are_kept_despite_a_concurrent_newer_view(fleet, meanwhile):
     fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(iap=True)
     settings = fleet.settings()

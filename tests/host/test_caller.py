@@ -348,7 +348,7 @@ def test_a_stop_waits_for_a_start_that_has_no_record_yet(
 
 
 @pytest.mark.parametrize(("attempt", "kind"), [(2, "missing"), (1, "")])
-def test_an_earlier_attempt_that_has_ended_is_not_the_one_that_its_starter_gives_up(
+def test_giving_up_a_start_leaves_an_ended_earlier_attempt_alone(
     tmp_path: Path, line: Line, attempt: int, kind: str
 ) -> None:
     store = on(tmp_path, state="failed")
@@ -358,9 +358,7 @@ def test_an_earlier_attempt_that_has_ended_is_not_the_one_that_its_starter_gives
     assert (store.read("r1") or {})["stop_requested_by"] == "", "nobody wants that the run does not go on"
 
 
-def test_a_run_that_somebody_stopped_is_started_again_by_nobody_who_has_looked_before(
-    tmp_path: Path, line: Line
-) -> None:
+def test_a_stopped_run_is_not_started_again_by_an_outdated_recovery(tmp_path: Path, line: Line) -> None:
     store = on(tmp_path, state="failed", stop_requested_by="ada", marker="another request's")
     request = {"action": "start", "spec": good(run_id="r1", attempt=2)}
     answer = wire.find_answer(served(store, request, line, attended=False), MARKER)
@@ -375,7 +373,7 @@ def test_a_stop_of_a_run_that_the_host_went_down_under_is_kept(tmp_path: Path, l
     assert (found["state"], found["stop_requested_by"]) == ("lost", myself().name)
 
 
-def test_a_stop_that_comes_while_the_last_record_is_being_written_is_kept_by_what_comes_behind_it(
+def test_a_stop_during_the_last_write_of_a_record_is_kept(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
@@ -438,7 +436,7 @@ def test_a_stop_leaves_the_next_run_alone_which_has_the_same_unit(
     assert answer["record"]["state"] == state
 
 
-def test_a_start_that_is_sent_again_waits_until_the_others_can_be_told_where_to_meet(
+def test_a_repeated_start_waits_until_the_port_of_the_hub_is_known(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = on(tmp_path, **{key: good(**PAIR)[key] for key in ("rank", "world_size", "workers")})
@@ -501,7 +499,7 @@ def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["its spec waits", "its record is there"])
-def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
+def test_a_repeated_start_gets_the_answer_of_the_first_one(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     """The first one is heard while the second one looks whether there was one."""
@@ -530,7 +528,7 @@ def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
 
 
 @pytest.mark.parametrize("has_lock", [True, False], ids=["its run has the worker", "its record is read"])
-def test_a_start_that_comes_again_a_moment_later_is_not_refused_for_its_own_run(
+def test_a_repeated_start_is_not_refused_because_of_its_own_run(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, has_lock: bool
 ) -> None:
     """The first one has got as far as that since the second one looked whether there was one."""
@@ -546,7 +544,7 @@ def test_a_start_that_comes_again_a_moment_later_is_not_refused_for_its_own_run(
     assert wire.find_answer(said, MARKER)["record"]["state"] == "running"
 
 
-def test_a_start_that_comes_again_waits_once_for_a_supervisor_that_never_comes(
+def test_a_repeated_start_waits_only_once_for_a_missing_supervisor(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, asked, clock = Store(str(tmp_path)), good(run_id="r1"), [100.0]

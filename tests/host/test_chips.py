@@ -161,7 +161,7 @@ def test_a_lockfile_that_cannot_be_removed_says_why(lockfile: Path, monkeypatch:
     assert faults == {str(lockfile): f"it cannot be removed: Read-only file system; {fix}"}
 
 
-def test_a_directory_in_the_lockfiles_place_is_removed_unless_something_is_in_it(lockfile: Path) -> None:
+def test_a_directory_in_place_of_the_lockfile_is_removed_if_empty(lockfile: Path) -> None:
     lockfile.unlink()
     (lockfile / "mine").mkdir(parents=True)
     faults = ending.chips_after()["lockfile_faults"]

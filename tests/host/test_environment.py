@@ -36,7 +36,7 @@ def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert {name.decode() for name in env} == expected | {f"TPU_OPS_{name}" for name in own}
 
 
-def test_slices_of_one_run_are_told_how_to_find_each_other_by_this_attempt_alone() -> None:
+def test_megascale_variables_come_from_the_current_attempt_only() -> None:
     asked = good(slices=2, rank=2, slice=1, net=good_net(hub="10.0.0.9"), env={"MEGASCALE_NUM_SLICES": "7"})
     stale = {"MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9", "MEGASCALE_SLICE_ID": "5", "MEGASCALE_PORT": "8081"}
     env = environment.build(spec.check(asked), myself(), "", stale, "/files")
@@ -147,7 +147,7 @@ def test_tcmalloc_is_preloaded_where_it_is_pinned_for_runs_and_nowhere_else(
     assert worker.path(link).is_symlink() is pinned
 
 
-def test_a_role_that_runs_alone_neither_stops_runs_nor_says_what_none_of_them_hears(worker: Worker) -> None:
+def test_a_role_alone_neither_stops_runs_nor_writes_unread_settings(worker: Worker) -> None:
     """The launcher's configuration stays as it was meanwhile, and need not change."""
     worker.configure("launcher")
     assert "PJRT_DEVICE" not in worker.run()

@@ -156,7 +156,7 @@ def test_a_start_that_is_refused_tells_which_checks_failed(
 
 
 @pytest.mark.parametrize(("chips", "stays"), [(4, False), (0, True)], ids=["with chips", "without"])
-def test_a_lockfile_that_nobody_has_locked_is_removed_before_a_start_with_chips(
+def test_an_unlocked_lockfile_is_removed_before_a_start_with_chips(
     prepared: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chips: int, stays: bool
 ) -> None:
     stale = tmp_path / "libtpu_lockfile"
@@ -185,7 +185,7 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
     assert kept.exists()
 
 
-def test_what_is_no_lockfile_keeps_a_start_from_chips_and_a_probe_tells_it_before(
+def test_an_odd_file_in_place_of_the_lockfile_blocks_chips_and_is_probed(
     prepared: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fifo = tmp_path / "libtpu_lockfile"
@@ -227,7 +227,7 @@ def test_a_probe_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "--venv" in found[0]["fix"]
 
 
-def test_a_mount_that_nobody_answers_for_is_told_and_nothing_on_it_is_looked_at(
+def test_a_mount_without_answer_is_reported_and_nothing_on_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = {"path": "/mnt/gone", "problem": "/mnt/gone does not answer", "fix": "see to it"}

@@ -50,9 +50,7 @@ def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch:
         (150.0, wire.frame(wire.DATA, 11) + wire.frame(wire.DATA, 11, b"c")),
     ],
 )
-def test_who_asks_for_lines_before_the_oldest_that_are_kept_hears_that_some_are_gone(
-    tmp_path: Path, since: float, frames: bytes
-) -> None:
+def test_lines_before_the_oldest_kept_one_are_reported_as_missing(tmp_path: Path, since: float, frames: bytes) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
     Path(folder, f"{9:020d}.log").write_bytes(b"abc")
@@ -66,7 +64,7 @@ def test_who_asks_for_lines_before_the_oldest_that_are_kept_hears_that_some_are_
     assert wire.FRAME.unpack_from(sent, len(frames))[:2] == (wire.END, 12)
 
 
-def test_what_is_missing_right_behind_the_time_that_was_asked_for_is_counted_from_there(tmp_path: Path) -> None:
+def test_missing_lines_after_the_requested_time_are_counted_from_there(tmp_path: Path) -> None:
     """The first frame says where the lines begin, also where a hole comes before the first byte."""
     Path(tmp_path, f"{9:020d}.log").write_bytes(b"abc")
     Path(tmp_path, f"{9:020d}.index").write_text("100.000 9\n200.000 12\n")
@@ -98,7 +96,7 @@ def test_frames_end_without_an_end_where_another_attempt_begins(
 
 
 @pytest.mark.parametrize("rebooted", [True, False])
-def test_what_looks_lost_is_waited_for_only_where_systemd_may_be_closing_its_record(
+def test_a_lost_run_is_waited_for_only_if_systemd_may_close_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
 ) -> None:
     monkeypatch.setattr(follow, "require_root", lambda: None)
@@ -237,7 +235,7 @@ FIRST = [(wire.DATA, 10 * number + at, b"1" * size) for number in range(3) for a
 
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("after", [1, 2, 4, 7, 8])
-def test_the_rest_of_an_attempt_is_told_from_where_the_next_one_has_set_it_aside(
+def test_the_rest_of_an_attempt_is_read_from_its_archived_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, live: bool
 ) -> None:
     lagging = Lagging(tmp_path, monkeypatch)

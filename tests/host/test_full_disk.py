@@ -52,7 +52,7 @@ class Stall:
         self._fsync(handle)
 
 
-def test_a_disk_that_stalls_holds_up_nothing_and_has_the_newest_record_in_the_end(
+def test_a_stalled_disk_delays_nothing_and_gets_the_newest_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stall, beats = Stall(), list[str]()
@@ -99,7 +99,7 @@ def test_a_disk_that_stalls_for_ever_leaves_the_last_record_in_memory(
 
 @pytest.mark.parametrize("late", [False, True], ids=["while it ends", "at its very end"])
 @pytest.mark.parametrize(("wanted", "noted"), [(True, "ada"), (False, "")])
-def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
+def test_a_stop_request_is_recorded_if_the_run_ends_for_another_reason(
     tmp_path: Path, wanted: bool, noted: str, late: bool
 ) -> None:
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
@@ -113,7 +113,7 @@ def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
     assert (written(tmp_path)["stop_requested_by"], written(tmp_path)["intent"]["kind"]) == (noted, "failed")
 
 
-def test_an_attempt_that_comes_just_after_a_stop_is_refused_and_the_stop_stays_on_record(tmp_path: Path) -> None:
+def test_an_attempt_just_after_a_stop_is_refused_and_the_stop_is_kept(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     ended = rank_record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "failed"}
     store.prepare("r1", os.getuid(), os.getgid())
@@ -138,7 +138,7 @@ def test_a_stop_of_a_rank_that_is_ending_anyway_is_written_at_once(tmp_path: Pat
     assert written(tmp_path)["stop_requested_by"] == "ada"
 
 
-def test_a_stop_that_comes_before_a_dead_supervisors_record_is_closed_stays_on_it(
+def test_a_stop_before_a_dead_supervisors_record_is_closed_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(str(tmp_path))
@@ -237,7 +237,7 @@ def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(
 
 @pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_the_last_words_of_a_rank_whose_disk_stalls_are_waited_for_and_counted_where_they_are_lost(
+def test_the_last_output_on_a_stalled_disk_is_awaited_or_counted_as_lost(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     let_go, write, beats = threading.Event(), os.write, list[str]()
@@ -344,14 +344,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize(("gone", "stuck"), [(0.3, False), (9.0, False), (60.0, True)])
-def test_what_has_been_killed_has_as_long_to_go_as_a_living_supervisor_gives_it(
+def test_killed_processes_get_as_long_to_end_without_a_supervisor(
     slow: Clock, monkeypatch: pytest.MonkeyPatch, gone: float, stuck: bool
 ) -> None:
     monkeypatch.setattr(ending, "others", lambda _: [os.getpid()] if slow.now < gone else [])
     assert [entry["pid"] for entry in ending.end_left("")] == ([os.getpid()] if stuck else [])
 
 
-def test_what_is_slow_to_go_and_a_lock_that_is_kept_leave_time_to_close_the_record(
+def test_slow_processes_and_a_held_lock_leave_time_to_close_the_record(
     tmp_path: Path, disk: Disk, slow: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what systemd gives it at least, where the grace is none."""

@@ -191,7 +191,7 @@ def test_a_stop_that_was_written_needs_no_word_of_systemd(store: Store, monkeypa
 
 @pytest.mark.parametrize("state", ["running", "failed"], ids=["before its last record", "before it has gone"])
 @pytest.mark.parametrize("wanted", [True, False], ids=["of a person", "of a recovery"])
-def test_a_stop_that_crosses_the_end_of_a_run_is_on_record_and_does_not_wait_for_the_next_attempt(
+def test_a_stop_at_the_end_of_a_run_is_recorded_without_waiting(
     store: Store,
     supervisor: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
@@ -218,7 +218,7 @@ def test_a_stop_that_crosses_the_end_of_a_run_is_on_record_and_does_not_wait_for
     assert store.take_intent("r1") is None
 
 
-def test_a_stop_that_crosses_the_end_leaves_what_was_said_of_the_next_attempt(
+def test_a_stop_at_the_end_keeps_the_request_for_the_next_attempt(
     store: Store, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = store.put_intent

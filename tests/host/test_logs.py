@@ -165,7 +165,7 @@ class Stall:
 
 
 @pytest.mark.parametrize("call", ["open", "write", "close", "unlink"])
-def test_a_disk_that_stalls_holds_up_no_rank_and_what_had_no_room_is_missed_at_its_place(
+def test_a_stalled_disk_slows_no_rank_and_gaps_are_reported_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     folder, size = str(tmp_path), 3 * logs.BUFFER

@@ -82,7 +82,7 @@ def test_a_path_that_makes_no_unit_s_name_is_left_out() -> None:
     ]
 
 
-def test_the_unit_has_one_order_for_each_and_systemd_run_takes_none_of_a_name_for_a_quote(
+def test_the_unit_has_one_dependency_per_mount_with_names_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mountinfo").write_bytes(mountinfo(SYSTEM | {"/mnt/data": "ext4", "/mnt/my-disk": "ext4"}))
@@ -190,7 +190,7 @@ def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monk
         (1002, ["/home/ada/b/venv"], ["/mnt/all", "/home/ada/b", "/home/bob/b"]),
     ],
 )
-def test_what_another_person_has_mounted_and_does_not_answer_for_is_in_the_way_of_those_who_use_it(
+def test_a_silent_mount_of_another_user_blocks_only_runs_that_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, needed: list[str], asked: list[str]
 ) -> None:
     line = "36 22 0:50 / {} rw,nosuid shared:1 - fuse.gcsfuse bucket rw,user_id={},group_id=1,allow_other\n"

@@ -174,9 +174,7 @@ def thread(root: Path, pid: int, number: int, state: str) -> None:
 @pytest.mark.parametrize(
     ("states", "expected"), [("ZSD", "D"), ("XRS", "R"), ("ZSR", "R"), ("ZZX", "Z"), ("SD", "S"), ("Z", "Z")]
 )
-def test_the_state_is_the_first_thread_s_or_that_of_the_others_once_it_has_ended(
-    tmp_path: Path, states: str, expected: str
-) -> None:
+def test_a_process_has_the_state_of_its_living_threads(tmp_path: Path, states: str, expected: str) -> None:
     for number, state in enumerate(states):
         thread(tmp_path, 10, 10 + number, state)
     assert proc.process_state(10, str(tmp_path)) == expected

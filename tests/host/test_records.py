@@ -146,7 +146,7 @@ def ended(store: Store, run_id: str, since: float, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 10**6), (100, 299)])
-def test_the_next_run_removes_old_runs_but_none_that_is_on_and_no_file_of_a_person(
+def test_the_next_run_removes_old_runs_but_no_active_one_and_no_user_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
 ) -> None:
     store = Store(str(tmp_path))

@@ -76,9 +76,7 @@ def test_a_run_is_its_persons_and_an_insisting_administrators(
         ),
     ],
 )
-def test_what_is_to_be_done_about_who_is_in_the_way_is_what_the_person_may_do(
-    uid: int, admin: bool, run: str, process: str
-) -> None:
+def test_advice_about_a_blocking_run_fits_the_rights_of_the_user(uid: int, admin: bool, run: str, process: str) -> None:
     asker, looked = Someone(uid, admin), {"venv": {"path": ""}, "environment_files": {}, "chips": [], "space": {}}
     holder = {"run_id": "r1", "person": "ada", "uid": 7, "asker": "u8", "since": 0.0}
     held = {"uid": 7, "user": "ada", "pid": 1, "command": "python"}

@@ -82,7 +82,7 @@ def test_a_rank_that_cannot_start_is_named_at_once(star: Callable[..., Star]) ->
 
 
 @pytest.mark.parametrize(("problem", "ranks"), [("", []), ("no such program", [1])])
-def test_a_rank_that_comes_after_the_run_was_given_up_ends_at_once_and_blames_nobody_else(
+def test_a_late_rank_of_an_abandoned_run_ends_at_once_without_blame(
     star: Callable[..., Star], problem: str, ranks: list[int]
 ) -> None:
     made = star(3, barrier=60)

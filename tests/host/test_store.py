@@ -162,9 +162,7 @@ def test_the_record_of_a_dead_supervisor_is_closed_whoever_keeps_it_locked(
     assert (found["state"], found["stop_requested_by"]) == ("stopped" if state == "running" else "failed", "ada")
 
 
-def test_a_stop_that_its_person_has_stand_still_is_in_the_way_of_no_other_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suspended_stop_blocks_no_other_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-Z does, and a control group that is frozen: what sudo starts is in those of whoever called it."""
     monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
     ended_run = begun(store, run_id="r2", state="failed")
@@ -284,7 +282,7 @@ def test_there_is_a_record_with_its_log_at_any_moment_between_two_attempts(
     assert logs.tail(str(aside / "1" / "log"), 10) == b"1"
 
 
-def test_whoever_follows_the_last_attempt_finds_its_log_until_there_is_another_record(
+def test_the_log_of_the_last_attempt_is_found_until_the_next_record(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended(store)
@@ -324,7 +322,7 @@ def test_an_attempt_that_was_started_twice_has_two_logs(store: Store) -> None:
     assert logs.end(store.logs("r1")) == 1
 
 
-def test_an_attempt_that_the_disk_does_not_take_has_not_the_log_of_the_last_one(
+def test_an_attempt_that_is_not_on_disk_has_no_log_of_the_earlier_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended(store)
@@ -343,7 +341,7 @@ def test_an_attempt_that_the_disk_does_not_take_has_not_the_log_of_the_last_one(
     assert logs.tail(str(Path(store.directory("r1"), "attempts", "1", "log")), 10) == b"1"
 
 
-def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attempt_before_a_reboot(
+def test_a_killed_start_keeps_the_record_of_an_attempt_before_a_reboot(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
@@ -360,7 +358,7 @@ def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attem
 
 
 @pytest.mark.parametrize("other", [True, False], ids=["another run is on", "its own unit is going"])
-def test_a_run_that_has_ended_is_settled_where_another_one_has_its_control_group(
+def test_an_ended_run_is_closed_if_another_run_has_its_control_group(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
 ) -> None:
     monkeypatch.setattr(actions, "require_root", lambda: None)
@@ -393,7 +391,7 @@ def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
     assert waited == ["r1"]
 
 
-def test_a_stop_behind_a_killed_supervisor_waits_for_what_that_has_left_and_tells_how_it_was_closed(
+def test_a_stop_after_a_killed_supervisor_waits_for_its_processes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "require_root", lambda: None)

@@ -138,7 +138,7 @@ def test_the_snapshot_is_enough_of_a_cache(fleet):
     assert fleet.api.requests(fleet.project) == {}
 
 
-def test_an_answer_is_as_old_as_what_was_published_and_not_as_its_place_in_the_cache(fleet):
+def test_the_age_of_an_answer_counts_from_publication_not_from_caching(fleet):
     published = fleet.path / "published.json"
 
     def publish(name: str, age: float) -> None:
@@ -171,7 +171,7 @@ def test_an_answer_does_not_renew_its_own_age(cached, cached_age, known_age):
     assert cached.file.stat().st_mtime == age
 
 
-def test_refresh_inventory_and_flush_ask_the_api_and_rewrite_what_is_remembered(cached):
+def test_refresh_inventory_and_flush_cache_ask_the_api_and_rewrite_the_cache(cached):
     found = inventory(cached.fleet)
     assert hosts(found) == CACHED
     found.refresh_inventory()
@@ -300,7 +300,7 @@ def test_where_host_keys_are_not_learnt_none_are_missed(fleet):
     assert cached.hosts() in (CACHED, KNOWN)
 
 
-def test_instance_names_that_iap_needs_are_asked_for_though_the_nodes_are_known(cached):
+def test_instance_names_for_iap_are_requested_for_known_nodes(cached):
     cached.fleet.write(**cached.options, iap=True)
     assert cached.hosts() == ASKED
     cached.fleet.api.forget_requests()

@@ -177,7 +177,7 @@ def test_strict_decides_about_expressions_that_fail(named, said, key, strict):
         ({"cache_timeout": "x"}, ["tpu_vm.yml", "cache_timeout"]),
     ],
 )
-def test_a_mistake_in_what_only_ansible_reads_is_an_error_that_names_file_and_key(named, said, options, words):
+def test_a_fault_in_an_ansible_only_option_names_file_and_key(named, said, options, words):
     from ansible.errors import AnsibleError
 
     named.write(**options)
@@ -328,7 +328,7 @@ def test_ansible_refuses_to_evaluate_such_text(hostile):
         templar.evaluate_expression(found)
 
 
-def test_a_text_that_is_a_variables_name_is_that_variable_where_a_task_evaluates_twice(fleet):
+def test_a_text_equal_to_a_variables_name_is_evaluated_by_debug_var(fleet):
     from ansible.parsing.dataloader import DataLoader
     from ansible.template import Templar, trust_as_template
 

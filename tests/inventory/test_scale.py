@@ -52,7 +52,7 @@ def test_list_shows_ten_thousand_workers_for_the_requests_of_its_pages(fleet, ca
     assert asked["ListNodes"] <= 3
 
 
-def test_the_inventory_asks_once_for_the_host_keys_of_the_nodes_it_lists_and_never_again(fleet):
+def test_the_inventory_requests_host_keys_of_its_nodes_only_once(fleet):
     """A tenth of them, since Ansible itself takes a millisecond for each host."""
     fleet.write(names=["pod1[0-9]", "pod2??"])
     assert len(hosts(inventory(fleet))) == 110 * WORKERS

@@ -34,7 +34,7 @@ def test_the_example_sets_what_each_role_wants(name):
     assert variables(GROUP_VARS)[name] not in ([], {}, "", False)
 
 
-def test_the_account_that_logs_in_has_no_number_since_the_node_has_given_it_one():
+def test_the_login_account_of_the_example_has_no_uid():
     (own,) = [row for row in variables(GROUP_VARS)["users_people"] if row["name"] == load_file(example.FLEET).user]
     assert "uid" not in own
 
@@ -52,6 +52,6 @@ def test_the_lab_changes_only_what_the_example_or_a_role_names():
     assert ours - own <= defaults | set(variables(GROUP_VARS))
 
 
-def test_the_lab_s_shell_keeps_the_lab_s_inventory_between_the_example_and_its_overlay(tmp_path):
+def test_in_the_labs_shell_its_inventory_is_between_example_and_overlay(tmp_path):
     found = example.environment({"ANSIBLE_INVENTORY": "/clone/inventory/tpu_vm.yml,/state/lab.yml"}, tmp_path)
     assert found["ANSIBLE_INVENTORY"].split(",") == [str(example.FLEET), "/state/lab.yml", str(example.LAB)]

@@ -178,7 +178,7 @@ def test_files_that_may_hold_a_host_s_variables_are_found_nearest_first(tmp_path
     assert [str(path.relative_to(tmp_path)) for path in variable_files(variables)] == [names[3], names[1], names[0]]
 
 
-def test_files_that_ansible_passes_over_beside_a_directory_or_a_file_of_their_name_are_faults(tmp_path: Path) -> None:
+def test_variables_files_that_ansible_ignores_are_faults(tmp_path: Path) -> None:
     for name in ("group_vars/all/main.yml", "group_vars/all.yml", "group_vars/pod.yml", "group_vars/pod.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -237,7 +237,7 @@ def test_files_of_groups_and_hosts_that_are_almost_there_are_warned_of(
     )
 
 
-def test_groups_and_workers_that_come_and_go_are_those_of_the_inventory_plugin() -> None:
+def test_transient_groups_and_workers_are_those_of_the_inventory_plugin() -> None:
     queued = node(queued_resource="big")
     (made,) = hostvars.groups([queued]).values()
     assert [name for name in made if not check_variables.OF_NODES.fullmatch(name)] == []

@@ -101,7 +101,7 @@ def test_what_is_of_no_node_is_a_line_and_compared_with_nothing():
         (lambda facts: facts["worker"].update(hugepages="madvise"), "hugepages: madvise, others always"),
     ],
 )
-def test_a_worker_that_differs_from_the_others_of_its_node_is_named_with_what_they_have(change, line):
+def test_a_worker_that_differs_from_its_node_is_named_with_both_values(change, line):
     found = fleet()
     change(found["pod-w1"]["ansible_facts"])
     said = worker_lines(found, found)[3:]

@@ -409,9 +409,7 @@ def test_a_kernel_without_hugepages_is_reported_and_no_failure(run: Run, tmp_pat
 @pytest.mark.parametrize(
     ("interrupted", "skip_done", "runs"), [(True, True, True), (False, True, False), (False, False, True)]
 )
-def test_dpkg_completes_its_work_before_the_first_installation_also_by_the_tags_of_other_roles(
-    interrupted: bool, skip_done: bool, runs: bool
-) -> None:
+def test_dpkg_is_completed_before_installations_under_every_tag(interrupted: bool, skip_done: bool, runs: bool) -> None:
     tasks = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/install.yml"), trusted_as_template=True)
     before, first = (
         next(at for at, task in enumerate(tasks) if module in task)
@@ -478,9 +476,7 @@ def holds(task: dict[str, Any], variables: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("known", "refreshed"), [({}, False), ({"changed": False}, False), ({"changed": True}, True)])
-def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_leave_the_mirrors_out(
-    known: dict[str, bool], refreshed: bool
-) -> None:
+def test_package_lists_are_refreshed_after_a_change_of_mirrors(known: dict[str, bool], refreshed: bool) -> None:
     """`--tags shell` reads the package lists, and runs no other task of this role."""
     worker = {"apt_lists": {"filled": True, "age": 0}}
     variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
@@ -573,7 +569,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_a_source_that_does_not_answer_stops_only_who_installs_and_is_named_with_the_way_out(
+def test_a_silent_source_stops_only_installations_and_is_named_with_a_fix(
     run: Run, tmp_path: Path, apt: Callable[..., Path], required: bool
 ) -> None:
     calls, stamp = apt((0, AWAY)), tmp_path / "stamp"
@@ -697,7 +693,7 @@ def warned(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 REGIONAL = "http://europe-west4.gce.archive.ubuntu.com/ubuntu"
 
 
-def test_a_mirror_of_no_source_is_warned_of_with_the_addresses_that_are_there(
+def test_a_mirror_without_a_source_warns_with_the_present_addresses(
     warned: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "sources.list").write_text(
@@ -721,7 +717,7 @@ def test_a_worker_without_sources_has_none_for_a_mirror(warned: Callable[..., li
     assert warned({"http://b.example": "http://m.example"}) == [said]
 
 
-def test_nobody_is_warned_of_a_mirror_that_was_set_earlier_or_is_used_for_a_part(
+def test_a_mirror_that_was_set_earlier_or_is_used_in_part_gives_no_warning(
     warned: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "sources.list").write_text(f"deb {REGIONAL}/ jammy main\n")

@@ -58,7 +58,7 @@ def run(playbook: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_each_thing_that_a_task_changes_is_recorded_in_check_mode_as_in_earnest(tmp_path: Path) -> None:
+def test_each_change_of_a_task_is_recorded_in_check_mode_as_well(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     for name in ("one", "two"):

@@ -54,7 +54,7 @@ def test_check_mode_has_to_name_exactly_what_is_changed(records: list[dict[str, 
     assert found == [] if fault is None else any(fault in text for text in found)
 
 
-def test_exceptions_of_check_mode_count_for_their_task_and_are_found_when_their_scenario_needs_them_no_more() -> None:
+def test_check_mode_exceptions_count_for_one_task_and_stale_ones_are_found() -> None:
     prepared, broken = ("s", "role : A", "prepared"), ("s", "role : A", "broken")
     missed = "s: role : A on w0 (/etc/a) was changed, and check mode did not say so"
     once = [run(check=True), run(A)]
@@ -83,9 +83,7 @@ def test_a_run_without_skips_changes_nothing() -> None:
         ([A[:2], ("role : B", "w1")], [], []),
     ],
 )
-def test_a_run_without_skips_skips_only_what_is_listed_and_the_list_names_only_what_is_skipped(
-    ran: list[Any], found: list[str], stale: list[str]
-) -> None:
+def test_the_list_of_skips_equals_the_skipped_tests(ran: list[Any], found: list[str], stale: list[str]) -> None:
     handler: Change = ("role : H", "w0", [], [])
     full = run(playbook="without_skips.yml") | {"ran": ran}
     records = [run(C, check=True), run(A, B, handler), run(), full, run(C)]

@@ -215,7 +215,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_are_the_person_s_alone_and_check_mode_says_what_would_be_written(run: Run, home: Path) -> None:
+def test_files_are_private_and_check_mode_names_what_would_be_written(run: Run, home: Path) -> None:
     (home / ".netrc").write_text(OWN)
     (home / ".netrc").chmod(0o644)
     entries = [

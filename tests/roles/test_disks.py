@@ -242,7 +242,7 @@ def test_a_file_system_that_can_only_be_read_after_an_error_is_told_of(
     assert f"{host.path}: owner, group and mode cannot be set: Read-only file system; after an error" in said
 
 
-def test_whoever_puts_a_link_on_the_way_to_a_mount_gets_nothing_of_what_that_leads_to(
+def test_a_link_on_the_way_to_a_mount_gives_no_ownership_of_its_target(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host(tmp_path, monkeypatch, "rw,discard")

@@ -76,7 +76,7 @@ def test_nothing_is_run_for_an_owner_who_has_no_account_yet(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
-def test_an_environment_that_its_owner_does_not_own_is_refused_before_anything_is_done(
+def test_an_environment_of_another_owner_is_refused_before_any_change(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     by_hand(tmp_path / "venv", "3.11")

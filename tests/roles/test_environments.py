@@ -214,7 +214,7 @@ def test_what_somebody_broke_is_reported_by_check_mode_and_mended(
     assert run(uv_environments, arguments, check=True)["changed"] is False
 
 
-def test_a_lock_is_installed_as_it_is_and_with_its_hashes_only_where_all_have_one(
+def test_hashes_of_a_lock_are_required_only_if_all_packages_have_one(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     locked = more(arguments, lock="jax==1 \\\n    --hash=sha256:00\nnumpy==2 --hash=sha256:00\n")
@@ -269,7 +269,7 @@ def test_what_workers_agree_on_is_all_that_one_of_them_has_from_the_index(
 
 
 @pytest.mark.parametrize(("name", "said"), [("withdrawn", ""), ("locked", "the index does not answer")])
-def test_of_what_one_of_them_has_they_do_without_what_the_index_has_no_longer(
+def test_resolution_omits_installed_packages_that_left_the_index(
     run: Run, arguments: dict[str, Any], name: str, said: str
 ) -> None:
     """Not without the rest, and not where that is only not known just now."""
@@ -505,7 +505,7 @@ def test_what_is_there_is_kept_when_the_set_is_resolved(run: Run, arguments: dic
     assert result["changed"] is False
 
 
-def test_a_need_of_a_project_that_no_index_has_keeps_nothing_from_being_resolved(
+def test_a_requirement_outside_the_index_does_not_stop_the_resolution(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     run(uv_environments, arguments)

@@ -103,7 +103,7 @@ def test_mounts_have_their_names_and_both_kinds_of_options() -> None:
         (["x_Packages"], 30 * 86400, True, False),
     ],
 )
-def test_package_lists_have_the_age_of_what_was_fetched_as_a_whole_and_may_be_empty(
+def test_the_age_of_package_lists_is_that_of_the_last_complete_refresh(
     tmp_path: Path, names: list[str], stamped: int | None, filled: bool, fresh: bool
 ) -> None:
     stamp, lists = tmp_path / "stamp", tmp_path / "lists"
@@ -153,7 +153,7 @@ def test_paths_are_missing_executable_or_merely_there(run: Run, tmp_path: Path) 
     }
 
 
-def test_files_are_read_with_all_that_may_differ_unless_nothing_is_to_be_skipped(run: Run, tmp_path: Path) -> None:
+def test_facts_hold_content_and_rights_of_files_if_done_work_is_skipped(run: Run, tmp_path: Path) -> None:
     own = {"owner": tmp_path.owner(), "group": tmp_path.group()}
     (tmp_path / "d" / "e").mkdir(parents=True, mode=0o700)
     (tmp_path / "d" / "e" / "a").write_bytes(b"\xff\n# BEGIN tpu_ops\nx\n# END tpu_ops\n")
@@ -175,7 +175,7 @@ def test_files_are_read_with_all_that_may_differ_unless_nothing_is_to_be_skipped
     assert facts["worker"]["files"] == {}
 
 
-def test_units_whose_conditions_are_not_met_are_told_from_those_that_were_stopped() -> None:
+def test_units_with_unmet_conditions_differ_from_stopped_ones() -> None:
     shown = """Id=a.service
 ConditionResult=no
 ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
@@ -221,7 +221,7 @@ ActiveState=active
 @pytest.mark.parametrize(
     ("started", "active", "late"), [(15, "active", True), (5, "active", False), (15, "inactive", False)]
 )
-def test_a_service_that_was_started_before_its_settings_were_written_is_behind(
+def test_a_service_older_than_its_settings_needs_a_restart(
     settings: Path, started: float, active: str, late: bool
 ) -> None:
     units = {"journald.service": str(settings), "other.timer": f"{UNITS}/other.timer.d/tpu_ops.conf"}
@@ -283,7 +283,7 @@ def test_the_files_that_roles_keep_are_read(tmp_path: Path) -> None:
     assert len(kept) > 15
 
 
-def test_words_are_found_in_files_and_those_that_may_not_be_read_count_as_having_them(run: Run, tmp_path: Path) -> None:
+def test_words_are_found_in_files_and_unreadable_files_count_as_matching(run: Run, tmp_path: Path) -> None:
     for name, text in (("a.sh", "export LD_PRELOAD=/x/libtcmalloc.so.4\n"), ("b.sh", "LD_PRELOAD=other\n")):
         (tmp_path / name).write_text(text)
     (tmp_path / "c.sh").mkdir()

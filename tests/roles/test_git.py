@@ -293,7 +293,7 @@ def test_what_is_no_configuration_is_named_and_not_waited_for(
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_a_configuration_that_is_a_link_to_a_directory_that_is_missing_is_named(
+def test_a_gitconfig_link_into_a_missing_directory_is_named(
     run: Run, tmp_path: Path, person: dict[str, Any], check: bool
 ) -> None:
     (tmp_path / ".gitconfig").symlink_to("none/config")

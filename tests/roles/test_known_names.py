@@ -122,9 +122,7 @@ def test_packages_come_that_are_listed_and_not_there(listed: str, coming: list[s
         ([{"name": "ada", "keys": ["{{ nowhere }}"], "shell": "/bin/zsh"}], ["/bin/zsh", "/lib/x.so"]),
     ],
 )
-def test_a_worker_is_asked_for_the_paths_that_variables_name_and_a_faulty_one_names_none(
-    people: Any, paths: list[str]
-) -> None:
+def test_paths_in_variables_are_requested_and_invalid_values_have_none(people: Any, paths: list[str]) -> None:
     def trusted(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: trusted(each) for key, each in value.items()}

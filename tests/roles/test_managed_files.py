@@ -235,7 +235,7 @@ def test_a_block_goes_into_the_file_that_a_link_leads_to(keep: Keep, tmp_path: P
         ("open/way/rc", "a symbolic link in a place where others than root can create one"),
     ],
 )
-def test_a_block_behind_a_link_that_leads_nowhere_or_where_others_write_is_refused(
+def test_a_block_behind_a_dangling_or_unsafe_link_is_refused(
     keep: Keep, tmp_path: Path, target: str, fault: str, check: bool
 ) -> None:
     for folder in ("dir", "open/dir"):
@@ -310,7 +310,7 @@ def test_entries_are_made_in_order_and_several_at_once(keep: Keep, tmp_path: Pat
     assert result["changed_paths"] == [str(tmp_path / "d" / "program")], result
 
 
-def test_a_file_of_another_name_in_a_shared_directory_does_not_change_its_owner(keep: Keep, tmp_path: Path) -> None:
+def test_another_file_in_a_shared_directory_keeps_its_owner(keep: Keep, tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("x")
     (tmp_path / "shared").mkdir(0o777)
     (tmp_path / "shared").chmod(0o777)

@@ -146,7 +146,7 @@ def test_a_bundle_is_split_into_its_certificates() -> None:
         split_pem("nothing here")
 
 
-def test_certificates_the_system_has_from_elsewhere_need_no_file_and_others_go(run: Run, tmp_path: Path) -> None:
+def test_certificates_of_the_system_need_no_file_and_unlisted_ones_go(run: Run, tmp_path: Path) -> None:
     directory, bundle = tmp_path / "ours", tmp_path / "bundle.crt"
     directory.mkdir()
     (directory / "left.crt").write_text(certificate(9))
@@ -171,7 +171,7 @@ def test_a_bundle_that_an_interrupted_run_left_stale_is_noticed(run: Run, tmp_pa
     assert run(ca_certificates, arguments, check=True)["changed"] is False
 
 
-def test_a_certificate_that_leaves_is_remembered_until_the_bundle_is_without_it(
+def test_a_removed_certificate_is_remembered_until_the_bundle_lacks_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, bundle, tool = tmp_path / "ours", tmp_path / "bundle.crt", tmp_path / "update-ca-certificates"

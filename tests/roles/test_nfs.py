@@ -247,7 +247,7 @@ def test_two_roles_that_would_undo_each_other_are_refused(change: dict[str, Any]
     assert faults(host="pod-w1", **given) == "", "only the server has that disk"
 
 
-def test_a_server_that_is_not_there_keeps_only_those_from_being_configured_who_mount_from_it() -> None:
+def test_a_missing_nfs_server_stops_only_its_clients() -> None:
     gone = [{**EXPORT, "server": "gone-w0"}]
     said = "server gone-w0 is not in the inventory; start its node if it is stopped; if it is gone, remove its exports"
     assert faults(exports=gone, mounts=[]) == ""
@@ -478,7 +478,7 @@ def test_why_a_directory_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pyt
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_whoever_puts_a_link_in_the_place_of_a_directory_gets_nothing_of_what_that_leads_to(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_directory_gives_no_access_to_its_target(tmp_path: Path) -> None:
     shared, system = tmp_path / "shared", tmp_path / "system"
     for path, mode in ((shared, 0o777), (system, 0o755)):
         path.mkdir()

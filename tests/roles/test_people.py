@@ -220,7 +220,7 @@ PWSH = {"shell": "/opt/pwsh"}
         ({}, None, [], False, False),
     ],
 )
-def test_login_shells_that_surely_lack_are_faults_and_those_that_may_come_are_told(
+def test_missing_shells_are_faults_unless_a_package_may_bring_them(
     person: Person, stands: str | None, coming: list[str], faulty: bool, told: bool
 ) -> None:
     lists, shell = {"users_people": [{"name": "ada", **person}]}, person.get("shell", "")
@@ -322,7 +322,7 @@ def test_only_accounts_that_differ_are_touched(
     assert changes in ([], every)
 
 
-def test_the_launcher_s_group_goes_from_whoever_lost_it_and_other_groups_stay() -> None:
+def test_only_the_launchers_group_is_taken_from_people_who_lost_it() -> None:
     worker = facts(
         {"ada": account("tpu-run", "video"), "old": account("tpu-run", "audio"), "new": account()},
         {"tpu-run": ["ada", "gone", "old"]},
@@ -529,7 +529,7 @@ def test_a_list_without_anybody_takes_nobody_s_access(
 @pytest.mark.parametrize(
     ("named", "public_half", "more"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-def test_this_run_s_own_keys_are_that_of_the_file_it_names_else_the_agent_s_and_those_offered_besides(
+def test_own_keys_are_those_of_the_key_file_or_of_the_agent(
     tmp_path: Path, named: bool, public_half: bool, more: bool
 ) -> None:
     keys = [tmp_path / name for name in ("file", "agent", "more", "ever more")]
@@ -592,7 +592,7 @@ def test_a_home_of_somebody_else_and_a_line_before_the_role_s_are_refused() -> N
     ]
 
 
-def test_sshd_s_files_are_proved_before_it_reads_them_and_before_anybody_leaves() -> None:
+def test_sshds_files_are_checked_before_a_reload_and_before_removals() -> None:
     tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
     names = [task["name"] for task in tasks]
     order = [
@@ -606,7 +606,7 @@ def test_sshd_s_files_are_proved_before_it_reads_them_and_before_anybody_leaves(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
-def test_who_replaces_what_is_given_back_with_a_link_gets_nothing_of_what_that_leads_to(tmp_path: Path) -> None:
+def test_a_link_in_a_returned_home_gives_no_ownership_of_its_target(tmp_path: Path) -> None:
     tasks = {task["name"]: task for task in yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())}
     home, system, programs = tmp_path / "home", tmp_path / "system", tmp_path / "bin"
     for directory in (home / "a" / "b", system, programs):

@@ -52,7 +52,7 @@ CASES: list[tuple[list[dict[str, Any]], list[dict[str, Any]], str, list[str], bo
 
 @pytest.mark.parametrize(("people", "more_people", "node", "accounts", "skipped", "faulty"), CASES)
 @pytest.mark.parametrize("role", ["git", "credentials"])
-def test_entries_for_people_of_other_nodes_are_skipped_and_those_for_nobody_are_faults(
+def test_entries_of_other_nodes_are_skipped_and_unknown_people_are_faults(
     *,
     role: str,
     people: list[dict[str, Any]],
@@ -79,7 +79,7 @@ def test_entries_for_people_of_other_nodes_are_skipped_and_those_for_nobody_are_
     assert [entry["person"] for entry in entries] == ["hedy"] * (not skipped) + ["ada"]
 
 
-def test_other_faults_of_entries_that_a_worker_skips_are_told_and_those_who_follow_keep_their_number() -> None:
+def test_faults_of_skipped_entries_are_reported_and_numbers_stay() -> None:
     variables = {
         "users_people": [HEDY],
         "git_people": [{"person": "hedy", "email": "x"}, {"person": "eve"}],
@@ -91,7 +91,7 @@ def test_other_faults_of_entries_that_a_worker_skips_are_told_and_those_who_foll
         assert len(faults) == 2
 
 
-def test_credentials_are_removed_from_nodes_where_the_person_no_longer_belongs() -> None:
+def test_credentials_are_removed_where_the_person_no_longer_belongs() -> None:
     variables = {"users_people": [HEDY], "credentials_entries": [WANDB, {**WANDB, "host": "h", "state": "absent"}]}
     (left,) = settled("credentials", "pod", ["hedy"], variables, "__credentials_here")
     assert left["state"] == "absent"

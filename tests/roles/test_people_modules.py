@@ -227,7 +227,7 @@ OWN = "sshd_config.d/20-own.conf"
         ({}, "does not read {}/sshd_config.d/20-own.conf; "),
     ],
 )
-def test_a_line_that_sshd_would_read_before_the_role_s_file_is_named_before_anything_changes(
+def test_an_earlier_line_of_sshd_is_named_before_any_change(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], fault: str
 ) -> None:
     monkeypatch.setattr("ansible.module_utils.sshd_keys.CONFIG", str(tmp_path / "sshd_config"))
@@ -333,7 +333,7 @@ def test_a_home_that_is_not_the_person_s_is_not_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it takes root to mount")
-def test_a_mount_of_somebody_at_a_path_that_is_no_text_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+def test_a_mount_at_a_path_that_is_not_utf8_does_not_stop_a_removal(tmp_path: Path) -> None:
     home, odd = tmp_path / "ada", f"{tmp_path}/\udcff\rx"
     home.mkdir()
     Path(odd).mkdir()
@@ -393,7 +393,7 @@ def test_nobody_is_removed_whose_number_or_home_is_another_s_as_well(
     assert people_leave.sharing_fault(person("a", 1, "/none"), [person("b", 2, "/none")]) == ""
 
 
-def test_a_home_is_nobody_s_where_useradd_made_it_and_its_number_has_no_account(
+def test_a_home_in_useradds_place_with_an_unknown_uid_has_no_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(homes, "HOMES", str(tmp_path))
@@ -436,7 +436,7 @@ def test_an_archive_is_whole_or_not_there_at_all(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 @pytest.mark.parametrize("wish", ["keep", "remove"])
-def test_the_next_account_with_the_same_number_gets_no_home_and_no_files_of_runs(
+def test_a_new_account_with_a_reused_uid_gets_no_old_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
     home, runs = tmp_path / "home", tmp_path / "runs"

@@ -109,7 +109,7 @@ def test_a_turn_that_was_waited_for_long_is_told(
     assert [said in str(warning) for warning in done.get("warnings", [])] == ([] if told else [True])
 
 
-def test_an_environment_that_another_playbook_has_just_filled_is_not_filled_again(
+def test_an_environment_that_another_playbook_just_filled_is_skipped(
     run: Run, tmp_path: Path, arguments: dict[str, Any], hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = hold("Python environments")

@@ -205,7 +205,7 @@ def test_each_number_of_a_role_has_a_least() -> None:
     assert numbers == set(refused)
 
 
-def test_right_variables_encrypted_ones_too_go_on_and_no_role_checks_them_again(tmp_path: Path) -> None:
+def test_valid_variables_pass_and_are_not_checked_again(tmp_path: Path) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=30)
     secrets = {

@@ -365,7 +365,7 @@ def test_nothing_is_cloned_below_a_mount_point_whose_disk_is_not_mounted(bring: 
     assert bring(disk="/")["changed"] is True
 
 
-def test_no_run_starts_while_a_clone_moves_and_none_is_moved_under_a_run_unless_it_may_be(
+def test_runs_and_moves_of_a_clone_exclude_each_other_unless_allowed(
     git: Git, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     active, seen = [""], list[list[str]]()
@@ -441,7 +441,7 @@ def test_a_clone_is_removed_under_a_run_only_where_it_may_be_moved_under_one(
     assert f"vision: uninstall vision from {venv}" in bring(state="absent")["actions"]
 
 
-def test_git_s_configuration_for_everybody_is_changed_in_the_turn_of_the_role_git(
+def test_the_system_gitconfig_is_changed_under_the_lock_of_the_role_git(
     bring: Bring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
@@ -456,7 +456,7 @@ def test_git_s_configuration_for_everybody_is_changed_in_the_turn_of_the_role_gi
     assert seen == [True]
 
 
-def test_workers_get_the_commit_that_was_asked_for_when_the_branch_moves_meanwhile(
+def test_workers_get_the_same_commit_although_the_branch_moves(
     git: Git, bring: Bring, run: Run, tmp_path: Path
 ) -> None:
     url = str(tmp_path / "source")
@@ -830,7 +830,7 @@ def work(git: Git, tmp_path: Path, *commands: str) -> None:
 
 
 @pytest.mark.parametrize("where", [["tag experiment"], ["branch mine"], []], ids=["a tag", "a branch", "nothing"])
-def test_a_clone_is_not_removed_with_a_commit_that_only_something_in_it_knows(
+def test_a_clone_with_an_unpublished_commit_is_not_removed(
     git: Git, bring: Bring, tmp_path: Path, where: list[str]
 ) -> None:
     bring()
@@ -850,7 +850,7 @@ def test_a_clone_is_not_removed_with_a_commit_that_only_something_in_it_knows(
     ],
     ids=["nothing", "a change", "a new file", "a stash", "a commit"],
 )
-def test_a_clone_is_not_removed_with_work_in_a_submodule_that_somebody_fetched(
+def test_a_clone_with_work_in_a_submodule_is_not_removed(
     git: Git, bring: Bring, tmp_path: Path, what: str, said: str
 ) -> None:
     (tmp_path / "lib").mkdir()

@@ -113,7 +113,7 @@ async def test_a_worker_that_cannot_tell_is_named_where_no_run_is_found(
         ("digits-2", True, "did you mean digits-1?"),
     ],
 )
-async def test_a_word_that_means_nothing_is_told_so_and_no_worker_is_asked_for_what_can_be_no_run(
+async def test_an_unknown_run_is_reported_and_impossible_names_ask_no_worker(
     tmp_path: Path, word: str, asked: bool, hint: str
 ) -> None:
     records.write(tmp_path, records.RunRecord("digits-1", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0))
@@ -158,7 +158,7 @@ async def test_of_a_target_the_part_that_means_nothing_is_named(tmp_path: Path, 
         await find(tmp_path, word)
 
 
-async def test_of_workers_that_cannot_tell_the_last_run_that_was_started_here_is_named(
+async def test_if_workers_do_not_know_the_run_the_last_local_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fanout: Any = Answers(pod_w0=SILENT, pod_w1=SILENT)
@@ -179,7 +179,7 @@ async def test_of_a_node_that_was_there_the_last_run_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("stale", "states"), [(60.0, ["running", "unreachable"]), (-1.0, ["failed", "unreachable"])])
-async def test_ranks_that_were_on_before_another_worker_was_waited_for_are_asked_again(
+async def test_running_ranks_are_asked_again_after_waiting_for_a_slow_worker(
     stale: float, states: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_STALE", stale)
@@ -196,7 +196,7 @@ async def test_ranks_that_were_on_before_another_worker_was_waited_for_are_asked
 
 
 @pytest.mark.parametrize(("state", "asked"), [("STOPPED", []), ("PREEMPTED", []), ("REPAIRING", ["pod-w0", "pod-w1"])])
-async def test_workers_of_a_node_on_which_nothing_runs_are_not_asked_and_the_way_back_is_told(
+async def test_a_node_that_is_not_serving_is_not_asked_and_the_fix_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, asked: list[str]
 ) -> None:
     known = fleet(tmp_path)
@@ -242,7 +242,7 @@ async def test_while_nobody_of_a_node_answers_no_run_is_called_the_last_of_sever
 @pytest.mark.parametrize(
     ("called", "hosts"), [(["b-w0", "a-w0"], ("b-w0", "a-w0")), (["b.other-w0", "a.other-w0"], ("a-w0",))]
 )
-async def test_another_s_run_on_several_nodes_is_found_whole_where_its_workers_have_the_same_names(
+async def test_anothers_multislice_run_is_found_by_the_names_of_its_workers(
     tmp_path: Path, called: list[str], hosts: tuple[str, ...]
 ) -> None:
     workers = (*pod(1, "a", "2"), *pod(1, "b", "1"))
@@ -337,7 +337,7 @@ def two(tmp_path: Path, remembered: str = "a") -> Any:
 ON_A, ON_B = control.RunRef("exp", ("a-w0",)), control.RunRef("exp", ("b-w0",))
 
 
-async def test_the_run_of_a_worker_is_the_one_that_it_has_and_not_another_one_of_that_name(tmp_path: Path) -> None:
+async def test_the_run_of_a_worker_is_its_own_and_not_a_namesake(tmp_path: Path) -> None:
     fanout: Any = Answers(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "bob"))
     both = two(tmp_path)
     assert (await control.find(both, fanout, "b")).runs == [ON_B]
@@ -348,7 +348,7 @@ async def test_the_run_of_a_worker_is_the_one_that_it_has_and_not_another_one_of
     assert {run for run, _, _ in seen.rows} == {ON_A, ON_B}
 
 
-async def test_of_two_runs_of_one_name_that_others_started_the_one_that_is_on_is_meant(tmp_path: Path) -> None:
+async def test_of_two_runs_with_one_name_the_active_one_is_meant(tmp_path: Path) -> None:
     both = two(tmp_path, "")
     over = Reply("", {"record": of("a-w0", "ada", "succeeded", since=9.0)})
     fanout: Any = Answers(a_w0=over, b_w0=has("b-w0", "bob"))
@@ -380,7 +380,7 @@ async def test_one_run_whose_person_has_another_user_id_on_each_worker_is_one(tm
         (("a.zone-w0", "a.zone-w1", "c-w0", "c-w1"), ("a-w0", "a-w1", "c-w0", "c-w1")),
     ],
 )
-async def test_who_does_not_answer_is_one_of_the_ranks_of_a_run_that_was_started_elsewhere(
+async def test_a_silent_worker_is_a_rank_of_a_run_that_was_started_elsewhere(
     tmp_path: Path, called: tuple[str, ...], found: tuple[str, ...]
 ) -> None:
     both = SimpleNamespace(
@@ -439,7 +439,7 @@ async def test_a_run_is_found_by_its_node_once_that_is_called_otherwise(tmp_path
         await control.require_free_name(fleet_, fanout, "r1", ["else-w0"])
 
 
-async def test_the_workers_of_a_node_that_was_made_anew_are_asked_by_the_names_they_had(tmp_path: Path) -> None:
+async def test_workers_of_a_recreated_node_are_asked_by_their_old_names(tmp_path: Path) -> None:
     anew = SimpleNamespace(workers=tuple(pod(2, node_id="9")), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
     fanout: Any = Answers()
@@ -534,7 +534,7 @@ async def test_a_stop_tells_a_run_that_had_ended_before(tmp_path: Path, already:
     assert stopped.already is said
 
 
-async def test_a_stop_gives_rank_0_a_head_start_and_calls_nobody_silent_within_the_grace() -> None:
+async def test_stop_asks_rank_0_first_and_waits_for_the_grace_period() -> None:
     seen: list[tuple[list[str], float, float]] = []
 
     class Noted(Answers):

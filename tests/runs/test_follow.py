@@ -108,7 +108,7 @@ async def test_notes_and_lines_come_once_however_often_the_connection_breaks(mon
     assert [(asked["offset"], asked["notes"]) for asked in workers.asked] == [(0, 0), (4, 1)]
 
 
-async def test_for_the_lines_that_there_are_only_the_ranks_that_are_shown_are_asked() -> None:
+async def test_logs_without_follow_ask_only_the_shown_ranks() -> None:
     workers = Workers(w1=[[Frame(DATA, 0, b"one\n"), end(4)]])
     outcomes, said, lines = await followed(workers, ["w0", "w1"], shown=[1], live=False)
     assert [outcome.state for outcome in outcomes] == ["unknown", RECORD["state"]]
@@ -128,7 +128,7 @@ async def test_the_beginning_of_a_line_is_shown_though_its_worker_is_given_up(
     assert lines == ["whole", "loss 0."]
 
 
-async def test_for_the_lines_that_there_are_a_node_that_was_taken_away_is_not_waited_for() -> None:
+async def test_logs_without_follow_do_not_wait_for_a_deleted_node() -> None:
     outcomes, said, _ = await asyncio.wait_for(followed(Workers(w0=[[]]), ["w0"], live=False, taken=lambda _: True), 5)
     assert ([outcome.state for outcome in outcomes], said) == (["gone"], [])
 
@@ -268,7 +268,7 @@ async def test_a_silent_rank_is_not_given_up_while_another_one_is_followed(monke
     ]
 
 
-async def test_where_none_answers_those_that_were_silent_before_are_given_up_no_sooner(
+async def test_ranks_that_were_silent_before_are_not_given_up_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
@@ -389,7 +389,7 @@ async def test_the_next_attempt_is_followed_from_its_beginning_on_all_ranks(monk
 
 
 @pytest.mark.parametrize("kind", ["missing", "no-launcher"])
-async def test_a_node_that_was_made_anew_is_followed_in_the_attempt_that_it_was_made_for(kind: str) -> None:
+async def test_a_recreated_node_is_followed_in_its_own_attempt(kind: str) -> None:
     second = Second([Frame(DATA, 0, b"three\n"), end(6, attempt=2)])
     outcomes, _, lines = await followed(Workers(w0=[second], w1=[Nothing(kind), second]), ["w0", "w1"])
     assert [outcome.record and outcome.record["attempt"] for outcome in outcomes] == [2, 2]

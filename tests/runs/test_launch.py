@@ -146,13 +146,13 @@ async def test_who_is_at_fault_is_named_with_its_own_words() -> None:
     assert (error.where, "no such program" in str(error)) == ("pod-w3", True)
 
 
-async def test_a_worker_that_falls_silent_when_another_has_begun_is_no_reason_to_give_the_run_up() -> None:
+async def test_a_worker_that_goes_silent_after_the_start_does_not_end_the_run() -> None:
     workers = Workers(pod_w2=SILENT)
     await start(workers)
     assert [action for action, _ in workers.asked] == ["start", "start"]
 
 
-async def test_a_silent_worker_0_is_told_to_give_up_and_the_person_that_it_ends_by_itself() -> None:
+async def test_a_silent_worker_0_is_told_to_give_up_and_the_user_is_informed() -> None:
     workers = Workers(pod_w0=Reply("", {}, "timeout", "it did not answer"))
     error = await not_started(workers)
     assert workers.asked == [("start", ["pod-w0"]), ("stop", ["pod-w0"])]
@@ -167,7 +167,7 @@ async def start_slices(workers: Workers, slices: Sequence[Worker] = SLICES) -> N
     await launch.start(fanout, SPEC, slices)
 
 
-async def test_worker_0_of_each_slice_is_asked_one_after_the_other_and_then_all_others() -> None:
+async def test_worker_0_of_each_slice_starts_in_turn_before_all_others() -> None:
     workers = Workers(a_w0=WAITING)
     await start_slices(workers)
     leaders = [("start", ["a-w0"]), ("start", ["b-w0"]), ("start", ["c-w0"])]
@@ -188,7 +188,7 @@ async def test_slices_of_one_worker_leave_the_last_to_say_that_all_go() -> None:
     ]
 
 
-async def test_whoever_loses_a_later_slice_gives_the_first_ones_up_and_asks_nobody_else() -> None:
+async def test_a_refused_lock_of_a_later_slice_releases_the_earlier_ones() -> None:
     workers = Workers(a_w0=WAITING, b_w0=HELD)
     with pytest.raises(launch.NotStarted, match="r0 of bob") as raised:
         await start_slices(workers)
@@ -203,7 +203,7 @@ async def test_a_silent_leader_may_have_begun_to_wait() -> None:
     assert "b-w0 ends by itself within 60 s" in raised.value.fix
 
 
-async def test_a_silent_only_worker_is_told_to_give_up_and_the_person_that_it_may_run() -> None:
+async def test_a_silent_single_worker_is_told_to_give_up_and_may_still_run() -> None:
     workers = Workers(pod_w0=SILENT)
     with pytest.raises(launch.NotStarted) as raised:
         await start(workers, 1)
@@ -270,7 +270,7 @@ async def test_whoever_does_not_wait_until_rank_0_is_told_is_not_sure() -> None:
 
 
 @pytest.mark.parametrize("worse", [False, True], ids=["a moment", "for longer"])
-async def test_where_this_machine_fails_rank_0_is_told_to_give_up_if_it_can_be_reached(worse: bool) -> None:
+async def test_a_local_failure_tells_rank_0_to_give_up_if_reachable(worse: bool) -> None:
     class Failing(Workers):
         async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
             if len(self.calls) == 1 or (worse and self.calls):

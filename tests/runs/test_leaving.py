@@ -176,7 +176,7 @@ async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("on", "together", "ends"), [(True, 0.0, True), (False, 0.0, True), (True, 60.0, False)])
-async def test_signals_that_come_together_are_one_and_a_later_one_does_not_wait_for_what_the_first_ends(
+async def test_simultaneous_signals_count_once_and_a_later_one_does_not_wait(
     stop: Stop, monkeypatch: pytest.MonkeyPatch, on: bool, together: float, ends: bool
 ) -> None:
     monkeypatch.setattr(asked, "TOGETHER", together)

@@ -119,9 +119,7 @@ def test_in_a_part_of_a_work_tree_what_stands_above_counts(tmp_path: Path, git: 
 
 
 @pytest.mark.parametrize("ignore", ["*\n", "code/\n", "/code/*\n/code\n"])
-def test_a_directory_that_the_repository_around_it_leaves_out_is_one_of_its_own(
-    tmp_path: Path, git: Git, ignore: str
-) -> None:
+def test_an_ignored_directory_is_listed_by_its_own_gitignore(tmp_path: Path, git: Git, ignore: str) -> None:
     """As where a home is a work tree of which git ignores nearly all."""
     top = made(tmp_path / "top", "code/a.py", "code/b.bin", ignore=ignore)
     git(top, "init", "--quiet")

@@ -109,9 +109,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         ([SILENT, "succeeded", SILENT, "succeeded"], 5),
     ],
 )
-async def test_a_rank_whose_stream_goes_mute_ends_as_its_worker_says_twice_in_a_row(
-    told: list[str], looks: int
-) -> None:
+async def test_a_rank_with_a_silent_stream_ends_after_two_equal_reports(told: list[str], looks: int) -> None:
     workers = Mute(*told, w0=[[end()]], w1=[[ONE]])
     outcomes, said, lines = await asyncio.wait_for(followed(workers, ["w0", "w1"], shown=[1]), 20)
     assert [(outcome.state, outcome.cut) for outcome in outcomes] == [("stopped", False), ("succeeded", True)]
@@ -128,9 +126,7 @@ async def test_a_rank_that_is_only_quiet_is_followed_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("late", [0.01, 60.0], ids=["what is late by little", "what is late by much"])
-async def test_a_rank_whose_lines_nobody_reads_for_long_is_not_taken_for_a_mute_one(
-    monkeypatch: pytest.MonkeyPatch, late: float
-) -> None:
+async def test_a_rank_with_unread_output_does_not_count_as_silent(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
     """A pager that stands holds up the whole process: meanwhile nothing that comes is heard."""
     monkeypatch.setattr(mute, "LATE", late)
     frames = [Frame(DATA, 4 * number, b"one\n") for number in range(12)]
@@ -153,7 +149,7 @@ async def test_a_worker_that_tells_nothing_more_at_all_is_one_that_does_not_answ
     assert said == [f"rank 1 (w1) does not answer: {told}; retrying for 120 s"]
 
 
-async def test_a_mute_stream_of_an_attempt_that_another_one_has_followed_is_begun_anew() -> None:
+async def test_a_silent_stream_is_reopened_for_the_next_attempt() -> None:
     again = Second([Frame(DATA, 0, b"two\n"), end(4, attempt=2)])
     workers = Mute(2, w0=[[end()], Second([end(attempt=2)])], w1=[[ONE], again])
     outcomes, _, lines = await asyncio.wait_for(followed(workers, ["w0", "w1"], shown=[1]), 20)

@@ -92,9 +92,7 @@ def test_a_node_is_gone_for_good_where_nobody_brings_it_back(
     assert nodes.taken(fleet(tmp_path, is_known=True), "r1")("pod-w0") is taken
 
 
-def test_a_node_that_is_called_otherwise_now_is_there_and_one_made_anew_under_its_name_is_another(
-    tmp_path: Path, now: Any
-) -> None:
+def test_a_renamed_node_is_the_same_and_a_recreated_one_is_another(tmp_path: Path, now: Any) -> None:
     records.write(tmp_path, records.started_on("r1", pod(1), ("true",)))
     is_taken = nodes.taken(fleet(tmp_path, is_known=True), "r1")
     now.listed = [BEFORE]

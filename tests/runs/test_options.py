@@ -86,7 +86,7 @@ def test_the_exit_code_may_be_that_of_the_rank_that_failed_first(outcomes: list[
     assert runs_output.exit_code(outcomes) == (code if code in {0, 4} else 1)
 
 
-def test_the_exit_code_may_be_that_of_the_first_worker_where_a_command_failed() -> None:
+def test_exit_code_rank_is_that_of_the_first_failed_worker() -> None:
     results = [Result("a", 0), Result("b", 9), Result("c", 3)]
     assert run_command.exit_code(results, of_rank=True) == 9
     assert run_command.exit_code([*results, Result("d", None, problem="down", reached=False)], of_rank=True) == 9

@@ -48,7 +48,7 @@ def cut_after(monkeypatch: pytest.MonkeyPatch, world: World, first: str, then: C
 
 @pytest.mark.parametrize("first", ["pod-w0", "pod-w1"])
 @pytest.mark.parametrize("seen", [True, False], ids=["its loss is seen", "its worker is given up"])
-def test_a_run_that_one_rank_says_is_over_is_not_started_again_where_its_node_goes(
+def test_a_run_that_a_rank_reports_as_over_is_not_started_again(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, *, first: str, seen: bool
 ) -> None:
     monkeypatch.setattr(*(follow, "ALONE_LIMIT", 60.0) if seen else (attempt, "LOOK", 60.0))
@@ -87,9 +87,7 @@ def test_a_lost_node_is_noticed_soon_after_its_rank_stops_answering(run: Any, mo
     assert time.monotonic() - began < 30.0
 
 
-def test_a_rank_that_is_not_heard_on_a_node_that_is_ready_ended_with_0_where_another_says_that_all_did(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_rank_succeeded_if_another_reports_that_all_did(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(DONE)
     cut_after(monkeypatch, world, "pod-w0", lambda: None)
     monkeypatch.setattr(world, "status", lambda host: Reply(host, {}, "unreachable", "no route to host"))
@@ -136,7 +134,7 @@ def answers_once(world: World) -> Callable[[str], Reply]:
     return told
 
 
-def test_ranks_on_the_slices_that_are_left_are_not_ended_where_one_has_said_that_all_have_ended(
+def test_remaining_ranks_are_left_alone_if_one_reports_the_end_of_all(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *_, job = run(World(DONE))
@@ -152,7 +150,7 @@ def test_ranks_on_the_slices_that_are_left_are_not_ended_where_one_has_said_that
 
 
 @pytest.mark.parametrize("how", ["found as they were ended", "asked for"])
-def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
+def test_an_end_reported_after_the_loss_was_counted_still_counts(
     run: Any, tmp_path: Path, capsys: Any, how: str
 ) -> None:
     *_, job = run(World(DONE))
@@ -211,7 +209,7 @@ class Slices:
 
 
 @pytest.mark.parametrize("late", [0.2, None])
-def test_the_last_lines_of_the_ranks_that_are_left_are_waited_for_but_not_for_long(
+def test_the_last_lines_of_remaining_ranks_are_awaited_briefly(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float | None
 ) -> None:
     _, world, job = run(World(DONE), plan=Plan((Made("n/a", "1", {}), Made("n/b", "1", {}))))

@@ -101,7 +101,7 @@ def test_a_run_of_one_slice_of_several_is_told_that_there_are_no_others() -> Non
 
 
 @pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n", "a.json"])
-def test_names_that_no_worker_takes_or_that_would_be_another_run_s_file_are_refused_here(run_id: str) -> None:
+def test_invalid_and_conflicting_run_names_are_refused_locally(run_id: str) -> None:
     with pytest.raises(UsageError):
         spec.RunSpec(run_id, ("true",))
 
@@ -124,7 +124,7 @@ def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any], what
 
 
 @pytest.mark.parametrize("path", ["env", "./env", "~/env"])
-def test_an_environment_whose_place_depends_on_where_a_worker_looks_from_is_refused(path: str) -> None:
+def test_a_relative_environment_path_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="not an absolute path") as wrong:
         spec.RunSpec("r1", ("true",), venv=path)
     assert wrong.value.where == "--venv"
@@ -319,7 +319,7 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
         (("true", *["x" * 100_000] * 11), {}, "longer than 1024 KiB in all"),
     ],
 )
-def test_a_command_that_linux_does_not_take_is_refused_before_anybody_is_asked(
+def test_a_command_that_linux_rejects_is_refused_before_any_contact(
     argv: tuple[str, ...], env: dict[str, str], said: str
 ) -> None:
     if not said:
@@ -499,7 +499,7 @@ LATE = "rank 0 (pod-w0, 10.0.0.2:8500) no longer waits for ranks"
         ([NEVER[0], refused(1, LATE), refused(2, "no foo", 2), NEVER[3]], 2, "no foo", 2),
     ],
 )
-def test_of_a_start_that_was_refused_the_worker_at_fault_is_named_and_none_is_gone(
+def test_a_refused_start_names_the_worker_and_reports_none_as_gone(
     told: list[Outcome], rank: int, cause: str, others: int, capsys: Any
 ) -> None:
     as_seen = of_refused(told)
@@ -523,7 +523,7 @@ def test_of_a_start_that_was_refused_the_worker_at_fault_is_named_and_none_is_go
         ("host shuts down", {"more": {"preemptions": 3}}, False),
     ],
 )
-def test_of_a_run_that_failed_with_its_host_it_is_told_what_would_start_it_again(
+def test_a_run_that_failed_with_its_host_shows_the_restart_command(
     cause: str, options: dict[str, Any], told: bool, capsys: Any
 ) -> None:
     first = {"rank": 1, "worker": "pod-w1", "cause": cause}
@@ -590,7 +590,7 @@ def test_ranks_that_are_none_are_refused(text: str) -> None:
         runs_output.ranks(text, 4)
 
 
-def test_ranks_that_are_none_of_any_run_are_refused_before_anybody_is_asked_for_it(tmp_path: Path) -> None:
+def test_impossible_ranks_are_refused_before_any_contact(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2-1 goes backwards"):
         asyncio.run(following.followed(None, "nobody", "2-1", live=False, since=0.0))  # type: ignore[arg-type]
 

@@ -36,9 +36,7 @@ from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, 
 from tpu_ops.ssh.replies import Reply
 
 
-def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
-    run: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_preempted_node_is_recreated_and_the_next_attempt_starts(run: Any, tmp_path: Path, capsys: Any) -> None:
     code, world, _ = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
     assert code == 0
     one_more = ["configure 2", "start {0}", "start {0}"]
@@ -109,9 +107,7 @@ def heals(monkeypatch: pytest.MonkeyPatch, world: World, then: Mapping[str, Any]
     monkeypatch.setattr(world, "status", healed)
 
 
-def test_a_worker_that_was_restarted_on_a_node_that_is_ready_is_no_failure_of_the_command(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_worker_of_a_ready_node_is_not_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(SILENT, DONE)
     heals(monkeypatch, world, ended("lost"))
     code, world, job = run(world)
@@ -120,7 +116,7 @@ def test_a_worker_that_was_restarted_on_a_node_that_is_ready_is_no_failure_of_th
 
 
 @pytest.mark.parametrize(("then", "code", "failures"), [(DONE, 0, 0), (FAILED, 1, 1), (STOPPED, 1, 0)])
-def test_what_this_machine_has_not_heard_of_is_asked_for_and_not_taken_for_a_preemption(
+def test_an_unknown_outcome_is_requested_and_not_taken_for_a_preemption(
     then: Any, code: int, failures: int, run: Any, tmp_path: Path
 ) -> None:
     world = World(SILENT)
@@ -201,7 +197,7 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
         (("a", "b"), {"fault": {"check": "free", "problem": "a run of bob is active", "fix": "wait"}}, False),
     ],
 )
-def test_before_the_next_attempt_the_environments_of_old_and_new_workers_are_compared(
+def test_environments_of_old_and_new_workers_are_compared_before_a_retry(
     run: Any, monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], more: dict[str, Any], differ: bool
 ) -> None:
     _, world, job = run(World(DONE))
@@ -231,7 +227,7 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
 
 
 @pytest.mark.parametrize(("times", "ends"), [(1, False), (decide.REFUSALS, True)])
-def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_the_way_on(
+def test_a_brief_local_shortage_is_waited_for_and_a_long_one_reported(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, times: int, ends: bool
 ) -> None:
     world = World(PREEMPTED, DONE)
@@ -304,7 +300,7 @@ SHUT_DOWN = {**ended("stopped", {"signal": 15}, "shutdown"), "reason": "host shu
 
 @pytest.mark.parametrize("again", ["probe", "start", "start that may be one"])
 @pytest.mark.parametrize("silent", [0, 1], ids=["seen at once", "seen later"])
-def test_a_node_that_shuts_down_before_the_api_says_that_it_is_taken_away_is_one_preemption(
+def test_a_shutdown_before_the_api_reports_preemption_counts_once(
     run: Any, monkeypatch: pytest.MonkeyPatch, again: str, silent: int
 ) -> None:
     """Its ranks have told of it, and it is READY until the next attempt is to be started there."""
@@ -329,9 +325,7 @@ def test_a_node_that_shuts_down_before_the_api_says_that_it_is_taken_away_is_one
     assert not job.kept.counted
 
 
-def test_a_node_that_shuts_down_and_the_one_in_its_place_that_is_taken_away_are_two_preemptions(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shutdown_and_the_loss_of_the_replacement_count_twice(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(SHUT_DOWN, DONE)
     call = world.call
 
@@ -428,7 +422,7 @@ def test_of_a_recovered_run_that_is_over_nobody_says_that_it_goes_on(
     assert "attach r1 --recover" not in said
 
 
-def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_again(
+def test_a_run_stopped_while_nodes_are_recreated_is_not_started_again(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(asked, "EVERY", 0.01)
@@ -455,9 +449,7 @@ def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_a
 
 
 @pytest.mark.parametrize("ending", [PREEMPTED, FAILED])
-def test_a_run_that_somebody_wants_stopped_is_not_started_again_whatever_it_ends_with(
-    run: Any, tmp_path: Path, ending: Any
-) -> None:
+def test_a_run_with_a_stop_request_is_not_started_again(run: Any, tmp_path: Path, ending: Any) -> None:
     (tmp_path / "runs/r1").mkdir(parents=True)
     (tmp_path / "runs/r1/stop").touch()
     code, world, _ = run(World(ending, DONE), max_failures=5)
@@ -465,7 +457,7 @@ def test_a_run_that_somebody_wants_stopped_is_not_started_again_whatever_it_ends
     assert not (tmp_path / "runs/r1/stop").exists(), "a later run of this name is not meant"
 
 
-async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be_on(
+async def test_stop_ends_a_recovery_and_asks_workers_with_a_possible_attempt(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     known, asked = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)), []
@@ -492,7 +484,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
 
 
 @pytest.mark.parametrize(("attempt", "ends"), [(1, []), (2, ["r1"])])
-async def test_a_stop_while_nodes_are_brought_back_ends_what_another_machine_has_begun_meanwhile(
+async def test_a_stop_during_recovery_ends_an_attempt_of_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, ends: list[str]
 ) -> None:
     asked = []
@@ -534,7 +526,7 @@ def test_a_disk_that_takes_no_lock_is_an_error_that_a_stop_goes_on_after(
 
 
 @pytest.mark.parametrize(("since", "asked"), [(0.0, 3), (60.0, 1)])
-async def test_a_run_that_this_machine_is_just_starting_is_stopped_once_a_worker_knows_it(
+async def test_a_starting_run_is_stopped_once_a_worker_knows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: float, asked: int
 ) -> None:
     states = ["gone", "gone", "stopped"]
@@ -647,7 +639,7 @@ def test_a_full_disk_of_this_machine_ends_no_recovery(
 
 
 @pytest.mark.parametrize(("early", "preemptions"), [(True, 1), (False, 2)])
-def test_who_takes_over_knows_of_a_loss_that_was_counted_before_the_api_told_of_it(
+def test_a_takeover_knows_of_a_loss_counted_before_the_api_reported_it(
     run: Any, monkeypatch: pytest.MonkeyPatch, early: bool, preemptions: int
 ) -> None:
     world = World(SHUT_DOWN, DONE, DONE)
@@ -682,7 +674,7 @@ def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
     assert endings.stop_requested_by(found) == "ada"
 
 
-async def test_a_run_whose_nodes_were_taken_away_under_its_first_start_can_be_stopped(
+async def test_a_run_that_lost_its_nodes_in_its_first_start_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
@@ -764,7 +756,7 @@ def test_a_node_that_is_taken_away_under_the_first_start_is_brought_back(
         assert world.done[0] == "bring back r1/2"
 
 
-def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_it(
+def test_a_run_that_lost_its_nodes_in_its_first_start_is_found(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[Any] = []
@@ -789,7 +781,7 @@ def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_i
     assert (code, [record.hosts for record in known]) == (0, [("pod-w0", "pod-w1")])
 
 
-def test_an_attempt_that_somebody_else_has_started_meanwhile_is_followed_and_nothing_is_configured_under_it(
+def test_an_attempt_of_another_machine_is_followed_and_not_configured(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     world = World(PREEMPTED, None, DONE)
@@ -812,7 +804,7 @@ def test_an_attempt_that_somebody_else_has_started_meanwhile_is_followed_and_not
 
 
 @pytest.mark.parametrize("ending", [FAILED, PREEMPTED])
-def test_a_full_disk_keeps_nobody_from_starting_again_on_nodes_that_are_known(
+def test_a_full_disk_does_not_stop_the_next_attempt_on_known_nodes(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, ending: Any
 ) -> None:
     world = World(ending, DONE)
@@ -831,9 +823,7 @@ def test_a_full_disk_keeps_nobody_from_starting_again_on_nodes_that_are_known(
 
 
 @pytest.mark.parametrize("kind", ["failed", "held"])
-def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then_ends_the_recovery(
-    run: Any, kind: str
-) -> None:
+def test_a_worker_that_stays_unready_ends_the_recovery_after_retries(run: Any, kind: str) -> None:
     refusal = ("start", Reply("", {}, kind, "the chips are not there yet"))
     world = World(PREEMPTED, DONE, DONE, DONE)
     world.refusals = [refusal]
@@ -864,9 +854,7 @@ def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, m
     assert world.pauses == [15, 30, 60, 15, 30]
 
 
-def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption_whatever_its_workers_say(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_node_lost_during_a_start_is_a_preemption(run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """systemd answers while its host goes down."""
     world = World(PREEMPTED, None, DONE, DONE)
     call, dying = world.call, [Reply("", {}, "failed", "D-Bus connection terminated")]
@@ -918,7 +906,7 @@ def test_a_recovery_ends_where_a_worker_cannot_tell_and_starts_nothing(
 
 
 @pytest.mark.parametrize("git", ["", f"vision@{COMMIT}"])
-def test_what_is_left_of_an_attempt_that_is_over_is_ended_before_the_next_one(run: Any, git: str) -> None:
+def test_the_rest_of_an_ended_attempt_is_ended_before_the_next_one(run: Any, git: str) -> None:
     # Its end was on its way to the slices that are left when whoever recovered it died.
     code, world, _ = run(World(ended("running"), DONE), pending=True, git=git)
     assert code == 0
@@ -965,7 +953,7 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
     assert recovery.read(tmp_path, "r1").pending
 
 
-def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_again(run: Any, tmp_path: Path) -> None:
+def test_a_name_with_local_logs_or_in_recovery_is_refused(run: Any, tmp_path: Path) -> None:
     *_, job = run(World(DONE))
     with pytest.raises(UsageError, match="logs of a run with this name"):
         asyncio.run(job.driver.begin(pod(2), None))
@@ -983,9 +971,7 @@ def second(run: Any, tmp_path: Path) -> recovering.Recovering:
     return recovering.Recovering(job._settings, kept, job.driver.spec, job._args, begun=False, uses=world)
 
 
-def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_start(
-    second: recovering.Recovering, capsys: Any
-) -> None:
+def test_fields_that_a_recreated_node_may_lack_are_named_once(second: recovering.Recovering, capsys: Any) -> None:
     services: Any = second.driver._services
     services.lacking = ["queued resource q", "node b"]
     asyncio.run(second.driver.begin(pod(2), None))
@@ -996,7 +982,7 @@ def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_sta
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_controller_that_dies_before_a_worker_is_asked_leaves_a_run_that_can_be_taken_over(
+def test_a_controller_that_died_before_any_contact_can_be_replaced(
     run: Any, second: recovering.Recovering, tmp_path: Path, capsys: Any, elsewhere: bool
 ) -> None:
     asyncio.run(second.driver.begin(pod(2), None))
@@ -1019,7 +1005,7 @@ def words_of_stop(tmp_path: Path) -> tuple[Any, Any]:
     return fleet, SimpleNamespace(run="r1", force=False, grace=None)
 
 
-async def test_stop_ends_what_was_kept_by_a_controller_that_died_before_a_worker_was_asked(
+async def test_stop_removes_the_files_of_a_controller_that_died_early(
     second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
@@ -1113,7 +1099,7 @@ def test_ctrl_c_while_the_nodes_are_looked_up_leaves_nothing_to_take_over(
 
 
 @pytest.mark.parametrize("may_be_on", [True, False])
-def test_ctrl_c_at_a_start_that_may_be_one_forgets_nothing_and_says_how_to_go_on(
+def test_ctrl_c_at_an_uncertain_start_keeps_the_files_and_names_the_next_step(
     second: recovering.Recovering, tmp_path: Path, capsys: Any, may_be_on: bool
 ) -> None:
     async def starts() -> int:
@@ -1173,7 +1159,7 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
 
 
 @pytest.mark.parametrize("refusal", ["as far as this machine knows, it has not ended", "run r1 of ada has held it"])
-def test_a_second_start_of_a_name_that_is_refused_leaves_the_first_one_its_own(
+def test_a_refused_second_start_keeps_the_files_of_the_first(
     second: recovering.Recovering, refusal: str, tmp_path: Path
 ) -> None:
     recovery.write(tmp_path, second.kept)

@@ -118,7 +118,7 @@ def test_a_supervisor_that_was_killed_or_hung_is_no_failure_of_the_command(
     assert endings.ending([failed(1), ended(0), replace(own, rank=2)], {})[0] == endings.FAILED, "it came later"
 
 
-def test_a_host_that_shuts_down_once_its_rank_has_ended_with_0_is_no_failure_of_the_command(tmp_path: Path) -> None:
+def test_a_shutdown_after_a_rank_ended_with_0_is_not_a_failure(tmp_path: Path) -> None:
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
     supervisor.record = {"stop_requested_by": ""}
     supervisor._asked_to_end()
@@ -159,9 +159,7 @@ GIVEN_UP = "not started: the command that started it got no answer"
         ([rank(0, "stopped", intent="stop", reason=GIVEN_UP, record={"attempt": 1})], False),
     ],
 )
-def test_an_attempt_that_was_refused_given_up_or_never_heard_of_was_not_started(
-    outcomes: list[Outcome], started: bool
-) -> None:
+def test_a_refused_abandoned_or_unknown_attempt_was_not_started(outcomes: list[Outcome], started: bool) -> None:
     assert endings.was_started(endings.of_attempt(outcomes, 1)) is started
 
 
@@ -170,7 +168,7 @@ def kept(run: spec.RunSpec, **changes: Any) -> recovery.Recovery:
     return replace(found, **changes)
 
 
-def test_a_run_is_kept_for_its_person_alone_and_without_values_of_secrets_or_files(tmp_path: Path) -> None:
+def test_a_kept_run_is_private_and_holds_no_values_of_secrets(tmp_path: Path) -> None:
     (tmp_path / "env").write_text(f"FROM_FILE={VALUE}\n")
     run = spec.RunSpec(
         "r1", ("python", "\udcff"), {"A": "\udcff", "FROM_FILE": VALUE}, {"S": VALUE}, cwd="tpu_ops/x", lease=20.0
@@ -303,7 +301,7 @@ def test_a_disk_without_room_does_not_end_what_follows_the_run(tmp_path: Path) -
     assert ["No space left on device" in text for text in said] == [True]
 
 
-def test_logs_that_cannot_be_opened_are_said_once_and_written_as_soon_as_they_can_be(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_opened_are_reported_once_and_written_later(tmp_path: Path) -> None:
     place = tmp_path / "attempt-1"
     place.write_text("")
     said: list[str] = []
@@ -337,9 +335,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def test_copies_of_logs_leave_space_on_the_disk_and_go_on_where_there_is_some(
-    tmp_path: Path, room: dict[str, int]
-) -> None:
+def test_copies_of_logs_pause_while_the_disk_is_nearly_full(tmp_path: Path, room: dict[str, int]) -> None:
     said: list[str] = []
     logs = copies.Logs(tmp_path, 2, said.append)
     logs.write(0, 0, b"first")

@@ -143,7 +143,7 @@ def seen(rank: int, state: str = "succeeded", attempt: int = 2) -> Reply:
 ALL = tuple(seen(rank) for rank in range(4))
 
 
-def test_a_run_that_is_behind_newer_ones_is_asked_for_though_its_end_was_seen(world: World) -> None:
+def test_an_older_run_is_requested_although_its_end_was_seen(world: World) -> None:
     world.ends("succeeded")
     world.told(*ALL)
     told = {
@@ -352,7 +352,7 @@ def test_a_remembered_end_hides_neither_what_is_on_nor_a_later_attempt(
     assert "again:" not in world(status, "r1")[2]
 
 
-def test_a_run_that_waits_at_the_barrier_is_starting_wherever_it_is_looked_at(world: World) -> None:
+def test_a_run_at_the_barrier_is_shown_as_starting_everywhere(world: World) -> None:
     records.write(world.folder, KNOWN)
     world.told(Reply("", {"record": record(0, "starting") | {"ended": None, "barrier": 60}}))
     (row,) = json.loads(world(runs, "--json")[1])
@@ -418,7 +418,7 @@ def test_of_a_run_whose_end_nobody_saw_is_told_what_starts_another_one(world: Wo
     assert (row["person"], row["attempt"]) == ("", 2)
 
 
-def test_a_file_of_an_older_version_is_read_and_one_of_this_has_all_that_older_ones_ask_for(tmp_path: Path) -> None:
+def test_files_are_compatible_with_older_versions_in_both_directions(tmp_path: Path) -> None:
     records.write(tmp_path, replace(KNOWN, ended="succeeded"))
     path = tmp_path / "runs/r1.json"
     data = json.loads(path.read_text())
@@ -457,9 +457,7 @@ def newest(rank: int, run_id: str = "r1", since: float = 6.0) -> dict[str, Any]:
     return {key: value for key, value in known.items() if key != "workers"}
 
 
-def test_the_last_run_of_a_node_is_shown_by_logs_and_named_by_status_and_attach(
-    world: World, refused: Callable[..., Any]
-) -> None:
+def test_logs_show_the_last_run_and_status_and_attach_name_it(world: World, refused: Callable[..., Any]) -> None:
     world.told(*ALL)
     world.workers.newest = {host: newest(rank) for rank, host in enumerate(HOSTS)}
     code, _, err = world(logs, "a-w1")
@@ -471,9 +469,7 @@ def test_the_last_run_of_a_node_is_shown_by_logs_and_named_by_status_and_attach(
         assert refused(world, command, *argv).fix.startswith("the last run there was r1: `tpu_ops logs 'a-w[0-1]'`; ")
 
 
-def test_the_last_run_is_shown_though_a_worker_of_it_is_silent_and_named_to_who_waits(
-    world: World, refused: Callable[..., Any]
-) -> None:
+def test_the_last_run_is_shown_although_one_of_its_workers_is_silent(world: World, refused: Callable[..., Any]) -> None:
     world.told(*ALL[:1], SILENT, *ALL[2:])
     world.workers.newest = {host: newest(rank) for rank, host in enumerate(HOSTS)}
     code, _, err = world(logs, "a")
@@ -595,7 +591,7 @@ def test_status_tells_what_the_ranks_of_a_run_that_is_on_have_noted(world: World
     assert [err.count("rank 1 has exited"), err.count("rank 3 is slow")] == ([1, 1] if state == "running" else [0, 0])
 
 
-def test_a_target_without_a_run_is_told_what_starts_one_and_what_lists_older_ones(
+def test_a_target_without_a_run_shows_how_to_start_one_and_list_old_ones(
     world: World, refused: Callable[..., Any]
 ) -> None:
     for command, word, nodes in ((attach, "a-w0", "a"), (logs, "a,b", "a,b")):
@@ -654,7 +650,7 @@ STOPPED_RECORD = {"intent": {"kind": "stop"}, "attempt": 1, "person": {"name": "
         (("gone", "unreachable"), "", None, "unreachable"),
     ],
 )
-def test_a_stop_has_stopped_what_was_on_or_brought_back_and_not_what_was_gone_before(
+def test_stop_reports_only_runs_that_were_active_or_in_recovery(
     states: tuple[str, ...], reason: str, record: Any, said: str, capsys: Any
 ) -> None:
     first = Outcome(0, "w0", states[0], reason=reason)
@@ -665,9 +661,7 @@ def test_a_stop_has_stopped_what_was_on_or_brought_back_and_not_what_was_gone_be
 
 
 @pytest.mark.parametrize(("state", "noted"), [("succeeded", False), ("failed", True)])
-def test_who_follows_a_run_to_its_end_is_told_who_recovers_it_unless_that_is_over(
-    world: World, state: str, noted: bool
-) -> None:
+def test_at_the_end_of_a_run_its_recovery_is_named_if_it_continues(world: World, state: str, noted: bool) -> None:
     records.write(world.folder, KNOWN)
     recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
     world.told(*(seen(rank, state) for rank in range(4)))

@@ -171,7 +171,7 @@ async def test_a_quota_that_is_used_up_is_no_full_disk(
     assert "df -i ~/tpu_ops" in wrong.value.fix
 
 
-async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_told_what_to_do(
+async def test_the_time_limit_of_a_copy_grows_with_its_size(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (code / "weights.bin").open("wb") as sparse:
@@ -334,9 +334,7 @@ async def test_only_what_an_earlier_sync_put_there_goes(workers: Workers, code: 
 
 
 @pytest.mark.parametrize("link", [False, True])
-async def test_a_directory_that_becomes_a_file_or_a_link_makes_room_where_all_in_it_was_brought(
-    workers: Workers, code: Path, link: bool
-) -> None:
+async def test_a_synced_directory_can_be_replaced_by_a_file_or_a_link(workers: Workers, code: Path, link: bool) -> None:
     (code / "sub" / "deep").mkdir()
     (code / "sub" / "deep" / "one.py").write_text("1")
     await push(workers, code)

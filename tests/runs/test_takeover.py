@@ -38,9 +38,7 @@ def later(monkeypatch: pytest.MonkeyPatch, world: World, name: str, then: Callab
     monkeypatch.setattr(world, name, both)
 
 
-def test_whatever_goes_wrong_because_a_new_node_is_lost_is_a_loss_of_that_node(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_caused_by_a_lost_new_node_count_as_its_loss(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ansible knows no such worker any more, for example, and does not begin."""
     world, faults = World(PREEMPTED, DONE), [UsageError("Ansible did not run the playbook")]
 
@@ -111,9 +109,7 @@ def test_nodes_that_are_lost_after_they_were_looked_at_are_counted(run: Any, mon
     assert (code, job.kept.preemptions) == (0, 1)
 
 
-def test_a_new_node_that_is_lost_while_the_api_is_silent_is_counted_once_it_answers(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_lost_while_the_api_is_silent_is_counted_later(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world, lost = World(PREEMPTED, DONE), [True]
     look = world.look
 

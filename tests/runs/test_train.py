@@ -46,7 +46,7 @@ def job(tmp_path: Path, *words: str) -> train._Job:
 
 @pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("may_be_on", [True, False])
-async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_what_was(
+async def test_a_possibly_active_run_is_remembered_and_a_failed_start_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, may_be_on: bool, interrupted: bool
 ) -> None:
     refused = launch.NotStarted([SILENT], ["pod-w0"], 60.0, may_be_on=may_be_on)
@@ -111,7 +111,7 @@ def test_a_script_that_is_here_and_is_not_copied_is_warned_of(
         ("prepare.sh", "warning: prepare.sh is not in HERE/code, in whose copy the command starts\n"),
     ],
 )
-def test_a_script_that_is_named_as_it_is_here_and_not_as_in_the_copy_is_warned_of(
+def test_a_script_path_that_does_not_exist_in_the_copy_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, word: str, said: str
 ) -> None:
     (tmp_path / "code").mkdir()
@@ -226,7 +226,7 @@ async def test_an_alarm_in_the_midst_of_a_start_forgets_nothing(
     assert records.read(tmp_path, "exp")
 
 
-async def test_a_machine_that_fails_in_the_midst_of_a_start_forgets_nothing_and_says_how_to_get_at_the_run(
+async def test_a_local_failure_during_a_start_keeps_the_run_and_its_hints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

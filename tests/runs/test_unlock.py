@@ -90,7 +90,7 @@ def test_what_was_not_shown_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) 
     assert not pod_.asked
 
 
-def test_a_worker_that_did_not_say_who_holds_its_chips_is_not_asked_to_end_anything(
+def test_unlock_ends_nothing_on_a_worker_that_reports_no_holders(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pod_ = Pod([holding(process(7)), SILENT], [unlocked(), unlocked()])

@@ -155,7 +155,7 @@ def test_a_directory_of_control_sockets_that_is_a_link_is_refused(tmp_path):
     assert (tmp_path / "a" / "mux").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_of_control_sockets_that_cannot_be_made_is_an_error_in_words(tmp_path):
+def test_a_socket_directory_that_cannot_be_created_is_a_clear_error(tmp_path):
     (tmp_path / "runtime").write_text("")
     with pytest.raises(OpsError) as caught:
         client_config.make_mux_dir(tmp_path / "runtime" / "mux")

@@ -53,7 +53,7 @@ async def test_an_agent_that_signs_for_one_at_a_time_is_asked_so(
     assert "opening connections one after the other" in caplog.text
 
 
-async def test_who_gives_up_while_another_process_asks_the_agent_keeps_nobody_from_it(play: Path) -> None:
+async def test_a_cancelled_wait_for_the_agent_does_not_block_others(play: Path) -> None:
     fanout = Fanout(play / "config")
     (play / "masters").mkdir()
     (play / "agent-for-none").write_text("0")
@@ -73,7 +73,7 @@ async def test_who_gives_up_while_another_process_asks_the_agent_keeps_nobody_fr
     assert fanout.masters._alone == fanout.masters._beside == 0
 
 
-async def test_a_process_that_keeps_the_agent_for_itself_is_not_waited_for_without_end(
+async def test_the_wait_for_a_process_that_holds_the_agent_is_limited(
     play: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masters, "_AGENT_LIMIT", 0.2)
@@ -119,7 +119,7 @@ async def test_a_full_disk_is_no_reason_not_to_reach_a_worker(
     assert (code, said) == (3, "why\n" if memory else "")
 
 
-async def test_a_proxy_that_works_again_by_the_time_it_is_asked_what_is_wrong_is_no_failure(play: Path) -> None:
+async def test_a_proxy_that_works_again_when_it_is_checked_is_not_a_failure(play: Path) -> None:
     for host in "ab":
         (play / f"blinks-{host}").touch()
     (play / "proxy-b").write_text("ERROR: gcloud is not logged in\n")
@@ -182,7 +182,7 @@ async def test_what_came_before_the_deadline_is_not_lost(play: Path) -> None:
     assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
 
 
-async def test_a_worker_that_says_nothing_in_time_is_not_reached_and_the_command_is_not_sent_again(play: Path) -> None:
+async def test_a_silent_worker_counts_as_unreached_and_nothing_is_sent_again(play: Path) -> None:
     (play / "master-a").touch()
     (play / "mute-a").touch()
     result = (await Fanout(play / "config").run(["a"], ["true"], limit=1))["a"]

@@ -36,7 +36,7 @@ def test_a_published_key_of_another_form_is_no_key(kind, blob):
     assert known_hosts.valid_key("ssh-ed25519", key("a"))
 
 
-def test_keys_of_replaced_nodes_are_dropped_and_those_of_nodes_out_of_sight_kept():
+def test_keys_of_replaced_nodes_are_dropped_and_of_hidden_nodes_kept():
     now = workers_of([node(node_id="2", state="STOPPED"), node("other", node_id="3")])
     known = {f"tpu-{alias}": {"ssh-ed25519": key(alias)} for alias in ("1-w0", "2-w0", "2-w7", "3-w0", "11-w0")}
     learned = {"tpu-3-w1": {"ssh-ed25519": key("x")}, "tpu-4-w0": {"ssh-ed25519": key("nobody's")}}
@@ -98,7 +98,7 @@ def test_nodes_that_cannot_be_asked_in_time_have_that_as_their_reason(monkeypatc
     assert {reason.partition(":")[0] for reason in reasons.values()} == {"not asked"}
 
 
-def test_another_key_than_the_one_of_the_first_contact_is_an_alarm_that_says_so():
+def test_a_key_that_differs_from_first_contact_is_an_alarm():
     workers, known = workers_of([node()]), {"tpu-1-w0": {"ssh-ed25519": key("a")}}
     with pytest.raises(host_keys.HostKeyAlarm, match="trusted on first contact") as caught:
         host_keys.merge(known, {"tpu-1-w0": {"ssh-ed25519": key("b")}}, workers, Path("/a b/kh"), {"tpu-1-w0"})

@@ -72,7 +72,7 @@ async def test_all_ranks_of_a_run_meet_however_many_there_are(together: Path, fe
         await launch.start(Fanout(together / "config"), RunSpec("r1", ("true",)), pod(COUNT))
 
 
-async def test_connections_are_opened_some_at_a_time_and_waiting_for_that_takes_none_of_the_time_limit(
+async def test_waiting_for_a_free_connection_slot_does_not_use_up_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masters, "WIDTH", 2)
@@ -129,7 +129,7 @@ def test_a_process_that_cannot_open_one_more_file_still_gets_room(few_files: Non
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > COUNT
 
 
-def test_a_connection_opened_for_one_worker_has_room_for_those_of_all_behind_the_same_jump_host(
+def test_one_connection_to_a_jump_serves_all_workers_behind_it(
     few_files: None,
 ) -> None:
     room.make(1)

@@ -78,7 +78,7 @@ def test_what_ssh_says_is_told_in_one_line(what: str) -> None:
     assert "UNKNOWN port" not in told
 
 
-def test_workers_that_take_no_more_keys_say_the_same_and_have_refused_the_person() -> None:
+def test_too_many_authentication_failures_count_as_a_refusal() -> None:
     said = [f"Received disconnect from {one} port 22:2: {MANY}\nDisconnected from {one} port 22" for one in ("a", "b")]
     (told,) = {openssh.reason(text, 255) for text in said}
     assert openssh.refused(told)
@@ -137,7 +137,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("first", ["pod-w0", "bad"])
-async def test_behind_a_proxy_the_first_connection_is_opened_alone_and_then_a_few_at_once(
+async def test_behind_a_proxy_one_connection_opens_first_and_then_a_few(
     tmp_path: Path, opened: list[tuple[str, int]], first: str
 ) -> None:
     hosts = [first, *(f"far-w{index}" for index in range(30))]

@@ -173,7 +173,7 @@ async def test_a_question_that_fails_leaves_the_deadline_in_force() -> None:
         assert deadline.when() == pytest.approx(before, abs=10)
 
 
-async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took_besides(
+async def test_a_late_answer_is_reported_with_the_time_of_the_api_request(
     play: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both have to fail within it, on a busy machine too: who fails later is not held up by the question.
@@ -229,7 +229,7 @@ def test_an_interrupted_command_does_not_wait_for_the_answer(play: Path) -> None
     over.set()
 
 
-async def test_a_worker_whose_node_was_taken_away_is_looked_for_before_ssh_waits_for_it(play: Path) -> None:
+async def test_a_worker_of_a_deleted_node_is_looked_up_before_ssh_waits(play: Path) -> None:
     down(play, "a", "b", "c")
     away = {"a", "b", "c"}
 

@@ -48,7 +48,7 @@ def told_of_the_jump(play: Path) -> list[str]:
     return [call for call in (play / "calls").read_text().splitlines() if "bastion" in call]
 
 
-async def test_a_connection_to_the_jump_that_no_longer_serves_is_let_go_once_for_all_behind_it(play: Path) -> None:
+async def test_a_dead_connection_to_a_jump_is_closed_once_for_all_workers(play: Path) -> None:
     (play / "stale").touch()
     opened = masters_of(play)
     await asyncio.gather(*(opened.ensure(host) for host in ("pod-w0", "pod-w1", "pod-w2")))

@@ -208,7 +208,7 @@ def test_gcloud_takes_these_words(tmp_path):
     assert "active account" in said["--quiet"]
 
 
-def test_workers_of_one_address_behind_a_jump_have_control_sockets_of_their_own():
+def test_workers_with_one_address_behind_a_jump_have_separate_sockets():
     """Private addresses are those of a network, and a jump of another network leads to another machine."""
     twins = workers_of(
         [
@@ -251,9 +251,7 @@ def made_of(words: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("named", "only"), [(True, "yes"), (False, "no")])
-def test_of_a_key_that_is_named_no_others_of_an_agent_are_offered_but_to_a_jump_of_the_persons_own(
-    tmp_path, monkeypatch, named, only
-):
+def test_a_named_key_is_the_only_one_offered_except_to_an_own_jump(tmp_path, monkeypatch, named, only):
     monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     key = tmp_path / "id"
     settings = SETTINGS._replace(state_dir=tmp_path, private_key=key, only_key=named, proxy_jump="bastion")
@@ -418,6 +416,6 @@ MANY = workers_of([node("solo", count=1), node("pod", count=5), *(node(f"n{i:04}
     ],
     ids=["none", "one", "some", "two reasons", "sixteen thousand"],
 )
-def test_workers_that_cannot_be_reached_are_named_in_one_line_for_each_reason(lacking, said):
+def test_unreachable_workers_are_named_in_one_line_per_reason(lacking, said):
     ways = [(worker, ways_module.Way("", problem=lacking.get(worker.host, ""))) for worker in MANY]
     assert ways_module.problems(ways) == said

@@ -175,7 +175,7 @@ def test_sizes_are_lists_of_numbers():
     assert numbers("16,1024,", "--sizes") == [16, 1024]
 
 
-def test_the_stopwatch_tells_time_memory_and_exit_code_of_a_command_with_its_children(tmp_path):
+def test_the_stopwatch_measures_time_memory_and_exit_code_with_children(tmp_path):
     # The command starts a child that works and takes memory; what starts it all stays small.
     child = "import time; kept = bytearray(64_000_000)\nwhile time.process_time() < 0.1: pass"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('said'); sys.exit(3)"
@@ -203,7 +203,7 @@ def test_a_playbook_that_fails_is_told_with_its_task_s_words(tmp_path):
     assert failed.value.what.endswith("line 7")
 
 
-def test_what_a_command_prints_and_its_errors_do_not_overwrite_each_other_in_one_file(tmp_path):
+def test_stdout_and_stderr_in_one_file_do_not_overwrite_each_other(tmp_path):
     both = tmp_path / "both"
     argv = [sys.executable, "-I", "-S", STOPWATCH, both, both, "/bin/sh", "-c", "echo said; echo failed >&2; echo more"]
     subprocess.run(argv, check=True)

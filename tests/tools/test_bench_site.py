@@ -110,7 +110,7 @@ def test_samples_that_cannot_be_understood_are_an_error(tmp_path, capsys):
     assert "make bench" in capsys.readouterr().err
 
 
-def test_committed_samples_are_of_a_clean_commit_and_five_rounds_that_changed_nothing_the_second_time():
+def test_committed_samples_have_a_clean_commit_and_five_idempotent_rounds():
     for path in (DOCS / "benchmarks").glob("site-*.json"):
         found = read_part(path, SiteSample)
         assert not found.commit.endswith("-dirty")
@@ -122,7 +122,7 @@ def test_committed_samples_are_of_a_clean_commit_and_five_rounds_that_changed_no
         assert not any(entry.changed for entry in found.samples if entry.kind != "first")
 
 
-def test_one_fleet_has_only_what_changes_nothing_measured_and_the_page_says_so(tmp_path, monkeypatch):
+def test_the_bench_fleet_differs_only_as_the_page_says(tmp_path, monkeypatch):
     made, ran = [], []
 
     class Played(site.Site):
