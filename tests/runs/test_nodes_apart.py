@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(
     assert (record["attempt"], record["state"], record["reason"]) == (1, "failed", "killed by SIGTERM")
     assert lab_api.call("GET", f"v2/{LOCATION}/nodes/a")[0] == 404
     again = here.tpu_ops("attach", "between", "--recover")
-    assert (again.returncode, "this machine keeps nothing" in again.stderr) == (ExitCode.USAGE, True)
+    assert (again.returncode, "this machine has no recovery state" in again.stderr) == (ExitCode.USAGE, True)
     bench.clean()
 
 

@@ -186,7 +186,7 @@ def test_a_kept_run_is_private_and_holds_no_values_of_secrets(tmp_path: Path) ->
     with pytest.raises(UsageError, match="the variable S is not set here"):
         again.spec({})
     recovery.forget(tmp_path, "r1")
-    with pytest.raises(UsageError, match="nothing to start run r1 again with"):
+    with pytest.raises(UsageError, match="no recovery state of run r1"):
         recovery.read(tmp_path, "r1")
 
 

@@ -257,6 +257,6 @@ def test_a_run_that_is_stopped_just_before_it_is_taken_over_is_not_started(
         return locked(*args)
 
     monkeypatch.setattr(files, "locked", stopped)
-    with pytest.raises(UsageError, match="this machine keeps nothing"):
+    with pytest.raises(UsageError, match="this machine has no recovery state"):
         attached()
     assert not recovery.is_kept(tmp_path, "r1")

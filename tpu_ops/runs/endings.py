@@ -76,7 +76,7 @@ def host_failed(outcomes: Sequence[Outcome]) -> bool:
 
 
 def of_host(outcome: Outcome) -> bool:
-    """Return whether a rank's own worker reports that its host failed. It knows the details better than others."""
+    """Return whether a rank's own worker reports that its host failed; other workers know fewer details."""
     return outcome.record is not None and outcome.reason.startswith(_OF_HOST)
 
 

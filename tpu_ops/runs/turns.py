@@ -85,7 +85,7 @@ class Turn:
 
     @property
     def held(self) -> list[int]:
-        """Descriptors that keep the locks for any process that inherits them, even if this one is killed."""
+        """Descriptors of the locks. A process that inherits them keeps the locks even if this one is killed."""
         return [holder.input for holder in self._holders]
 
     @contextlib.asynccontextmanager

@@ -28,7 +28,7 @@ def node_name(number: int) -> str:
 
 
 def parse_blkid(text: str) -> dict[str, str]:
-    """Return the names of a file system by directory of links, from the output of ``blkid -o udev``."""
+    """Return a file system's UUID and label by their directories of LINKS, from the output of ``blkid -o udev``."""
     pairs = (line.partition("=") for line in text.splitlines())
     found = {NAMES[key]: value for key, _, value in pairs if key in NAMES}
     return {kind: name for kind, name in found.items() if name and "/" not in name}
