@@ -28,7 +28,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 EXCEPTIONS = ROOT / ".config" / "molecule" / "exceptions.yml"
 LOOKED_AT = ROOT / ".config" / "molecule" / "looked_at.yml"
-#: The scenario of all roles: their own scenarios run them without skips.
+#: The scenario of all roles. It has no run without skips: each role's own scenario has one.
 ALL_ROLES = "site"
 Record = dict[str, Any]
 Change = tuple[str, str, tuple[str, ...]]

@@ -40,9 +40,9 @@ MODULE_STEPS = {
 }
 #: The lists of the role facts, as variables without their prefix.
 READS = ("files", "programs", "settings", "signing_keys", "units")
-#: Private variables of facts that are made from what the roles say.
+#: Private variables of the role facts, generated from the roles' files ABOUT.
 KNOWN = ("brought_groups", "mentions", "packages", "paths")
-#: File of a role with the entries for these lists, what the role brings, and steps that its tasks do not show.
+#: File of a role with the entries for these lists, what the role installs, and steps that its tasks do not show.
 ABOUT = "meta/tpu_ops.yml"
 #: The files with tasks.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
@@ -51,7 +51,7 @@ LOOKED_UP = ("_commit", "_fingerprint", "_version")
 
 
 class Indented(yaml.SafeDumper):
-    """Writes YAML as yamllint wants it: a list in a mapping is indented."""
+    """Write YAML that yamllint accepts: a list in a mapping is indented."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists as well."""
@@ -233,7 +233,7 @@ def merged(reads: list[Spec]) -> Spec:
 
 
 def known(about: dict[str, Spec]) -> Spec:
-    """Given what each role says of itself, by role, return what facts keeps of it in private variables."""
+    """Return the private variables of the role facts, from each role's file ABOUT."""
     reads = [each.get("reads", {}) for each in about.values()]
     brings = {role: each["brings"] for role, each in about.items() if "brings" in each}
     mentions = {word: files for each in reads for word, files in each.get("mentions", {}).items()}
