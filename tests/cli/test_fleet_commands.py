@@ -622,7 +622,7 @@ def test_a_jump_of_the_persons_own_that_refuses_is_told_as_such(fleet, tpu_ops, 
     monkeypatch.setenv("SSH_SAYS", f"eve@bastion: Permission denied (publickey).\n{closed}")
     _, out, err = tpu_ops("run", "pod", "--", "true")
     assert "eve@bastion: Permission denied (publickey). (said by the jump, not by the worker)\n" in out
-    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config says" in err
+    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config sets" in err
     assert "you logged in as" not in err
     # A jump that is a worker knows the same accounts and keys as the others.
     monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "pod-w0")
