@@ -40,7 +40,7 @@ TELL_AFTER = 4.0
 #: lock does not interrupt the wait.
 SIGNAL_LOOK = 1.0
 
-#: Requests in flight at once.
+#: Most requests that are in flight at the same time.
 CONCURRENCY = 16
 
 #: Name of the service in errors, unless an endpoint replaces it.
