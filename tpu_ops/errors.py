@@ -57,7 +57,7 @@ class OpsError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        # A fix may be a command and nothing else; within a message it stands in backticks, as all do.
+        # A fix that is only a command has no backticks yet; within a message, every command has.
         fix = f"`{self.fix}`" if self.fix.startswith("tpu_ops ") else self.fix
         return f"{text} ({fix})" if fix else text
 

@@ -12,7 +12,7 @@ from ClusterShell.NodeSet import NodeSet
 
 #: A number in a name. Longer ones are split, since no name contains one.
 _NUMBER = re.compile(r"([0-9]{1,9})")
-#: A command of this program, perhaps after an environment for it.
+#: A command of tpu_ops, perhaps after variables for its environment.
 _COMMAND = re.compile(r"(?:(?:env |TPU_OPS_)\S.* )?tpu_ops ([a-z]+(?:-[a-z]+)*)(?![\w-])")
 #: Most workers that a command lists one by one.
 _NAMED = 3
@@ -75,17 +75,17 @@ def ago(asked_at: float, now: float) -> str:
 
 
 def on_fleet(text: str, option: Callable[[], str], *, bare: bool = False, without: Collection[str] = ()) -> str:
-    """Return a text in which commands name the fleet, unless they do already.
+    """Add the option that names the fleet to the commands in a text, unless they have it.
 
     Args:
-        text: Names commands as they are typed without a fleet, in backticks.
+        text: The text; its commands are in backticks.
         option: Returns the option that names the fleet, as in ``--fleet /my-fleet``; empty if none is needed. It is
             called only if the text names a command.
         bare: Whether the text begins with a command that is not in backticks.
         without: Commands that have no fleet.
     """
     parts = text.split("`")
-    # A backtick of somebody else's text may end no span, so what follows each one counts, not each second part.
+    # External text may contain an unpaired backtick, so the text after every backtick is searched.
     for number, part in enumerate(parts):
         found = _COMMAND.match(part) if number or bare else None
         if found and found[1] not in without and "--fleet" not in part.partition(" -- ")[0].split():

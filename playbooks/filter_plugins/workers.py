@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: Number of differences that are shown for one worker.
+#: Most differences that are shown for one worker.
 SHOWN = 12
 #: User ids of people's accounts; they end below `nobody` (Debian Policy 9.2.2).
 PEOPLE = range(1000, 60000)

@@ -69,7 +69,7 @@ fault:
 PROGRAM = "/usr/local/sbin/tpu-host"
 #: Seconds from SIGTERM to SIGKILL. JAX ignores SIGTERM while it waits for other workers.
 GRACE = 10
-#: Error lines of a failed script that are shown.
+#: Most error lines of a failed script that are shown.
 SHOWN_LINES = 3
 
 

@@ -177,7 +177,10 @@ def faulty(fleet):
     ("method", "words"),
     [
         ("GetNode", ["lost (INTERNAL)", "nothing was created", "same command again"]),
-        ("CreateNode", ["lost (INTERNAL)", "no node of this name, but it may come", "`tpu_ops list`", "same command"]),
+        (
+            "CreateNode",
+            ["lost (INTERNAL)", "no node of this name, but it may still appear", "`tpu_ops list`", "same command"],
+        ),
         ("GetOperation", ["the API is creating the node", "same command again to wait", "`tpu_ops delete pod"]),
         ("ListNodes", ["the node is READY", "same command again"]),
     ],
@@ -189,7 +192,7 @@ def test_create_resumes_after_the_api_was_lost_and_says_what_is_known(faulty, tp
     assert tpu_ops("create", *POD)[0] == 0
 
 
-@pytest.mark.parametrize(("found", "words"), [(True, []), (False, ["the node may be there", "same command again"])])
+@pytest.mark.parametrize(("found", "words"), [(True, []), (False, ["the node may exist", "same command again"])])
 def test_a_creation_whose_answer_is_lost_is_looked_for(faulty, tpu_ops, monkeypatch, found, words):
     done = nodes.create_node
 
@@ -285,7 +288,7 @@ def test_for_a_node_in_an_unknown_state_deletion_is_not_the_only_advice(fleet, t
     fleet.create("pod", "v4-16")
     look = nodes.get_node
     monkeypatch.setattr(nodes, "get_node", lambda *args: look(*args)._replace(state=state))
-    see = "see what that means (`gcloud compute tpus tpu-vm describe pod --zone us-central2-b --project"
+    see = "see why (`gcloud compute tpus tpu-vm describe pod --zone us-central2-b --project"
     failed(tpu_ops("create", *POD), 3, f"in state {state}", see, "tpu_ops delete pod")
 
 
@@ -310,7 +313,7 @@ NO_SUCH_TYPE = "CloudTpu received an invalid AcceleratorType"
 @pytest.mark.parametrize(
     ("message", "status", "words"),
     [
-        (PREEMPTED, "INVALID_ARGUMENT", ["preempted while it was made", "tpu_ops delete pod", "same command again"]),
+        (PREEMPTED, "INVALID_ARGUMENT", ["preempted during its creation", "tpu_ops delete pod", "same command again"]),
         (NO_CAPACITY, "RESOURCE_EXHAUSTED", ["another zone", "queued resource"]),
         (NO_SUCH_TYPE, "INVALID_ARGUMENT", ["has no accelerator type 'v3-16'"]),
     ],
@@ -619,7 +622,7 @@ def test_a_jump_of_the_persons_own_that_refuses_is_told_as_such(fleet, tpu_ops, 
     monkeypatch.setenv("SSH_SAYS", f"eve@bastion: Permission denied (publickey).\n{closed}")
     _, out, err = tpu_ops("run", "pod", "--", "true")
     assert "eve@bastion: Permission denied (publickey). (said by the jump, not by the worker)\n" in out
-    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config says" in err
+    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config sets" in err
     assert "you logged in as" not in err
     # A jump that is a worker knows the same accounts and keys as the others.
     monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "pod-w0")

@@ -252,7 +252,7 @@ def test_an_object_that_comes_otherwise_than_its_hash_says_is_refused(monkeypatc
     path = "/storage/v1/b/bucket/o/x"
     with web({path: (200, {"Content-Type": "application/json"}, about), f"/download{path}": content}) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        with pytest.raises(CloudError, match="not what is stored there"):
+        with pytest.raises(CloudError, match="differs from the stored data"):
             buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5)
 
 

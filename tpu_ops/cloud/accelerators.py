@@ -1,8 +1,8 @@
 """The accelerator table: how many chips and workers an accelerator type has.
 
 Source: the documentation of each Cloud TPU version (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e). For v5e and v6e
-the documentation's "hosts" column is not the number of VMs: up to eight chips fit one VM, above that every VM
-carries four. For v5p the sizes are the documented common ones; names of other sizes are understood as well.
+the documentation's "hosts" column is not the number of VMs: up to eight chips fit one VM, and larger slices have four
+chips in every VM. For v5p the sizes are the documented common ones; names of other sizes are accepted as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9][0-9]{0
 
 @dataclass(frozen=True)
 class _Generation:
-    """One row of the table: how to read the number in an accelerator type's name."""
+    """One row of the table: the meaning of the number in an accelerator type's name."""
 
     label: str
     cores_per_chip: int
@@ -44,7 +44,7 @@ _GENERATIONS = {
 
 @dataclass(frozen=True)
 class AcceleratorType:
-    """What an accelerator type's name means.
+    """The properties of an accelerator type.
 
     Attributes:
         name: As the API spells it, for example ``v4-32``.
@@ -70,7 +70,7 @@ class AcceleratorType:
 
 
 def _topology(chips: int, dimensions: int) -> str:
-    """Given a number of chips, return the most cubic grid of it: smaller sides first, sides of one chip last."""
+    """Return the most cubic grid of a number of chips: smaller sides first, sides of one chip last."""
     sides = [1] * dimensions
     rest, factor = chips, 2
     factors: list[int] = []
@@ -86,10 +86,10 @@ def _topology(chips: int, dimensions: int) -> str:
 
 
 def accelerator_type(name: str) -> AcceleratorType:
-    """Given the name of an accelerator type, return what it means.
+    """Return the properties of an accelerator type, given its name.
 
     Raises:
-        ValueError: The name has another form, an unknown generation, or a size that no VM layout divides.
+        ValueError: The name has another form, an unknown generation, or a size that does not fit any VM layout.
     """
     match = _NAME.fullmatch(name)
     generation = _GENERATIONS.get(match["generation"]) if match else None
@@ -119,13 +119,13 @@ def accelerator_type(name: str) -> AcceleratorType:
 
 
 def catalogue() -> tuple[AcceleratorType, ...]:
-    """Return every accelerator type that the API offers somewhere."""
+    """Return every accelerator type that the API offers in some zone."""
     return tuple(
         accelerator_type(f"{name}-{size}") for name, generation in _GENERATIONS.items() for size in generation.sizes
     )
 
 
-#: Runtime version of a new node by generation: the documentation's for JAX and PyTorch.
+#: Runtime version of a new node by generation: the version that the documentation names for JAX and PyTorch.
 RUNTIMES = {
     "v2": "tpu-ubuntu2204-base",
     "v3": "tpu-ubuntu2204-base",
@@ -137,5 +137,5 @@ RUNTIMES = {
 
 
 def default_runtime(accelerator_type: str) -> str:
-    """Return the runtime version for an accelerator type; empty where its generation is not known."""
+    """Return the runtime version for an accelerator type; empty if its generation is unknown."""
     return RUNTIMES.get(accelerator_type.split("-", 1)[0], "")

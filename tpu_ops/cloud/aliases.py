@@ -1,4 +1,4 @@
-"""The name under which known_hosts keeps a worker's host keys: bound to its node's id, not to its address."""
+"""The alias of a worker in known_hosts: bound to its node's id, not to its address."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def of(node_id: str, index: int) -> str:
 
 
 def node_id(alias: str) -> str | None:
-    """Given a name, return the node id in it, empty where the node has none; None where the name is no alias."""
+    """Return the node id in an alias, empty if the node has none; None if the name is not an alias."""
     match = _FORM.fullmatch(alias)
     return match["id"] if match else None

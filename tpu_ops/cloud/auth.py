@@ -1,4 +1,4 @@
-"""Who asks the Cloud TPU API: three kinds of credentials, under the names that the modules of google.cloud have."""
+"""Credentials for the Cloud TPU API: three kinds, under the names that the google.cloud collection uses."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 
 from tpu_ops.errors import CloudError
 
-#: Values of `Auth.kind`; the first holds where none is set.
+#: Values of `Auth.kind`; the first is the default.
 KINDS = ("application", "serviceaccount", "accesstoken")
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 class Auth:
-    """Credentials as the fleet's settings name them; secrets are left out of its printed form.
+    """Credentials in the fleet's settings; repr() leaves out the secrets.
 
     Args:
         kind: ``application`` (application default credentials), ``serviceaccount`` or ``accesstoken``.
@@ -47,15 +47,15 @@ class Auth:
 
     @property
     def name(self) -> str:
-        """The kind and, where one is named, the key file: what tells credentials apart without telling a secret."""
+        """The kind, and the key file if there is one: distinguishes credentials without revealing a secret."""
         return f"{self.kind} {self.service_account_file}" if self.service_account_file else self.kind
 
 
 def credentials(auth: Auth) -> Any:
-    """Return the google.auth credentials that these settings name, good for all of Google Cloud.
+    """Return google.auth credentials for these settings, with access to all of Google Cloud.
 
     Raises:
-        CloudError: There are none, or they are damaged; says where, and never shows them.
+        CloudError: They are missing or damaged; the text says where, and never contains them.
     """
     if auth.kind == "accesstoken":
         from google.oauth2.credentials import Credentials
@@ -68,7 +68,7 @@ def _application_default() -> Any:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 
-    # That a login has no quota project is told where the API refuses it for that, not with a line of Python each time.
+    # google-auth warns of a missing quota project at each call; the API's own error says so when it matters.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\._default")
     cause: Exception | None = None
     try:
@@ -80,7 +80,7 @@ def _application_default() -> Any:
         cause = exc
         reason = f"the file cannot be read: {exc.strerror}"
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        # How google-auth fails at JSON of another form than it expects; the cause may quote a secret.
+        # google-auth raises this for JSON of another form; the cause may quote a secret.
         reason = "the file does not hold credentials"
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     raise CloudError(
@@ -109,7 +109,7 @@ def _service_account(auth: Auth) -> Any:
             fix="check service_account_file in the fleet's file, or GCP_SERVICE_ACCOUNT_FILE",
         ) from exc
     except (GoogleAuthError, ValueError, AttributeError, TypeError, RecursionError):
-        # Without its cause: that may quote the key.
+        # Without the cause, which may quote the key.
         raise CloudError(
             "this is not a key of a service account",
             where=where,

@@ -1,6 +1,6 @@
-"""What makes a node or a queued resource again as it was: the fields that a client may set, as JSON.
+"""Requests that recreate a node or a queued resource: the fields that a client may set, as JSON.
 
-A node's metadata is among them, with its values: they may hold secrets, and none is to be shown.
+They include the values of a node's metadata, which may be secret and must not be shown.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _NODE = (
     "data_disks",
     "shielded_instance_config",
 )
-#: Types whose topology in three dimensions says all (the documentation's `--type` and `--topology`).
+#: Types whose three-dimensional topology determines the slice (`--type` and `--topology` in the documentation).
 _TORUS = ("V4", "V5P")
-#: The same of a QueuedResource. Of its queueing policy only what counts from its creation stays.
+#: The same for a QueuedResource. Only relative times of its queueing policy are kept.
 _QUEUED = ("spot", "guaranteed", "reservation_name")
 _RELATIVE = ("valid_until_duration", "valid_after_duration")
 _NODE_SPEC = ("node_id", "multislice_params")
-#: Fields that an update of a node changes (UpdateNodeRequest; disks are attached and detached as `data_disks`), besides
-#: its metadata. Its queued resource keeps what was asked for.
+#: Fields, besides the metadata, that an update of a node can change (UpdateNodeRequest; attaching and detaching disks
+#: changes `data_disks`). The queued resource keeps the requested values.
 _UPDATED = ("description", "labels", "tags", "data_disks")
-#: The entry of a node's metadata that has a line for each key of somebody who may log in.
+#: Metadata entry of a node with one line for each ssh key.
 _SSH_KEYS = "ssh-keys"
 
 
@@ -53,12 +53,11 @@ class Queued:
         state: Name of QueuedResourceState.State.
         error: Why it has failed, or empty.
         status: Name of that error's status code, or empty.
-        body: What makes it again.
-        nodes: Resource names of the nodes that it asks for.
-        created: When it was created, as the API writes times; empty where it does not say. Another one that is made
-            later under the same name has another.
-        lacks: Whether the API tells of something that the installed version of its library does not know, and that what
-            is made of the body may lack.
+        body: The request that recreates it.
+        nodes: Resource names of its nodes.
+        created: Creation time as the API writes it, or empty. It differs for a later queued resource of the same name.
+        lacks: Whether the API returned fields that the installed client library does not know, so that a recreated
+            resource may lack them.
     """
 
     state: str
@@ -71,16 +70,16 @@ class Queued:
 
 
 def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
-    """Return what makes a node again, its id, the resource name of its queued resource or an empty text, and `lacks`.
+    """Return the request that recreates a node, its id, its queued resource's name or "", and `lacks`.
 
-    The last is as of `Queued`.
+    `lacks` is described in `Queued`.
 
     Raises:
-        ApiError: NOT_FOUND where there is none.
+        ApiError: NOT_FOUND if the node does not exist.
     """
     node = raw(tpu.call("get_node", {"name": name}, node_in_words(name)))
     short = str(node.queued_resource).rpartition("/")[2]
-    # The node has it with the project's number, itself and its queued resource have the name that they are asked by.
+    # The node's own field contains the project's number, but requests use the project's id.
     source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
     return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
 
@@ -89,7 +88,7 @@ def create(tpu: Tpu, name: str, body: Json) -> str:
     """Begin to create a node of a resource name; return the operation's name.
 
     Raises:
-        ApiError: The API refused; ALREADY_EXISTS where somebody was faster.
+        ApiError: The API refused; ALREADY_EXISTS if another client was faster.
     """
     from google.cloud.tpu_v2.types import cloud_tpu
 
@@ -99,7 +98,7 @@ def create(tpu: Tpu, name: str, body: Json) -> str:
 
 
 def queued(tpu: Tpu, name: str) -> Queued | None:
-    """Return a queued resource; None where there is none.
+    """Return a queued resource; None if it does not exist.
 
     Raises:
         ApiError: The API refused.
@@ -133,15 +132,15 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
 
 
 def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
-    """Return what makes a queued resource again, with what updates have changed of its nodes since.
+    """Return the request that recreates a queued resource, including updates of its nodes.
 
-    Among that are keys that gcloud puts on a node when somebody logs in, and those that were taken off. Nodes of one
-    entry that differ get what was asked for, and the keys that all of them have.
+    Updates include ssh keys that gcloud adds to a node at a login, and keys that were removed. If the nodes of one
+    entry differ, they get the originally requested values, and the keys that all of them have.
 
     Args:
         name: Its resource name.
-        body: As of `Queued`.
-        nodes: What makes each of its nodes again, by resource name.
+        body: See `Queued`.
+        nodes: Resource name of each of its nodes -> the request that recreates the node.
     """
     specs = []
     for spec in body["tpu"]["node_spec"]:
@@ -153,7 +152,7 @@ def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
 def _with_updates(asked: Json, now: Sequence[Json]) -> Json:
     first, *others = now
     alike = {key: first.get(key) for key in _UPDATED if all(one.get(key) == first.get(key) for one in others)}
-    # The rest of it is left as it was asked for: the service may add to the metadata of slices.
+    # Other metadata stays as requested: the service may add entries to the nodes of slices.
     keys, *more = [one.get("metadata", {}).get(_SSH_KEYS, "").splitlines() for one in now]
     lines = [line for line in keys if all(line in several for several in more)]
     metadata = {key: value for key, value in asked.get("metadata", {}).items() if key != _SSH_KEYS}
@@ -164,10 +163,10 @@ def _with_updates(asked: Json, now: Sequence[Json]) -> Json:
 
 
 def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
-    """Begin to create a queued resource; return the operation's name, the same one for the same request id.
+    """Begin to create a queued resource; return the operation's name, which is the same for the same request id.
 
     Raises:
-        ApiError: The API refused; ALREADY_EXISTS where somebody was faster.
+        ApiError: The API refused; ALREADY_EXISTS if another client was faster.
     """
     from google.cloud.tpu_v2.types import cloud_tpu
 
@@ -195,11 +194,11 @@ def _json(message: Any) -> Json:
 
 
 def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
-    """Return whether a message has fields that the installed library does not know, or one within it does.
+    """Return whether a message, or one nested in it, has fields that the installed library does not know.
 
     Args:
         message: The message.
-        names: Fields of it that are looked into; empty is all.
+        names: Fields to search; empty means all.
     """
     from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -215,9 +214,9 @@ def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
 
 
 def _settable(node: Json) -> Json:
-    """Given a node's JSON, return what a client would send; of two ways to say the same thing, one."""
+    """Return the fields that a client would send, given a node's JSON; of two equivalent fields only one."""
     kept = {key: node[key] for key in _NODE if key in node}
-    # Of a type that is a torus, whoever chose a topology is to have it again; the config of others leaves things open.
+    # For a torus, the config has the chosen topology and is kept; for other types the config is incomplete.
     if {"accelerator_type", "accelerator_config"} <= kept.keys():
         torus = kept["accelerator_config"].get("type_") in _TORUS
         kept.pop("accelerator_type" if torus else "accelerator_config")
@@ -229,16 +228,16 @@ def _settable(node: Json) -> Json:
 
 
 def _spec(spec: Json, parent: str, *, tiered: bool) -> Json:
-    """Given one entry of a queued resource, return what a client would send.
+    """Return one entry of a queued resource as a client would send it.
 
     Args:
-        spec: As the API gives it, with the project's number in its parent.
-        parent: By which the queued resource is asked for.
+        spec: The entry from the API, whose parent has the project's number.
+        parent: The parent in requests, with the project's id.
         tiered: Whether the queued resource has a tier.
     """
     node = _settable(spec["node"])
     if tiered:
-        # The queued resource says it, and its nodes have it from there.
+        # The nodes inherit the scheduling from the queued resource.
         node.pop("scheduling_config", None)
     return {"parent": parent, **{key: spec[key] for key in _NODE_SPEC if key in spec}, "node": node}
 
@@ -248,7 +247,7 @@ def _parent(name: str) -> str:
 
 
 def _nodes(name: str, spec: Json) -> list[str]:
-    """Return the resource names of the nodes that one entry of a queued resource makes."""
+    """Return the resource names of the nodes of one entry of a queued resource."""
     short = name.rpartition("/")[2]
     several = spec.get("multislice_params")
     if not several:
@@ -258,6 +257,6 @@ def _nodes(name: str, spec: Json) -> list[str]:
 
 
 def queued_in_words(name: str) -> str:
-    """``projects/P/locations/Z/queuedResources/Q`` in words."""
+    """Return ``projects/P/locations/Z/queuedResources/Q`` in words."""
     _, project, _, zone, _, short = name.split("/")
     return f"queued resource {short}, zone {zone}, project {project}"

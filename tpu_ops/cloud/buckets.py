@@ -1,6 +1,6 @@
 """Single objects of Cloud Storage, read and written whole.
 
-google-cloud-storage honours STORAGE_EMULATOR_HOST, and is imported only when an object is asked for.
+google-cloud-storage honours STORAGE_EMULATOR_HOST; it is imported only when an object is requested.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError, UsageError, printable
 
-#: Where an object lies: a bucket's name as Cloud Storage allows it, and what is in it.
+#: URI of an object: the bucket's name as Cloud Storage allows it, and the object's name.
 _URI = re.compile(r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(?P<name>[^\r\n]+)")
 
 
 def split(uri: str, where: str = "") -> tuple[str, str]:
-    """Given ``gs://BUCKET/OBJECT``, return bucket and object.
+    """Split ``gs://BUCKET/OBJECT`` into bucket and object.
 
     Raises:
         UsageError: It has another form.
@@ -37,13 +37,13 @@ def read(uri: str, auth: Auth, *, limit: int, timeout: float) -> bytes:
 
     Args:
         uri: ``gs://BUCKET/OBJECT``.
-        auth: Who asks; where there are no credentials, or they do not help (a login that has expired, a machine's
-            account), nobody in particular does: a public object needs none.
-        limit: Bytes that it may have.
-        timeout: Seconds that each request may take, its retries included.
+        auth: The credentials. If there are none, or they are not accepted (an expired login, a machine's account), the
+            request is sent without: a public object needs none.
+        limit: Largest size of the object, in bytes.
+        timeout: Seconds for each request, including retries.
 
     Raises:
-        CloudError: It is not there, not to be read, or larger.
+        CloudError: It does not exist, cannot be read, or is larger.
     """
     from google.api_core.exceptions import Forbidden, Unauthorized
     from google.auth.credentials import AnonymousCredentials
@@ -67,24 +67,24 @@ def _content(client: Any, uri: str, limit: int, timeout: float) -> bytes:
     blob.reload(**more)
     if (blob.size or 0) > limit:
         raise CloudError(
-            f"the object has more than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
+            f"the object is larger than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
         )
-    # The generation whose size was looked at: another may have been written since.
+    # Reads the generation whose size was checked: a newer one may have been written meanwhile.
     return bytes(blob.download_as_bytes(if_generation_match=blob.generation, raw_download=True, **more))
 
 
 def write(uri: str, content: bytes, auth: Auth, *, content_type: str, timeout: float) -> None:
-    """Replace an object's content at once; readers get no cached one.
+    """Replace an object's content atomically; readers get no cached content.
 
     Args:
         uri: ``gs://BUCKET/OBJECT``.
-        content: What it is to hold.
-        auth: Who writes.
-        content_type: What it is, as in ``application/json``.
-        timeout: Seconds that the request may take, its retries included.
+        content: The new content.
+        auth: The credentials.
+        content_type: Its media type, as in ``application/json``.
+        timeout: Seconds for the request, including retries.
 
     Raises:
-        CloudError: There are no credentials, or it cannot be written.
+        CloudError: There are no credentials, or the object cannot be written.
     """
     bucket, name = split(uri)
     with _requests(uri, "written"):
@@ -98,7 +98,7 @@ def _client(auth: Auth, *, anonymous: bool) -> Any:
 
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         client = storage.Client.create_anonymous_client()
-        # Proxy variables are for the way out, never for what takes the place of the service.
+        # An emulator is never reached through a proxy.
         client._http.trust_env = False
         return client
     try:
@@ -117,7 +117,7 @@ def _retry(timeout: float) -> Any:
 
 @contextmanager
 def _requests(uri: str, done: str) -> Iterator[None]:
-    """Say in words what Cloud Storage refuses."""
+    """Convert errors of Cloud Storage to CloudError."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError
     from google.resumable_media import DataCorruption, InvalidResponse
@@ -132,7 +132,7 @@ def _requests(uri: str, done: str) -> Iterator[None]:
         fix = "log in with another account: gcloud auth application-default login; or have the bucket's owner allow it"
         raise CloudError(f"{what}: no access", where=uri, fix=fix) from exc
     except DataCorruption as exc:
-        raise CloudError(f"{what}: what arrived is not what is stored there", where=uri, fix="try again") from exc
+        raise CloudError(f"{what}: the received data differs from the stored data", where=uri, fix="try again") from exc
     except (GoogleAPICallError, InvalidResponse, RetryError, RequestException, OSError) as exc:
         why = printable(str(exc)) or type(exc).__name__
         raise CloudError(f"{what}: {why:.200}", where=uri, fix="check the network") from exc

@@ -1,6 +1,6 @@
-"""One way to call the Cloud TPU API: endpoint, credentials, retries, a time-out on everything, errors in words.
+"""The client of the Cloud TPU API: endpoint, credentials, retries, a timeout for every call, errors in words.
 
-google-cloud-tpu is imported only when a client is made: its import costs half a second.
+google-cloud-tpu is imported only when a client is created: the import takes half a second.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from tpu_ops.errors import CloudError
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 
-#: Status codes after which the same call may succeed; transport errors arrive as UNAVAILABLE. DEADLINE_EXCEEDED comes
-#: from the service as well, of a deadline of its own that is sooner.
+#: Status codes after which the same call may succeed. Transport errors arrive as UNAVAILABLE. The service itself may
+#: return DEADLINE_EXCEEDED for an earlier deadline of its own.
 RETRIED = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED", "DEADLINE_EXCEEDED")
 
-#: Seconds before the second attempt; doubled for each further one, up to the longest.
+#: Seconds before the second attempt; doubled for each further one, up to the longest delay.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
 
-#: Seconds of retries where nothing, or no gRPC, listens at the endpoint: that rarely changes.
+#: Seconds of retries if no server, or no gRPC server, listens at the endpoint: this rarely changes.
 REFUSED_PATIENCE = 3.0
 
-#: Seconds of waiting for an answer after which that is said.
+#: Seconds of waiting for an answer after which a message is logged.
 TELL_AFTER = 4.0
 
-#: Seconds between two looks of who waits for several calls whether a signal came: one that comes in the moment before
-#: Python waits for a lock does not end that wait.
+#: Seconds between two checks for a signal while several calls are in flight: a signal just before Python waits for a
+#: lock does not interrupt the wait.
 SIGNAL_LOOK = 1.0
 
-#: Requests in flight at once.
+#: Most requests that are in flight at the same time.
 CONCURRENCY = 16
 
-#: What errors call the service that no endpoint replaces.
+#: Name of the service in errors, unless an endpoint replaces it.
 REAL_SERVICE = "tpu.googleapis.com"
 
-#: What gRPC says, as UNAVAILABLE, before the reason why google-auth has no token for a call (grpc/_plugin_wrapping.py).
+#: Prefix of gRPC's UNAVAILABLE error if google-auth has no token for a call (grpc/_plugin_wrapping.py).
 _WITHOUT_ACCESS = "Getting metadata from plugin failed with error: "
 
-#: What such a reason holds where nobody refused: requests' errors of connections, and answers that google-auth itself
-#: takes for passing ones (google/oauth2/_client.py, google/auth/compute_engine/_metadata.py).
+#: Reasons in such an error that are not a refusal: connection errors of requests, and answers that google-auth treats
+#: as temporary (google/oauth2/_client.py, google/auth/compute_engine/_metadata.py).
 _NO_REFUSAL = (
     "ConnectionPool(",
     "Connection aborted",
@@ -61,14 +61,14 @@ _NO_REFUSAL = (
     "temporarily_unavailable",
 )
 
-#: How google-auth prints what the token endpoint answered: in words, and as it came.
+#: google-auth's form of an answer of the token endpoint: its message, then the raw answer.
 _ANSWERED = re.compile(r"""\(['"](.+?)['"], \{""", re.S)
 
-#: What gRPC says, as UNAVAILABLE, where a port answers that speaks plain HTTP or something else.
+#: gRPC's UNAVAILABLE error if a port answers with plain HTTP or another protocol.
 _OTHER_PROTOCOL = "Failed parsing HTTP/2"
-_NO_GRPC = "this is not a gRPC port: something else listens there"
+_NO_GRPC = "this is not a gRPC port: another service listens there"
 
-_ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
+_ENDPOINT_FIX = "start the service at the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
 _log = logging.getLogger(__name__)
 
@@ -78,15 +78,15 @@ _FIXES = {
     "has the role TPU Viewer (TPU Admin for changes)",
     "NOT_FOUND": "check the project's and zone's names",
     "RESOURCE_EXHAUSTED": "wait, or ask for more quota of this accelerator type in this zone",
-    "ABORTED": "wait a moment: something else is changing it",
+    "ABORTED": "wait a moment: another request is changing it",
     "INTERNAL": "wait a moment: this is an error of the service itself",
     "UNKNOWN": "wait a moment: this is an error of the service itself",
 }
 
 _SET_QUOTA_PROJECT = "gcloud auth application-default set-quota-project PROJECT"
 
-#: What refusals say, whatever their status (public programs quote Cloud TPU so, and Compute Engine behind it), and what
-#: to do then; the first that is found holds.
+#: Texts of refusals, whatever their status (as public programs quote Cloud TPU and Compute Engine) -> the fix. The
+#: first text that is found determines the fix.
 _MEANT = {
     "IN_USE_ADDRESSES|vmExternalIpAccess": "each worker needs an external address: ask for more of them in this "
     "region, or make the node with gcloud and --internal-ips (docs/inventory.md, Making nodes)",
@@ -97,14 +97,14 @@ _MEANT = {
     "waits until there is some (docs/inventory.md, Making nodes)",
     "Quota .*TPU.*(exceeded|exhausted)": "ask for more quota of this accelerator type in this zone; spot and on-demand "
     "TPUs have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses some until it is deleted",
-    "Quota .*(exceeded|exhausted)": "ask for more of the quota that is named",
+    "Quota .*(exceeded|exhausted)": "ask for more of the quota in the message",
     "requires a quota project": f"set one for your login: {_SET_QUOTA_PROJECT}",
     "serviceUsageConsumer": f"choose a quota project for your login that you may use: {_SET_QUOTA_PROJECT}",
     "insufficient authentication scopes": "this machine's service account may not use the scope cloud-platform: log in "
     "(gcloud auth application-default login), or give the machine that scope",
     "Cloud TPU API has not been used in project": "enable it: gcloud services enable tpu.googleapis.com --project "
-    f"PROJECT; if the project that is named is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
-    "has not been used in project": "enable the API that is named in that project: gcloud services enable",
+    f"PROJECT; if the project in the message is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
+    "has not been used in project": "enable the API in the message for that project: gcloud services enable",
 }
 
 
@@ -121,13 +121,13 @@ class ApiError(CloudError):
 
 
 def _fix(status: str, what: str) -> str:
-    """Return what to do about an error of the API, by what it says, or else by its status."""
+    """Return the fix for an error of the API, by its text or else by its status."""
     said = (fix for words, fix in _MEANT.items() if re.search(words, what))
     return next(said, _FIXES.get(status, ""))
 
 
 class Abandoned(CloudError):
-    """This process closed the client before the API answered: nothing is known of the request, and nobody waits."""
+    """This process closed the client before the API answered: the result of the request is unknown, and not needed."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ class Tpu:
 
     Attributes:
         client: The google.cloud.tpu_v2.TpuClient.
-        endpoint: What errors call the service.
-        timeout: Seconds that one call may take, its retries included.
-        closed: Set when nobody waits for answers any more, so that retries end.
-        until: Monotonic time in seconds after which nothing more is asked.
+        endpoint: Name of the service in errors.
+        timeout: Seconds for one call, including retries.
+        closed: Set when answers are no longer needed, so that retries end.
+        until: Monotonic time in seconds after which no more calls are made.
     """
 
     client: Any
@@ -149,25 +149,25 @@ class Tpu:
     until: float = math.inf
 
     def within(self, seconds: float) -> Tpu:
-        """Return the same client, which asks nothing more after these seconds."""
+        """Return the same client, which makes no more calls after these seconds."""
         return replace(self, until=time.monotonic() + seconds)
 
     def close(self) -> None:
-        """End all calls, those in flight, too; a second time it does nothing."""
+        """End all calls, including those in flight; safe to call twice."""
         self.closed.set()
         self.client.transport.close()
 
     def concurrently(
         self, function: Callable[[Thing], Answer], things: Sequence[Thing], at_once: int = CONCURRENCY
     ) -> list[Answer]:
-        """Return what a function that makes calls returns for each of several things, in their order.
+        """Call a function, which uses this client, for each of several things; return the results in their order.
 
-        Whichever exception of it comes first, or an interrupt, ends all calls: nobody waits for their time-outs.
+        The first exception, or an interrupt, ends all calls without waiting for their timeouts.
 
         Args:
             function: Called in several threads.
-            things: What it is called with.
-            at_once: Number of threads at most, at least 1.
+            things: The arguments.
+            at_once: Most threads, at least 1.
         """
         with ThreadPoolExecutor(at_once) as pool:
             futures = []
@@ -178,7 +178,7 @@ class Tpu:
                 while pending:
                     done, left = wait(futures, SIGNAL_LOOK, return_when=FIRST_EXCEPTION)
                     pending = bool(left) and not any(future.exception() for future in done)
-                # Where some have not ended, one of the others has failed.
+                # If some have not ended, another one has failed, and its result() raises.
                 return [future.result() for future in futures if future.done()]
             except BaseException:
                 for future in futures:
@@ -192,17 +192,17 @@ class Tpu:
         Args:
             method: Name of a method of TpuClient's transport-level interface, for example ``get_node``.
             request: Its request as a dictionary.
-            where: What is asked about, for an error.
-            repeat: Whether the call may be sent again after a failure: not where a second one would mean more,
-                or where RESOURCE_EXHAUSTED speaks of quota and not of too many requests.
+            where: Subject of the request, for an error.
+            repeat: Whether the call may be sent again after a failure: False if a second call would have another
+                effect, or if RESOURCE_EXHAUSTED means a quota and not too many requests.
 
         Raises:
-            ApiError: With the status that the API answered, or DEADLINE_EXCEEDED where it is too late to ask.
-            Abandoned: The client was closed meanwhile; another thread does that, as `concurrently` on an interrupt.
+            ApiError: With the API's status, or DEADLINE_EXCEEDED if no time is left for the call.
+            Abandoned: Another thread closed the client meanwhile, as `concurrently` does on an interrupt.
         """
         if time.monotonic() > self.until:
             what, fix = (
-                "not asked: the requests before it took too long",
+                "not asked: the requests before this one took too long",
                 "raise request_timeout in inventory/tpu_vm.yml",
             )
             raise ApiError(what, status="DEADLINE_EXCEEDED", where=where, fix=fix)
@@ -219,7 +219,7 @@ class Tpu:
                     pause=self.closed.wait,
                 )
         except (ApiError, ValueError) as exc:
-            # gRPC has no other way to end a call in flight than its channel, and takes no call on a closed one.
+            # gRPC can end a call in flight only by closing its channel, and rejects calls on a closed one.
             if self.closed.is_set():
                 raise Abandoned("no longer waited for", where=where) from exc
             raise
@@ -227,7 +227,7 @@ class Tpu:
 
 @contextmanager
 def told(text: str) -> Iterator[None]:
-    """Log a text where the block lasts longer than a moment."""
+    """Log a text if the block takes longer than TELL_AFTER."""
     timer = threading.Timer(TELL_AFTER, _log.info, (text,))
     timer.daemon = True
     timer.start()
@@ -242,10 +242,9 @@ def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None)
     """Open a client for as long as the block lasts.
 
     Args:
-        endpoint: ``host:port`` on loopback, spoken to in plaintext without credentials; empty means the real
-            service.
-        timeout: Seconds that one call may take, its retries included.
-        auth: Credentials for the real service; application default credentials where it is None.
+        endpoint: ``host:port`` on loopback, used in plaintext without credentials; empty means the real service.
+        timeout: Seconds for one call, including retries.
+        auth: Credentials for the real service; None means application default credentials.
 
     Raises:
         CloudError: There are no credentials for the real service.
@@ -257,7 +256,7 @@ def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None)
         import grpc
 
         options = [
-            # Proxy variables are for the way out, never for loopback.
+            # Loopback is never reached through a proxy.
             ("grpc.enable_http_proxy", 0),
             ("grpc.max_receive_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 200),
@@ -290,11 +289,11 @@ def attempt(
 
     Args:
         send: Given the seconds left, sends the request once and returns its answer.
-        where: What is asked about, for an error.
-        timeout: Seconds that all attempts together may take.
-        retried: Status codes after which it is sent again.
-        at_endpoint: Whether it goes to an endpoint that was set, and not to the real service.
-        pause: Waits between attempts; a true answer means that nobody wants the answer any more.
+        where: Subject of the request, for an error.
+        timeout: Seconds for all attempts together.
+        retried: Status codes after which the request is sent again.
+        at_endpoint: Whether it goes to a configured endpoint instead of the real service.
+        pause: Waits between attempts; returns true if the answer is no longer needed.
         clock: Monotonic time in seconds.
 
     Raises:
@@ -309,7 +308,7 @@ def attempt(
         except GoogleAPICallError as exc:
             failure = api_error(exc, where, timeout=timeout, at_endpoint=at_endpoint)
             patience = REFUSED_PATIENCE if _refused(failure) else timeout
-        # Delays differ a little, so that many clients do not come back at the same moment.
+        # Random delays keep many clients from retrying at the same moment.
         wait = delay * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
         if failure.status not in retried or clock() - start + wait > min(patience, timeout) or pause(wait):
             raise failure
@@ -325,9 +324,9 @@ def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False
 
     Args:
         exc: The google.api_core.exceptions.GoogleAPICallError.
-        where: What was asked about.
-        timeout: Seconds that the call could take.
-        at_endpoint: Whether it went to an endpoint that was set, and not to the real service.
+        where: Subject of the request.
+        timeout: Seconds that the call had.
+        at_endpoint: Whether it went to a configured endpoint instead of the real service.
     """
     status = exc.grpc_status_code.name if getattr(exc, "grpc_status_code", None) is not None else "UNKNOWN"
     message = str(getattr(exc, "message", "") or exc).strip()

@@ -1,6 +1,6 @@
-"""The forms that parts of a node have, wherever it is read from: the API, a published snapshot, a file of this machine.
+"""The forms of a node's fields, wherever the node is read from: the API, a published snapshot, or a local file.
 
-They end up in ssh's arguments and configuration, so that whatever is read is held against these forms first.
+The fields are used in ssh's arguments and configuration, so every value is checked against its form first.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ ID = re.compile(r"[0-9]{1,20}")
 #: The name or number of an enum's value.
 WORD = re.compile(r"[A-Z0-9_]{1,64}")
 
-#: The name of a Compute Engine instance; the domain that may follow is no part of it.
+#: The name of a Compute Engine instance, without the domain that may follow it.
 INSTANCE = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
-#: Most characters of a text that stands in one line, and of any other.
+#: Largest number of characters in a single-line text, and in other texts.
 LINE, PROSE = 256, 65536
 
-#: Whether a value has some form.
+#: Tests whether a value has a form.
 Form = Callable[[Any], bool]
 
 
 def address(text: str) -> str:
-    """Return an address in the one form that it has; empty where the text is none."""
+    """Return an address in its canonical form; empty if the text is not an address."""
     try:
-        # The parser below takes forty times as long. No zero may lead a number here either: there is one form.
+        # inet_pton rejects leading zeros, so IPv4 addresses have one form. The parser below takes forty times as long.
         socket.inet_pton(socket.AF_INET, text)
     except (OSError, ValueError):
         pass
     else:
         return text
     try:
-        # Behind a % an IPv6 address names an interface: any text, and of no use on another machine.
+        # After % an IPv6 address has a network interface, which may be any text and is useless on another machine.
         return "" if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
         return ""
 
 
-#: A project, or a zone; the zone ``-`` stands for all of them.
+#: A project or a zone; the zone ``-`` means all of them.
 _PLACE = re.compile(r"[a-z0-9][a-z0-9.:-]{0,99}|-")
 
 
 def places(value: Any) -> bool:
-    """Return whether a value is a list of projects with a zone of each."""
+    """Return whether a value is a list of (project, zone)."""
     return isinstance(value, list) and all(
         isinstance(pair, list)
         and len(pair) == 2
@@ -58,33 +58,33 @@ def places(value: Any) -> bool:
 
 
 def texts(form: re.Pattern[str]) -> Form:
-    """Return whether a value is a list of texts of a form."""
+    """Return the form of a list of texts that match a pattern."""
     return lists(matches(form))
 
 
 def matches(form: re.Pattern[str]) -> Form:
-    """A text of a form."""
+    """Return the form of a text that matches a pattern."""
     return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
 
 
 def empty_or(form: re.Pattern[str]) -> Form:
-    """A text of a form, or an empty one."""
+    """Return the form of a text that matches a pattern, or is empty."""
     return lambda value: value == "" or (isinstance(value, str) and form.fullmatch(value) is not None)
 
 
 def lists(check: Form) -> Form:
-    """A list whose entries have a form."""
-    # A node's own dictionary has tuples.
+    """Return the form of a list whose entries have a form."""
+    # Node.to_json returns tuples.
     return lambda value: isinstance(value, (list, tuple)) and (not value or all(map(check, value)))
 
 
 def line(value: Any) -> bool:
-    """A text in one line, without characters that a terminal takes for orders."""
+    """Return whether a value is a single-line text without control characters."""
     return isinstance(value, str) and len(value) <= LINE and value.isprintable()
 
 
 def prose(value: Any) -> bool:
-    """Any text, as the API may have it."""
+    """Return whether a value is a text of the length that the API allows."""
     if not isinstance(value, str) or len(value) > PROSE:
         return False
     try:
@@ -94,32 +94,32 @@ def prose(value: Any) -> bool:
 
 
 def mapping(value: Any) -> bool:
-    """A mapping of texts to texts."""
+    """Return whether a value is a mapping of texts to texts."""
     return isinstance(value, dict) and all(map(prose, value)) and all(map(prose, value.values()))
 
 
 def record(*keys: str) -> Form:
-    """A mapping of texts with exactly these keys."""
+    """Return the form of a mapping of texts with exactly these keys."""
     return lambda value: mapping(value) and value.keys() == set(keys)
 
 
 def name(value: Any) -> bool:
-    """A text; names have their form only together (`tpu_ops.cloud.names.split_name`)."""
+    """Return whether a value is a text; names are checked together (`tpu_ops.cloud.names.split_name`)."""
     return isinstance(value, str)
 
 
 def count(value: Any) -> bool:
-    """A whole number that is not negative."""
+    """Return whether a value is a whole number that is not negative."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
 
 
 def flag(value: Any) -> bool:
-    """True or False."""
+    """Return whether a value is True or False."""
     return isinstance(value, bool)
 
 
 def addresses(value: Any) -> bool:
-    """A list of addresses, each in the one form that it has, or empty."""
+    """Return whether a value is a list of addresses in canonical form, or empty texts."""
     if not isinstance(value, (list, tuple)):
         return False
     try:

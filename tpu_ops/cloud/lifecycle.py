@@ -1,4 +1,4 @@
-"""Makes and removes nodes, such that the same command again goes on where an interrupted one ended."""
+"""Creates and deletes nodes, so that the same command again continues where an interrupted one ended."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tpu_ops.errors import CloudError, UsageError
 
 _log = logging.getLogger(__name__)
 
-#: States that a node passes through on its way to READY without anyone's doing.
+#: States from which a node becomes READY by itself.
 ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
 
-#: States of a node that is no more, or will be.
+#: States of a node that no longer exists, or soon will not.
 _GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
 
-#: Answers, or none, after which nobody knows whether the API has taken a request.
+#: Statuses after which it is unknown whether the API has accepted a request.
 UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
 _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
@@ -35,7 +35,7 @@ _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
 
 @dataclass(frozen=True)
 class Wish:
-    """The node that is wanted."""
+    """The requested node."""
 
     name: str
     project: str
@@ -62,10 +62,10 @@ class Wish:
 
 
 def check_name(name: str) -> str:
-    """Return a node's name.
+    """Return a node's name after checking it.
 
     Raises:
-        UsageError: The API would not take it.
+        UsageError: The API would reject it.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -77,7 +77,7 @@ def check_name(name: str) -> str:
 
 
 def request(wish: Wish, keys: str) -> Json:
-    """Return the fields of google.cloud.tpu.v2.Node that ask for the node."""
+    """Return the fields of google.cloud.tpu.v2.Node that request the node."""
     body: Json = {
         "accelerator_type": wish.accelerator_type,
         "runtime_version": wish.runtime_version,
@@ -92,10 +92,10 @@ def request(wish: Wish, keys: str) -> Json:
 
 
 def find(tpu: Tpu, wish: Wish) -> Node | None:
-    """Return the node that has the wished name, or None.
+    """Return the node of the requested name, or None.
 
     Raises:
-        CloudError: The API refused; where the zone does not exist, the error lists those that do.
+        CloudError: The API refused; if the zone does not exist, the error lists the existing ones.
     """
     try:
         return cloud.get_node(tpu, wish.full_name)
@@ -106,7 +106,7 @@ def find(tpu: Tpu, wish: Wish) -> Node | None:
 
 
 def _find_first(tpu: Tpu, wish: Wish) -> Node | None:
-    """Return the same before anything is asked for."""
+    """Return the same as `find`, with an error that says that nothing was created yet."""
     try:
         return find(tpu, wish)
     except ApiError as exc:
@@ -116,14 +116,14 @@ def _find_first(tpu: Tpu, wish: Wish) -> Node | None:
 
 
 def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
-    """Make the node, or go on waiting for one that an earlier command began.
+    """Create the node, or continue waiting for one that an earlier command began.
 
     Returns:
-        What happened: ``created``, ``resumed``, ``already there``, or ``begun`` when not waiting.
+        The result: ``created``, ``resumed``, ``already there``, or ``begun`` when not waiting.
 
     Raises:
-        CloudError: The API refused, the node exists in another form or state, or it was not ready in time. Where it
-            was lost on the way, the error says what is known of the node.
+        CloudError: The API refused, the node exists in another form or state, or it was not ready in time. If the API
+            was lost meanwhile, the error says what is known of the node.
     """
     existing = _find_first(tpu, wish)
     if existing is None:
@@ -139,7 +139,7 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
             try:
                 with _begun(_CREATING, _creation(wish)):
                     operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
-                    # It may have gone on its way again, or be listed as it was before.
+                    # The node may be changing its state again, or the listing may be old.
                     node = operations.wait_for_state(
                         tpu,
                         wish.full_name,
@@ -168,13 +168,13 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
     return "resumed"
 
 
-#: What is begun, in words, and what the same command does then.
+#: What the API is doing, in words, and what the same command does then.
 _CREATING, _DELETING = "the API is creating the node", "the API is deleting the node"
-_AGAIN = "run the same command again: it goes on with what it finds"
+_AGAIN = "run the same command again: it continues from the current state"
 
 
 def _creation(wish: Wish) -> str:
-    """Return what to do about a creation that goes on by itself."""
+    """Return the fix for a creation that continues without this command."""
     return (
         "run the same command again to wait for it: the node costs money until "
         f"`{node_deletion(wish.name, wish.zone)}`, and `tpu_ops list` shows it"
@@ -182,10 +182,10 @@ def _creation(wish: Wish) -> str:
 
 
 def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
-    """Return the node that is there though its creation failed: someone was faster, or only the answer was lost.
+    """Return the node that exists although its creation failed: another client was faster, or the answer was lost.
 
     Raises:
-        ApiError: There is none, or nobody knows.
+        ApiError: It does not exist, or this is unknown.
     """
     unclear = failure.status in UNCLEAR
     if not unclear and failure.status != "ALREADY_EXISTS":
@@ -193,10 +193,10 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
     try:
         existing = find(tpu, wish)
     except ApiError as exc:
-        what = "the node may be there" if unclear else "a node of this name is there"
+        what = "the node may exist" if unclear else "a node of this name exists"
         raise _lost(exc, what, _creation(wish) if unclear else _AGAIN) from exc
     if existing is None and unclear:
-        what = "a moment later there was no node of this name, but it may come"
+        what = "a moment later there was no node of this name, but it may still appear"
         raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether there is one") from failure
     if existing is None:
         raise failure
@@ -204,22 +204,22 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
 
 
 def _failed(tpu: Tpu, wish: Wish, failure: operations.Failed) -> ApiError:
-    """Return the error about a creation that was begun and has failed, with what to do then."""
+    """Return the error for a creation that failed after it began, with the fix."""
     if not operations.was_preempted(failure):
         return explained(tpu, wish, failure)
-    fix = f"it was preempted while it was made: {_removal(wish)} and run the same command again"
+    fix = f"it was preempted during its creation: {_removal(wish)} and run the same command again"
     return ApiError(failure.what, status=failure.status, where=failure.where, fix=fix)
 
 
 def _lost(failure: ApiError, known: str, then: str) -> ApiError:
-    """Return the error about an API that was lost on the way, with what is known and what to do then."""
+    """Return the error for an API that was lost meanwhile, with what is known and the next step."""
     fix = f"{failure.fix}; then {then}" if failure.fix else then
     return ApiError(f"{failure.what}; {known}", status=failure.status, where=failure.where, fix=fix)
 
 
 @contextlib.contextmanager
 def _interrupted(known: str, then: str) -> Iterator[None]:
-    """Tell whoever interrupts the block what is known and what to do then."""
+    """Tell a user who interrupts the block what is known, and the next step."""
     try:
         yield
     except KeyboardInterrupt:
@@ -229,10 +229,10 @@ def _interrupted(known: str, then: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _begun(known: str, then: str) -> Iterator[None]:
-    """Tell whoever waits for what the API has begun, and loses the API or the patience, that it goes on.
+    """If waiting for an operation is interrupted or fails, add to the error that the operation continues.
 
     Raises:
-        ApiError: What began has failed, or nobody knows how far it is.
+        ApiError: The operation failed, or its state is unknown.
     """
     try:
         with _interrupted(f"{known}, also without this command", then):
@@ -244,10 +244,10 @@ def _begun(known: str, then: str) -> Iterator[None]:
 
 
 def must_match(wish: Wish, node: Node) -> None:
-    """Check that the node of the wished name is the wished one; of labels that it has not, or otherwise, it warns.
+    """Check that the existing node is the requested one; different labels are only logged.
 
     Raises:
-        CloudError: It has another type or runtime version, or may be preempted and is not to be, or the reverse.
+        CloudError: It has another type or runtime version, or one is preemptible and the other is not.
     """
     others = [
         f"with {what.replace('_', ' ')} {getattr(node, what)}, not {getattr(wish, what)}"
@@ -260,7 +260,7 @@ def must_match(wish: Wish, node: Node) -> None:
         raise CloudError(
             f"a node of this name exists {others[0]}",
             where=wish.where,
-            fix=f"take another name, or remove it first: {node_deletion(wish.name, wish.zone)}",
+            fix=f"take another name, or delete it first: {node_deletion(wish.name, wish.zone)}",
         )
     has = node.labels
     lacking = [
@@ -275,13 +275,13 @@ def must_match(wish: Wish, node: Node) -> None:
 def _must_be_ready(wish: Wish, node: Node | None) -> None:
     if node is None:
         raise CloudError(
-            "the node is gone: its creation failed, or someone deleted it",
+            "the node is gone: its creation failed, or it was deleted",
             where=wish.where,
             fix="run the same command again",
         )
     if node.state != "READY":
         command, place = "gcloud compute tpus tpu-vm", f"{wish.name} --zone {wish.zone} --project {wish.project}"
-        first = f"see what that means (`{command} describe {place}`), or "
+        first = f"see why (`{command} describe {place}`), or "
         if node.state == "STOPPED":
             first = f"start it (`{command} start {place}`), or "
         elif node.state in _GOING:
@@ -294,23 +294,23 @@ def _must_be_ready(wish: Wish, node: Node | None) -> None:
 
 
 def _removal(wish: Wish) -> str:
-    return f"remove it ({node_deletion(wish.name, wish.zone)})"
+    return f"delete it ({node_deletion(wish.name, wish.zone)})"
 
 
 def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:
-    """Remove a node, or go on waiting for a removal that an earlier command began.
+    """Delete a node, or continue waiting for a deletion that an earlier command began.
 
     Args:
         tpu: The client.
-        name: Its resource name, by which the API deletes whatever has it.
-        node_id: The id of the node that is meant; empty where the API gave it none.
-        what: What errors are about.
+        name: Its resource name, by which the API deletes any node of that name.
+        node_id: The id of the intended node; empty if the API gave it none.
+        what: The subject of errors.
         wait: Whether to wait until it is gone.
         timeout: Seconds to wait.
-        progress: Called while it is waited for.
+        progress: Called while waiting.
 
     Raises:
-        CloudError: The API refused, another node has the name by now, or it was still there when the time was over.
+        CloudError: The API refused, another node now has the name, or it still existed after the timeout.
     """
     try:
         node = cloud.get_node(tpu, name)
@@ -319,7 +319,7 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
             raise _lost(exc, "nothing was deleted", "run the same command again") from exc
         return
     if node_id and node.node_id not in ("", node_id):
-        fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
+        fix = "`tpu_ops refresh` (with --from api if a published snapshot is in use), then the same command again"
         raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
     operation = "" if node.state == "DELETING" else _begin_deletion(tpu, name)
     if not wait:
@@ -331,13 +331,11 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
             tpu, name, through=("DELETING",), what=what, timeout=timeout, progress=progress
         )
     if left is not None:
-        raise CloudError(
-            f"the node is still there, in state {left.state}", where=what, fix="run the same command again"
-        )
+        raise CloudError(f"the node still exists, in state {left.state}", where=what, fix="run the same command again")
 
 
 def _begin_deletion(tpu: Tpu, name: str) -> str:
-    """Begin to remove a node; return the operation's name, or an empty text where the node is gone meanwhile."""
+    """Begin to delete a node; return the operation's name, or "" if the node is gone meanwhile."""
     known = "whether the API is deleting it is not known"
     try:
         with _interrupted(known, _AGAIN):
@@ -351,7 +349,7 @@ def _begin_deletion(tpu: Tpu, name: str) -> str:
 
 
 def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
-    """Given the API's refusal, return it with what would be right where zone, type or runtime is unknown."""
+    """Return the API's refusal; if zone, type or runtime is unknown, with the valid ones."""
     if refusal.status not in ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED"):
         return refusal
     try:
@@ -362,7 +360,7 @@ def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
 
 
 def unknown(tpu: Tpu, wish: Wish) -> str:
-    """Return what to use instead of the first of zone, type and runtime that the API does not list, or nothing.
+    """Return the valid values for the first of zone, type and runtime that the API does not list, or "".
 
     Raises:
         ApiError: The API does not list them.
@@ -382,7 +380,7 @@ def unknown(tpu: Tpu, wish: Wish) -> str:
 
 
 def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
-    """Return the names that are most alike in words, in their natural order: first those but for the last part."""
+    """Return the most similar names in words, in natural order; names that differ only in the last part come first."""
     if not known:
         return "none"
     alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)

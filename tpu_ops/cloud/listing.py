@@ -15,18 +15,18 @@ from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 
-#: (project, zone); the zone ``-`` stands for all zones.
+#: (project, zone); the zone ``-`` means all zones.
 Place = tuple[str, str]
 
 
 @dataclass
 class Answered:
-    """What a place answered.
+    """The answer of a place.
 
     Attributes:
         nodes: Its nodes.
         unreachable: Locations that the API could not reach.
-        misnamed: Resource names of nodes that are left out, since their form is not the documented one.
+        misnamed: Resource names of nodes that are left out, since they do not have the documented form.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -34,29 +34,29 @@ class Answered:
     misnamed: list[str] = field(default_factory=list)
 
 
-#: What a place answered, or the error that it ended with.
+#: The answer of a place, or its error.
 Answer = Answered | ApiError
 
-#: Failures of one project or zone among several that leave the rest of the fleet worth listing.
+#: Failures of one project or zone after which the others are still listed.
 _PARTIAL = ("PERMISSION_DENIED", "INTERNAL", "UNKNOWN", *RETRIED)
 
-#: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
-#: one of these texts (seen in dstackai/gpuhunt issue 98, and of the reason LOCATION_POLICY_VIOLATED).
+#: Refusals of the zone ``-``. Cloud TPU answers PERMISSION_DENIED for an unknown location, with one of these texts
+#: (seen in dstackai/gpuhunt issue 98, and with the reason LOCATION_POLICY_VIOLATED).
 _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 _UNKNOWN_WILDCARD = ("Location - is not found", "denied on 'locations/-'")
 
-#: How it may refuse a zone that it does not know, and how many of those that it knows are named then.
+#: Refusals of an unknown zone, and the number of known zones that an error lists.
 _UNKNOWN_PLACE, _MOST_ZONES = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"), 8
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The nodes that the API listed, and what it could not list.
+    """The nodes that the API listed, and the places that could not be listed.
 
     Attributes:
-        nodes: In the order of their full names, whatever the order of the answers.
-        unanswered: What could not be listed.
-        warnings: That, and what was left out, in words.
+        nodes: The nodes, in the order of their full names.
+        unanswered: Places that could not be listed.
+        warnings: Places that could not be listed and nodes that were left out, in words.
     """
 
     nodes: tuple[Node, ...]
@@ -67,21 +67,21 @@ class Listing:
 def list_nodes(
     tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = (), *, strict_permissions: bool = False
 ) -> Listing:
-    """List the nodes of several projects, all zones of them or those named, concurrently.
+    """List the nodes of several projects concurrently, in all zones or in the given ones.
 
-    All zones are asked for at once as ``locations/-``. The reference of v2 does not say so in words; it has a field
-    for locations that could not be reached (cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list)
-    as such lists have (google.aip.dev/159), and public programs rely on it, over REST and as
-    ``gcloud compute tpus tpu-vm list --zone=-``. Where it is refused all the same, the zones are asked one by one.
+    All zones of a project are requested at once as ``locations/-``. The reference of v2 does not document this, but
+    has a field for locations that could not be reached, as such lists have (google.aip.dev/159;
+    cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list). Public programs rely on it, over REST
+    and as ``gcloud compute tpus tpu-vm list --zone=-``. If it is refused, the zones are requested one by one.
 
     Args:
         tpu: The client.
         projects: Project ids.
-        zones: Zones; all where none is named.
-        strict_permissions: Whether one project or zone that cannot be listed is an error.
+        zones: Zones; all if empty.
+        strict_permissions: Whether a single project or zone that cannot be listed is an error.
 
     Raises:
-        ApiError: No project and zone could be listed, one does not exist, or any could not be and that is an error.
+        ApiError: Nothing could be listed, a project or zone does not exist, or any failed with ``strict_permissions``.
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
     answers = _answers(tpu, named)
@@ -104,7 +104,7 @@ def _refuses_wildcard(answer: Answer) -> bool:
 
 
 def _zones(tpu: Tpu, place: Place) -> list[str]:
-    """Return the zones of a project; none where it does not say."""
+    """Return the zones of a project; empty if the API does not list them."""
     try:
         return locations(tpu, place[0])
     except ApiError:
@@ -112,14 +112,14 @@ def _zones(tpu: Tpu, place: Place) -> list[str]:
 
 
 def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
-    """Return what to do about a zone that a project does not have."""
+    """Return the fix for a zone that a project does not have."""
     there = difflib.get_close_matches(zone, known, n=_MOST_ZONES, cutoff=0.3) or sorted(known)[:_MOST_ZONES]
     more = ", ..." if len(known) > len(there) else ""
     return f"project {project} has no such zone: see `zones` (TPU_OPS_ZONES); it has {', '.join(there)}{more}"
 
 
 def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
-    """Return what one place answers, all pages of it or the error that one of them ended with."""
+    """Return the answer of one place, from all pages, or the error of one page."""
     found = Answered()
     try:
         for page in pages_of(tpu, "list_nodes", project, zone):
@@ -133,7 +133,7 @@ def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
 
 
 def read(page: Any, found: Answered) -> None:
-    """Add a raw google.cloud.tpu.v2.ListNodesResponse to what was found so far."""
+    """Add a raw google.cloud.tpu.v2.ListNodesResponse to the nodes found so far."""
     for raw in filter(parsing.has_workers, page.nodes):
         if split_name(raw.name):
             found.nodes.append(parsing.node(raw))
@@ -143,16 +143,15 @@ def read(page: Any, found: Answered) -> None:
 
 
 def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict_permissions: bool = False) -> Listing:
-    """Given what each place answered, return the whole listing.
+    """Return the whole listing, given the answer of each place.
 
     Args:
-        answers: Of each place.
-        named: Those of them that the fleet's settings name; the API named the others.
+        answers: The answer of each place.
+        named: The places in the fleet's settings; the API listed the others.
         strict_permissions: Whether any failure is an error.
 
     Raises:
-        ApiError: All places failed, or one of them in a way that means that it is named wrongly, or any did and that
-            is an error.
+        ApiError: All places failed, a place does not exist, or any failed with ``strict_permissions``.
     """
     failures: dict[Place, ApiError] = {}
     nodes: dict[str, Node] = {}
@@ -171,7 +170,7 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
                 warnings.append(f"{where}: listed twice, with the ids {ids}; the last one is used")
             nodes[node.full_name] = node
         warnings += [
-            f"project {place[0]}: a node is left out: its name {name[:200]!r} is of no known form"
+            f"project {place[0]}: a node is left out: its name {name[:200]!r} does not have a known form"
             for name in answer.misnamed
         ]
         for location in answer.unreachable:
@@ -184,12 +183,12 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
 
 
 def _shared_ids(nodes: Iterable[Node]) -> list[str]:
-    """Return a warning for each node that has another one's id: host keys are bound to ids."""
+    """Return a warning for each node with the id of another one: host keys are bound to ids."""
     owners: dict[str, str] = {}
     pairs = [(node, owners.setdefault(node.node_id or node.full_name, node.full_name)) for node in nodes]
     return [
-        f"{node_in_words(node.full_name)}: has the same id {node.node_id} as {node_in_words(owner)}, so its host"
-        " keys pass for that node's"
+        f"{node_in_words(node.full_name)}: has the same id {node.node_id} as {node_in_words(owner)}, so ssh"
+        " accepts the host keys of either for both"
         for node, owner in pairs
         if owner != node.full_name
     ]
@@ -201,7 +200,7 @@ def _out_of_reach(project: str, zone: str) -> ApiError:
 
 
 def _in_words(failures: Mapping[Place, ApiError]) -> list[str]:
-    """Return one warning for each failure, and a single one for the zones of a project that failed alike."""
+    """Return one warning for each failure; zones of a project with the same failure share a warning."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for (project, zone), failure in failures.items():
         alike.setdefault((project, failure.what, failure.fix), []).append(zone)

@@ -11,6 +11,6 @@ _NODE = re.compile(
 
 
 def split_name(name: str) -> tuple[str, str, str] | None:
-    """Given a node's resource name, return project, zone and short name; None where its form is not the known one."""
+    """Split a node's resource name into project, zone and short name; None if it has another form."""
     match = _NODE.fullmatch(name)
     return (match["project"], match["zone"], match["name"]) if match else None

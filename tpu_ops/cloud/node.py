@@ -1,7 +1,7 @@
-"""A node and its workers as plain data: the only form in which the fleet travels through the packages.
+"""A node and its workers as plain data: the form of the fleet in all packages.
 
-API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees a protobuf. `Node.to_json` makes one of
-JSON types, so that a snapshot or an inventory cache is that and nothing more.
+`tpu_ops.cloud` converts API objects to this form; no other package sees a protobuf. `Node.to_json` converts it to JSON
+types for snapshots and inventory caches.
 """
 
 from collections import Counter
@@ -22,32 +22,32 @@ TAKEN_STATES = ("PREEMPTED", "TERMINATED", "STOPPED")
 
 
 class Node(NamedTuple):
-    """One TPU VM of the API, all workers of it.
+    """One TPU VM of the API, with all its workers.
 
     Attributes:
         name: Short name, unique within project and zone.
         project: Project id.
         zone: For example ``us-central2-b``.
-        node_id: The API's numeric id, a string of digits; another node made later under the same name has another.
+        node_id: The API's numeric id, a string of digits; it differs for a later node of the same name.
         accelerator_type: For example ``v4-32``.
         runtime_version: For example ``tpu-ubuntu2204-base``.
         state: Name of google.cloud.tpu.v2.Node.State, for example ``READY``.
         health: Name of google.cloud.tpu.v2.Node.Health.
-        internal_ips: Internal address of each worker in order; empty string where there is none.
-        external_ips: External address of each worker in order; empty string where there is none.
-        chips: Chips of the whole slice; 0 for an accelerator type that the table does not know.
+        internal_ips: Internal address of each worker in order; empty string if it has none.
+        external_ips: External address of each worker in order; empty string if it has none.
+        chips: Chips of the whole slice; 0 if the table does not contain the accelerator type.
         chips_per_worker: Chips of each worker, likewise.
-        topology: For example ``2x2x4``; empty where unknown.
-        labels: As the API gives them: data, never a template.
+        topology: For example ``2x2x4``; empty if unknown.
+        labels: The API's labels: data, never a template.
         symptoms: One ``{"worker_id", "type", "details", "create_time"}`` per symptom.
-        queued_resource: Short name of the queued resource that made the node, or empty.
-        multislice: Whether the node is one slice of several that a queued resource made together.
+        queued_resource: Short name of the queued resource that created the node, or empty.
+        multislice: Whether the node is one slice of several that a queued resource created together.
         preemptible: Whether the node may be preempted (preemptible or spot).
         data_disks: One ``{"source", "mode"}`` per data disk.
         service_account: E-mail of the service account, or empty.
         create_time: RFC 3339, UTC.
-        metadata_keys: Names of the node's metadata entries (never the values: they may hold secrets).
-        instance_names: Name of each worker as a Compute Engine instance, in order; empty where not asked for.
+        metadata_keys: Names of the node's metadata entries, without the values, which may be secret.
+        instance_names: Name of each worker as a Compute Engine instance, in order; empty if not requested.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Node(NamedTuple):
 
     @property
     def worker_count(self) -> int:
-        """Number of workers that the API lists endpoints for."""
+        """Number of workers for which the API lists endpoints."""
         return len(self.internal_ips)
 
     @property
@@ -105,15 +105,15 @@ class Node(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        """Given what `to_json` returned, possibly through JSON text, return the node.
+        """Return the node from the result of `to_json`, possibly after a round trip through JSON text.
 
-        Whoever wrote the text may have written what ssh takes for an option: all of it is held against its form.
+        The text may come from others and could contain ssh options: every field is checked against its form.
 
         Raises:
-            ValueError: Something in it has not its form; says what.
+            ValueError: A field does not have its form; the text names the field.
         """
         if not isinstance(data, dict):
-            raise ValueError("this is not a node")  # noqa: TRY004 - one error for all that data may be
+            raise ValueError("this is not a node")  # noqa: TRY004 - one error for all invalid data
         values: Json = {}
         for key, value in data.items():
             form = FORMS.get(key)
@@ -134,7 +134,7 @@ class Node(NamedTuple):
         return made
 
 
-#: What each field of a node may hold.
+#: The form of each field of a node.
 FORMS: dict[str, forms.Form] = {
     "name": forms.name,
     "project": forms.name,
@@ -166,7 +166,7 @@ FORMS: dict[str, forms.Form] = {
 
 
 def without_workers(node: Node) -> str:
-    """Return in what state a node is that has no workers, in words that follow its name."""
+    """Return the state of a node without workers, in words that follow its name."""
     if node.state in SERVING_STATES:
         return f"is {node.state}, but the API lists no network endpoints for it"
     return f"is in state {node.state} and has no workers{' yet' if node.state == 'CREATING' else ''}"
@@ -183,7 +183,7 @@ class Worker(NamedTuple):
 
     host: str
     node: Node
-    index: int  # type: ignore[assignment]  # hides the method of tuples, which finds a value
+    index: int  # type: ignore[assignment]  # replaces tuple.index, which is not used
 
     @property
     def label(self) -> str:
@@ -202,12 +202,12 @@ class Worker(NamedTuple):
 
     @property
     def instance_name(self) -> str:
-        """Name as a Compute Engine instance, or the empty string where it is not known."""
+        """Name as a Compute Engine instance, or the empty string if unknown."""
         return self.node.instance_names[self.index] if self.index < len(self.node.instance_names) else ""
 
     @property
     def host_key_alias(self) -> str:
-        """Name under which known_hosts keeps this worker's keys: bound to the node's id, not to its address."""
+        """Alias of this worker's keys in known_hosts: bound to the node's id, not to its address."""
         return aliases.of(self.node.node_id, self.index)
 
 
@@ -217,11 +217,11 @@ def label_of(host: str) -> str:
 
 
 def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
-    """Given all nodes that are listed (before any filter), return the unique short label of each by its full name.
+    """Return the unique short label of each node by its full name, given all listed nodes, before any filter.
 
-    A node alone under its name keeps it. Where several share one, all of them become ``<name>.<zone>``, and
-    ``<name>.<zone>.<project>`` where that is still shared, with a dot for the colon of a project such as
-    ``example.com:p``: no pattern of Ansible and no path of rsync holds a colon.
+    The label is the node's name if it is unique. Nodes that share a name become ``<name>.<zone>``, and
+    ``<name>.<zone>.<project>`` if that is still shared. A dot replaces the colon of a project such as
+    ``example.com:p``, since neither patterns of Ansible nor paths of rsync may contain a colon.
     """
     nodes = list(nodes)
     by_name = Counter(node.name for node in nodes)
@@ -248,8 +248,8 @@ def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -
     """Return every worker of some nodes, sorted by node label (`texts.natural`) and index.
 
     Args:
-        nodes: All nodes that are listed, or some of them.
-        labels: `node_labels` of all that are listed; may be left out where `nodes` are all of them.
+        nodes: All listed nodes, or some of them.
+        labels: `node_labels` of all listed nodes; may be omitted if ``nodes`` are all of them.
     """
     nodes = list(nodes)
     labels = node_labels(nodes) if labels is None else labels

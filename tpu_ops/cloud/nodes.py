@@ -1,4 +1,4 @@
-"""Nodes of the Cloud TPU API: read one, create, delete, start and stop it. Changes are operations."""
+"""Nodes of the Cloud TPU API: read, create, delete, start and stop one. Changes are operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def get_node(tpu: Tpu, name: str) -> Node:
     """Return the node of a resource name.
 
     Raises:
-        ApiError: NOT_FOUND where there is none.
+        ApiError: NOT_FOUND if it does not exist.
     """
     return parsing.node(raw(tpu.call("get_node", {"name": name}, node_in_words(name))))
 
@@ -52,10 +52,10 @@ def stop_node(tpu: Tpu, name: str) -> str:
 
 
 def node_metadata(tpu: Tpu, name: str) -> dict[str, str]:
-    """Return a node's metadata; values may hold secrets, and none is to be shown.
+    """Return a node's metadata, whose values may be secret and must not be shown.
 
     Raises:
-        ApiError: NOT_FOUND where there is no such node.
+        ApiError: NOT_FOUND if the node does not exist.
     """
     return dict(raw(tpu.call("get_node", {"name": name}, node_in_words(name))).metadata)
 
@@ -68,10 +68,10 @@ def replace_metadata(tpu: Tpu, name: str, metadata: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class GuestAttributes:
-    """What a worker says of itself as guest attributes.
+    """A worker's guest attributes.
 
     Attributes:
-        host_keys: Key type -> base64 blob; empty where it says none.
+        host_keys: Key type -> base64 blob; empty if there are none.
         instance_name: Its name as a Compute Engine instance, or empty.
     """
 
@@ -80,13 +80,13 @@ class GuestAttributes:
 
 
 def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: bool = False) -> list[GuestAttributes]:
-    """Return the guest attributes of each worker of a node, in order; empty where the API does not say.
+    """Return the guest attributes of each worker of a node, in order; those that the API does not return are empty.
 
     Args:
         tpu: The client.
         name: The node's resource name.
-        worker_count: How many workers it has.
-        instance_names: Whether their instance names are asked for as well.
+        worker_count: The number of its workers.
+        instance_names: Whether to request their instance names as well.
 
     Raises:
         ApiError: The API refused.
@@ -94,7 +94,7 @@ def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: 
     path = "" if instance_names else "hostkeys/"
     answers = _guest_attributes(tpu, name, path, [""])
     if len(answers) != worker_count:
-        # An answer names no worker: it is of use only where it has as many entries as workers were asked for.
+        # Entries do not name their worker, so an answer is usable only with one entry for each requested worker.
         each = (_guest_attributes(tpu, name, path, [str(index)]) for index in range(worker_count))
         answers = [found[0] if len(found) == 1 else GuestAttributes({}) for found in each]
     return answers
@@ -117,6 +117,6 @@ def _operation(answer: Any) -> str:
 
 
 def node_in_words(name: str) -> str:
-    """``projects/P/locations/Z/nodes/N`` in words."""
+    """Return ``projects/P/locations/Z/nodes/N`` in words."""
     _, project, _, zone, _, node = name.split("/")
     return f"node {node}, zone {zone}, project {project}"

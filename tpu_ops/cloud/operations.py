@@ -10,27 +10,27 @@ from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node
 from tpu_ops.errors import CloudError
 
-#: Seconds between two looks; the first look comes sooner, for operations that take no time.
+#: Seconds between two checks; the first one comes early, for operations that take no time.
 FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
 
-#: What the operation that makes a node ends with, as INVALID_ARGUMENT, where the node was preempted on the way (seen in
+#: Part of the INVALID_ARGUMENT error of an operation that creates a node, if the node was preempted meanwhile (seen in
 #: skypilot-org/skypilot).
 _PREEMPTED = "while in state PREEMPTED"
 
-#: Told now and then what is waited for: seconds since the beginning, and the state in words.
+#: Called repeatedly while waiting, with the seconds since the beginning and the state in words.
 Progress = Callable[[float, str], None]
 
 
 class Failed(ApiError):
-    """An operation ended with an error, which the API has told."""
+    """An operation ended with an error from the API."""
 
 
 class Late(CloudError):
-    """What was waited for takes longer; it goes on."""
+    """Waiting timed out; the operation continues."""
 
 
 def was_preempted(failure: ApiError) -> bool:
-    """Return whether an error says that a node was preempted while it was made."""
+    """Return whether an error says that a node was preempted during its creation."""
     return _PREEMPTED in failure.what
 
 
@@ -39,7 +39,7 @@ def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progr
 
     Raises:
         Failed: It ended with an error.
-        ApiError: The API did not say how far it is.
+        ApiError: The API did not return its state.
         Late: It was not done in time.
     """
     _until(
@@ -55,7 +55,7 @@ def is_done(tpu: Tpu, operation: str, *, what: str) -> bool:
 
     Raises:
         Failed: It ended with an error.
-        ApiError: The API did not say.
+        ApiError: The API did not return its state.
     """
     answer = tpu.call("get_operation", {"name": operation}, what)
     if answer.done and answer.HasField("error"):
@@ -74,19 +74,19 @@ def wait_for_state(
     progress: Progress,
     began: float | None = None,
 ) -> Node | None:
-    """Wait until a node has left certain states; return it, or None where it is gone.
+    """Wait until a node has left certain states; return it, or None if it no longer exists.
 
     Args:
         tpu: The client.
         name: The node's resource name.
         through: States to wait through, for example ``CREATING``.
-        what: What is waited for, for an error.
-        timeout: Seconds to wait at most.
-        progress: Told what is waited for.
-        began: When waiting began, on the monotonic clock; None is now.
+        what: What is being waited for, for an error.
+        timeout: Most seconds to wait.
+        progress: Called with the node's state.
+        began: When waiting began, on the monotonic clock; None means now.
 
     Raises:
-        Late: The node was still in one of these states when the time was over.
+        Late: The node was still in one of these states after the timeout.
     """
     node: Node | None = None
 

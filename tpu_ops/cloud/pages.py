@@ -1,4 +1,4 @@
-"""Lists that the Cloud TPU API answers page by page."""
+"""Paginated lists of the Cloud TPU API."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from tpu_ops.cloud.client import ApiError
 
-#: How many times as long as one call all pages of a list may take.
+#: Time for all pages of a list, as a multiple of the time for one call.
 PATIENCE = 5
 
 
 def pages(
     ask: Callable[[str], Any], *, where: str, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Any]:
-    """Yield the pages of a list, however an API goes on: it may be asked for no page twice, and not for ever.
+    """Yield the pages of a list; each page is requested at most once, and for a limited time.
 
     Args:
         ask: Given a page's token, empty for the first, returns the page.
         where: What is listed, for an error.
-        timeout: Seconds that one call may take.
+        timeout: Seconds for one call.
         clock: Monotonic time in seconds.
 
     Raises:
-        ApiError: A page's token comes again, or the list has not ended in time.
+        ApiError: A page's token occurs twice, or the list has not ended in time.
     """
     limit, token = PATIENCE * timeout, ""
     start, seen = clock(), {token}
@@ -35,7 +35,7 @@ def pages(
         if not token:
             return
         if token in seen:
-            what = "the API's list has no end: one of its pages leads back to another"
+            what = "the API's list does not end: one of its pages leads back to an earlier one"
             raise ApiError(what, status="INTERNAL", where=where, fix="try again later")
         if clock() - start > limit:
             what = f"the API's list had not ended after {limit:g} s and {len(seen)} pages"

@@ -1,10 +1,10 @@
-"""Turns the protobuf of a node into a `Node`: the boundary behind which its text may be relied on.
+"""Converts the protobuf of a node into a `Node` with checked fields.
 
-Names and addresses end up in file names, ssh configuration and group names, so only those of the documented form
-pass; what is printed as it is comes out in one line without control characters. Labels and descriptions stay any text.
-What is made here always has the form that a published snapshot must have (`tpu_ops.fleet.publishing.documents`).
+Names and addresses are used in file names, ssh configuration and group names, so only those of the documented form are
+accepted. Printed fields become one line without control characters; labels and descriptions may be any text. The result
+always has the form of a published snapshot (`tpu_ops.fleet.publishing.documents`).
 
-The raw protobuf is read, since the wrappers around it cost fifteen times as much.
+The raw protobuf is read, since the wrappers around it take fifteen times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tpu_ops.errors import CloudError, printable
 
 
 def node(raw: Any) -> Node:
-    """Given a raw google.cloud.tpu.v2.Node, return the node. Values of its metadata are left out: they may be secret.
+    """Return the node of a raw google.cloud.tpu.v2.Node, without the values of its metadata, which may be secret.
 
     Raises:
         CloudError: Its resource name is not of the documented form.
@@ -27,7 +27,7 @@ def node(raw: Any) -> Node:
     parts = split_name(raw.name)
     if parts is None:
         raise CloudError(
-            "the API gave a node whose name is not of the documented form",
+            "the API returned a node whose name does not have the documented form",
             where=f"node {raw.name!r}",
             fix="check that the endpoint is the Cloud TPU API, and whether tpu_ops has an update",
         )
@@ -64,15 +64,15 @@ def node(raw: Any) -> Node:
 
 
 def has_workers(node: Any) -> bool:
-    """Given a raw google.cloud.tpu.v2.Node, return whether it has workers that somebody could log in to.
+    """Return whether a raw google.cloud.tpu.v2.Node has workers that a user could log in to.
 
-    The API lists those of its version 1, too, which have none; gcloud leaves them out as well.
+    The API also lists nodes of its version 1, which have none; gcloud leaves them out as well.
     """
     return not _enum(node, "api_version").startswith("V1")
 
 
 def _kind(name: str) -> AcceleratorType | None:
-    """Return what the table knows of an accelerator type."""
+    """Return the table's entry for an accelerator type, or None."""
     try:
         return accelerator_type(name)
     except ValueError:
@@ -97,7 +97,7 @@ def _symptom(raw: Any) -> dict[str, str]:
 
 
 def _addresses(listed: list[str], interfaces: int, kind: AcceleratorType | None) -> tuple[str, ...]:
-    """Return one address per worker: with several network interfaces, a worker's endpoints follow each other."""
+    """Return one address per worker. With several network interfaces, the endpoints of a worker are adjacent."""
     several = interfaces > 1 and len(listed) % interfaces == 0
     step = interfaces if several and not (kind and len(listed) == kind.workers) else 1
     return tuple(forms.address(text) for text in listed[::step])
@@ -109,8 +109,8 @@ def _enum(raw: Any, field: str, unknown: str = "") -> str:
     Args:
         raw: The message.
         field: The enum's field in it.
-        unknown: Returned for a number that no name can have. A number that is newer than the installed client is
-            returned itself.
+        unknown: Result for an invalid number. A number that is newer than the installed client library is returned
+            itself.
     """
     number = getattr(raw, field)
     value = raw.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
@@ -119,7 +119,7 @@ def _enum(raw: Any, field: str, unknown: str = "") -> str:
 
 
 def _time(message: Any, field: str) -> str:
-    """Return a time as RFC 3339; empty where there is none, or none of this calendar."""
+    """Return a time as RFC 3339; empty if it is missing or out of range."""
     try:
         return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""The requests of a recovery that no run uses yet: each is or will be billed, also without the recovery."""
+"""Requests of a recovery that no run uses yet: each is or will be billed, even if the recovery ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tpu_ops.cloud.operations import Progress
 from tpu_ops.errors import OpsError
 from tpu_ops.files import unwritable
 
-#: Kinds of a request.
+#: Kinds of requests.
 CREATE, START = "create", "start"
-#: The state of what is not there.
+#: State of a node or queued resource that does not exist.
 GONE = "gone"
-#: Seconds in which something that was asked for may still appear.
+#: Seconds within which a requested node or queued resource may still appear.
 APPEARING = 1800.0
 
 
@@ -35,10 +35,9 @@ class Request:
     Attributes:
         name: Resource name of the node or the queued resource.
         kind: `CREATE` or `START`.
-        since: When it was sent (seconds since 1970).
-        state: State of the node or queued resource when it was last seen; empty where it was not seen yet.
-        made: The node's id, or when the queued resource was created: another one made later under the same name has
-            another.
+        since: When it was sent, in seconds since 1970.
+        state: Last known state of the node or queued resource; empty if it was never seen.
+        made: The node's id, or the creation time of the queued resource; it differs for a later one of the same name.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Request:
 
     @property
     def is_node(self) -> bool:
-        """Whether it is about a node, and not a queued resource."""
+        """Whether it is about a node instead of a queued resource."""
         return "/nodes/" in self.name
 
     @property
@@ -58,7 +57,7 @@ class Request:
         return node_in_words(self.name) if self.is_node else bodies.queued_in_words(self.name)
 
     def now(self, state: str, made: str) -> Request | None:
-        """Given what is there now, return the request as it is then; None where nothing of it is left to be billed."""
+        """Return the request with the current state; None if nothing of it is left to be billed."""
         if state == GONE:
             return None if self.state or time.time() - self.since > APPEARING else self
         if state in (*TAKEN_STATES, "DELETING") or (self.made and made != self.made):
@@ -67,26 +66,26 @@ class Request:
 
 
 def read(path: Path) -> list[Request]:
-    """Return the requests that a file keeps; none where there is no file.
+    """Return the requests in a file; empty if the file does not exist.
 
     Raises:
-        OpsError: It cannot be understood.
+        OpsError: The file is invalid.
     """
     try:
         return [Request(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as exc:
-        fix = "look for nodes that nobody uses (`tpu_ops list`), then remove this file"
+        fix = "look for unused nodes (`tpu_ops list`), then remove this file"
         raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
 
 
 class Requests:
-    """The requests of one run's recovery, in a file from before each is sent.
+    """The requests of one run's recovery; each is written to a file before it is sent.
 
     Args:
-        path: The file; None keeps them in memory only.
-        warn: Told why the file cannot be read or written; they are then kept in memory.
+        path: The file; None keeps the requests in memory only.
+        warn: Called with a warning if the file cannot be read or written; the requests are then kept in memory.
     """
 
     def __init__(self, path: Path | None = None, warn: Callable[[str], object] = lambda _: None) -> None:
@@ -100,12 +99,17 @@ class Requests:
 
     @property
     def all(self) -> list[Request]:
-        """Those of which nothing is known to be over."""
+        """Return the requests that may still be billed."""
         with self._lock:
             return list(self._all.values())
 
     def send(self, name: str, kind: str, call: Callable[[], str]) -> str:
-        """Keep a request, send it and return what the call returns: the operation's name.
+        """Record a request, send it and return the operation's name.
+
+        Args:
+            name: Resource name of the node or queued resource.
+            kind: `CREATE` or `START`.
+            call: Sends the request.
 
         Raises:
             ApiError: The API refused, or its answer was lost.
@@ -116,19 +120,19 @@ class Requests:
             return call()
         except ApiError as exc:
             if exc.status == "ALREADY_EXISTS":
-                # It is somebody else's, unless an earlier request of this recovery was taken.
+                # The node or queued resource belongs to others, unless an earlier request of this recovery created it.
                 self._put(name, before)
             elif exc.status not in lifecycle.UNCLEAR:
                 self.drop(name)
             raise
 
     def seen(self, name: str, state: str, made: str) -> None:
-        """Keep how a node or queued resource is, if it was requested."""
+        """Record the state of a node or queued resource, if it was requested."""
         if known := self._all.get(name):
             self._put(name, known.now(state, made))
 
     def drop(self, *names: str) -> None:
-        """Forget requests: a run has started on what they made, or nothing of that is left."""
+        """Forget requests: a run uses what they created, or nothing of it is left."""
         for name in names:
             self._put(name, None)
 
@@ -150,11 +154,11 @@ class Requests:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.replace(path, json.dumps([asdict(request) for request in self._all.values()]) + "\n", 0o600)
         except OSError as exc:
-            self._warn(f"{unwritable(path, exc)}; what the recovery requests is known to this command only")
+            self._warn(f"{unwritable(path, exc)}; only this command knows what the recovery has requested")
 
 
 def look(tpu: Tpu, request: Request) -> Request | None:
-    """Return a request as it is now; None where nothing of it is left.
+    """Return a request with its current state; None if nothing of it is left.
 
     Raises:
         ApiError: The API refused or did not answer.
@@ -172,10 +176,10 @@ def look(tpu: Tpu, request: Request) -> Request | None:
 
 
 def delete(tpu: Tpu, request: Request, *, timeout: float, progress: Progress) -> None:
-    """Delete what was requested, in whatever state it is, and wait until it is gone.
+    """Delete the requested node or queued resource in any state, and wait until it is gone.
 
     Raises:
-        CloudError: The API refused, or it was still there when the time was over.
+        CloudError: The API refused, or it still existed after the timeout.
     """
     what = request.in_words
     if request.is_node:

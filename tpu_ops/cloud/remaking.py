@@ -1,7 +1,7 @@
-"""Brings the nodes of a run back: waits for those that come back by themselves, makes those anew that are gone.
+"""Brings the nodes of a run back: waits for those that return by themselves, and recreates those that are gone.
 
-Whoever does the same at the same moment, on another machine, is met halfway: a node's name can be had once only, and a
-queued resource is asked for with a request id that follows from the run and its attempt.
+The same command may run on another machine at the same moment. The two do not conflict, since a node's name is unique
+and the request id of a queued resource is derived from the run and its attempt.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.pending import CREATE, GONE, START, Requests
 from tpu_ops.errors import CloudError, UsageError
 
-#: Seconds that a node in maintenance or repair has to come back by itself, and a new one to be READY.
+#: Seconds for a node in maintenance or repair to come back by itself, and for a new one to be READY.
 COMING_BACK = 3600.0
 MAKING = 1800.0
-#: Seconds before another try where the API refuses for now; doubled for each further one, up to the longest.
+#: Seconds before a retry if the API refuses temporarily; doubled for each further one, up to the longest pause.
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
-#: Seconds between two looks at a queued resource that is on its way.
+#: Seconds between two checks of a queued resource.
 LOOK = 5.0
 
-#: Answers after which the same may succeed later: no capacity or quota just now, or the service has a bad moment.
+#: Statuses after which the same request may succeed later: missing capacity or quota, or an error of the service.
 _LATER = (
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
@@ -41,11 +41,11 @@ _LATER = (
     "CANCELLED",
     "FAILED_PRECONDITION",
 )
-#: Errors of a queued resource that has FAILED after which the same one would fail again.
+#: Errors of a FAILED queued resource after which the same request would fail again.
 _FINAL = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "NOT_FOUND")
-#: Answers where somebody was faster: what there is now is looked at.
+#: Statuses that mean that another client was faster: the current state is checked again.
 _FASTER = ("ALREADY_EXISTS", "NOT_FOUND")
-#: States of a node whose machine is taken away for good, and those that lead to another one by themselves.
+#: States of a node whose machine is gone, and states that change by themselves.
 _TAKEN_AWAY = ("PREEMPTED", "TERMINATED")
 _PASSING = ("STOPPING", "DELETING")
 #: States of a queued resource that lead to ACTIVE.
@@ -54,13 +54,13 @@ _QUEUED_ON_THE_WAY = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIO
 
 @dataclass(frozen=True)
 class Made:
-    """One node of a run, and what makes it again.
+    """One node of a run, and the request that recreates it.
 
     Attributes:
         name: Its resource name.
-        node_id: The API's id of it; another node made later under the same name has another.
-        body: What makes it again (`tpu_ops.cloud.bodies`); values of its metadata may be secret.
-        queued: Resource name of the queued resource that made it, or empty.
+        node_id: Its id in the API; it differs for a later node of the same name.
+        body: The request that recreates it (`tpu_ops.cloud.bodies`); values of its metadata may be secret.
+        queued: Resource name of the queued resource that created it, or empty.
     """
 
     name: str
@@ -79,31 +79,31 @@ class Plan:
     """The nodes of a run.
 
     Attributes:
-        nodes: Each of them.
-        queued: Resource name of each queued resource that made some -> what makes it again.
+        nodes: The nodes.
+        queued: Resource name of each of their queued resources -> the request that recreates it.
     """
 
     nodes: tuple[Made, ...]
     queued: Mapping[str, Json] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> Json:
-        """Return it as a dictionary of JSON types."""
+        """Return the plan as a dictionary of JSON types."""
         return {"nodes": [asdict(made) for made in self.nodes], "queued": dict(self.queued)}
 
     @classmethod
     def from_json(cls, data: Json) -> Plan:
-        """Given what `to_json` returned, return it."""
+        """Return the plan from the result of `to_json`."""
         return cls(tuple(Made(**made) for made in data["nodes"]), dict(data["queued"]))
 
     def now(self, seen: Mapping[str, Seen], order: Iterable[str]) -> Plan:
-        """Return it with the ids that its nodes have now, the nodes in another order of their resource names."""
+        """Return the plan with the current ids of its nodes, and the nodes in the given order of resource names."""
         made = {one.name: replace(one, node_id=seen[one.name].node_id) for one in self.nodes}
         return replace(self, nodes=tuple(made[name] for name in dict.fromkeys(order)))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """How a node is now.
+    """The current state of a node.
 
     Attributes:
         state: Name of google.cloud.tpu.v2.Node.State, or ``gone``.
@@ -115,17 +115,17 @@ class Seen:
 
 
 def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = lambda _: None) -> Plan:
-    """Return what makes some nodes again.
+    """Return the plan that recreates some nodes.
 
     Args:
         tpu: The client.
         names: Resource names of the nodes.
-        lacks: Called with each node or queued resource, in words, of which the API tells more than is known here, so
-            that what is made again may lack that.
+        lacks: Called with each node or queued resource, in words, of which the API returned unknown fields: recreated,
+            it may lack them.
 
     Raises:
-        ApiError: One does not exist, or the API refused.
-        UsageError: To make one again would take nodes away that are none of these.
+        ApiError: A node does not exist, or the API refused.
+        UsageError: Recreating one of the nodes would delete other nodes.
     """
     made, queued = [], {}
     for name in names:
@@ -138,7 +138,7 @@ def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = la
                 queued[source] = found
                 if found.lacks:
                     lacks(f"queued resource {source.rpartition('/')[2]}")
-        # One that a queued resource made is made of what that says.
+        # A node of a queued resource is recreated from the queued resource's own request.
         if more and not source:
             lacks(f"node {name.rpartition('/')[2]}")
         made.append(Made(name, node_id, body, source))
@@ -156,7 +156,7 @@ def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = la
 
 
 def look(tpu: Tpu, plan: Plan) -> dict[str, Seen]:
-    """Return how each node of a plan is now, by its resource name.
+    """Return the current state of each node of a plan, by its resource name.
 
     Raises:
         ApiError: The API refused or did not answer.
@@ -165,7 +165,7 @@ def look(tpu: Tpu, plan: Plan) -> dict[str, Seen]:
 
 
 def lost(plan: Plan, seen: Mapping[str, Seen]) -> dict[str, str]:
-    """Return what became of the nodes that are not what they were, in words, by resource name."""
+    """Return the changes of the nodes that are no longer the planned ones, in words, by resource name."""
     found = {}
     for made in plan.nodes:
         now = seen[made.name]
@@ -179,7 +179,7 @@ def lost(plan: Plan, seen: Mapping[str, Seen]) -> dict[str, str]:
 
 
 def fresh(plan: Plan, seen: Mapping[str, Seen]) -> set[str]:
-    """Return the resource names of the nodes that are other ones than those of the plan."""
+    """Return the resource names of the nodes that were recreated since the plan was made."""
     return {made.name for made in plan.nodes if seen[made.name].node_id != made.node_id}
 
 
@@ -192,35 +192,35 @@ def bring_back(
     *,
     used: Callable[[Collection[str]], str] = lambda _: "",
 ) -> dict[str, Seen]:
-    """Return once all nodes of a plan are READY, whatever had to be done for that; how they are then.
+    """Bring all nodes of a plan to READY; return their states.
 
-    Capacity that is lacking is waited for, with growing pauses. A node that is READY is left alone.
+    If capacity is lacking, retries with growing pauses. A node that is READY is left alone.
 
     Args:
-        tpu: The client; the interrupt that closes it ends this.
+        tpu: The client; closing it ends the wait.
         plan: The nodes.
-        request: A name of what is done here, the same for everybody who does the same.
-        told: Told what is done, from several threads.
-        asked: Keeps what is asked for from before it is asked for; None keeps it nowhere.
-        used: Given resource names of READY nodes, returns which run of somebody else is active there, in words; called
+        request: A name of this attempt, the same for all commands that make the same attempt.
+        told: Called with each action, from several threads.
+        asked: Records each request before it is sent; None records nothing.
+        used: Given resource names of READY nodes, returns which run of another user is active there, in words; called
             before a queued resource is deleted with them.
 
     Raises:
-        CloudError: The API refused for good, a node did not come back in time, or a run is active on one that would be
-            deleted.
+        CloudError: The API refused permanently, a node did not come back in time, or a node that would be deleted has
+            an active run.
     """
     asked = asked or Requests()
     work: list[Callable[[], None]] = [
         _Queue(tpu, plan, name, request, told, asked=asked, used=used).bring for name in plan.queued
     ]
     work += [_Single(tpu, made, told, asked).bring for made in plan.nodes if not made.queued]
-    # Each waits for as long as it takes: none waits for another.
+    # One thread per task, so that no task waits for another.
     tpu.concurrently(lambda bring: bring(), work, at_once=max(1, len(work)))
     return look(tpu, plan)
 
 
 def passes(exc: Exception) -> bool:
-    """Return whether an error of the API is one after which the same may succeed later."""
+    """Return whether an error of the API is temporary, so that the same request may succeed later."""
     return isinstance(exc, ApiError) and (exc.status in _LATER or operations.was_preempted(exc))
 
 
@@ -235,13 +235,13 @@ def _seen(tpu: Tpu, name: str) -> Seen:
 
 
 def _left_alone(where: str, state: str) -> CloudError:
-    """Return the error about what nobody can say of that it may be deleted."""
+    """Return the error for a node or queued resource in a state in which it may not be deleted."""
     fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
     return CloudError(f"recovery leaves it alone: it is {state}", where=where, fix=fix)
 
 
 def _late(exc: operations.Late, where: str) -> CloudError:
-    """Return the error about what takes too long, as it is said of a run."""
+    """Return the error for a wait that timed out, with the fix for a recovery."""
     return CloudError(exc.what, where=where, fix="`tpu_ops attach RUN --recover` waits for it again")
 
 
@@ -253,21 +253,21 @@ class _Pauses:
         self._before: object = None
 
     def wait(self, failure: ApiError, seen: object) -> None:
-        """Say what the API refused and wait; where somebody was faster, for a moment only.
+        """Report a refusal of the API and pause; only for a moment if another client was faster.
 
         Args:
-            failure: What the API answered.
-            seen: What was there before. Where that is as it was the last time, nobody was faster.
+            failure: The refusal.
+            seen: The state before the request. If it and the refusal are the same as last time, no client was faster.
 
         Raises:
-            ApiError: It refused for good, or nobody wants the answer any more.
+            ApiError: The refusal is permanent, or the client was closed.
         """
         again, self._before = (failure.status, seen) == self._before, (failure.status, seen)
         if failure.status in _FASTER and not again:
             if self._tpu.closed.wait(operations.FIRST_LOOK):
                 raise failure
             return
-        # A name that is taken though nothing is there will be free one day.
+        # The name stays reserved for a while after deletion: retry.
         if not (passes(failure) or failure.status == "ALREADY_EXISTS"):
             raise failure
         self._told(f"{failure.where}: {failure.what}; next try in {self._seconds:g} s")
@@ -277,14 +277,14 @@ class _Pauses:
 
 
 class _Single:
-    """One node that no queued resource made."""
+    """One node that was created without a queued resource."""
 
     def __init__(self, tpu: Tpu, made: Made, told: Callable[[str], None], asked: Requests) -> None:
         self._tpu, self._made, self._told, self._asked = tpu, made, told, asked
         self._where = node_in_words(made.name)
 
     def bring(self) -> None:
-        """Look and do what is next until it is READY."""
+        """Check the state and do the next step until the node is READY."""
         pauses, now = _Pauses(self._tpu, self._told), Seen(GONE)
         while True:
             try:
@@ -313,7 +313,7 @@ class _Single:
             self._finish(self._send(CREATE, lambda: bodies.create(self._tpu, self._made.name, self._made.body)))
         elif now.state in _TAKEN_AWAY:
             self._told(f"{self._where}: {now.state}; deleting what is left of it")
-            # Whatever there is afterwards, perhaps what somebody else has made meanwhile, is looked at again.
+            # The next check finds the result, perhaps a node that another client created meanwhile.
             self._finish(cloud.delete_node(self._tpu, self._made.name))
         else:
             raise _left_alone(self._where, now.state if same else f"{now.state} and not the run's own node")
@@ -334,11 +334,11 @@ class _Single:
             raise
 
     def _progress(self, elapsed: float, state: str) -> None:
-        """What is waited for was said when it began."""
+        """Report nothing: the wait was reported when it began."""
 
 
 class _Queue:
-    """All nodes of one queued resource: they come and go together."""
+    """All nodes of one queued resource: they are created and deleted together."""
 
     def __init__(
         self,
@@ -357,16 +357,16 @@ class _Queue:
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
         self._said, self._asked, self._tries, self._undeleted = "", "", 0, 0
-        #: The one that has failed, and after how many tries, for which there was a pause.
+        #: The failed queued resource and the number of tries for which a pause was made.
         self._paused: object = None
 
     def bring(self) -> None:
-        """Look and do what is next until it is ACTIVE and its nodes are READY."""
+        """Check the state and do the next step until it is ACTIVE and its nodes are READY."""
         pauses = _Pauses(self._tpu, self._told)
         found: bodies.Queued | None = None
         while True:
             try:
-                # Before its nodes: where it is ACTIVE they are there already.
+                # Before its nodes: once it is ACTIVE, they exist.
                 found = bodies.queued(self._tpu, self._name)
                 self._requests.seen(self._name, *((found.state, found.created) if found else (GONE, "")))
                 states = {name: _seen(self._tpu, name).state for name in self._nodes}
@@ -378,7 +378,7 @@ class _Queue:
             except operations.Late as exc:
                 raise _late(exc, self._where) from exc
             if self._tpu.closed.wait(LOOK):
-                raise CloudError("nobody waits for it any more", where=self._where)
+                raise CloudError("the recovery was ended while waiting for it", where=self._where)
 
     def _next(self, found: bodies.Queued | None, states: Mapping[str, str]) -> None:
         there = set(states.values())
@@ -391,7 +391,7 @@ class _Queue:
         elif found.state in ("DELETING", "SUSPENDING"):
             self._tell(f"{found.state}; waiting for that to end")
         elif found.state in ("SUSPENDED", "FAILED") or (found.state == "ACTIVE" and there & {GONE, *_TAKEN_AWAY}):
-            # What is there after a pause is looked at again before anything is deleted.
+            # After a pause the state is checked again before anything is deleted.
             if found.state == "FAILED" and self._tries and self._paused != (found.created, self._tries):
                 self._paused = (found.created, self._tries)
                 raise self._failed(found)
@@ -411,7 +411,7 @@ class _Queue:
             raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
 
     def _ask(self) -> None:
-        """Ask for it; where that was done and it is not there, it is on its way, or that has failed."""
+        """Request it; if that was done and it does not exist yet, check whether the request is done or has failed."""
         if not self._asked:
             self._tell("asking for its resources again; this may take a while in the queue")
             request = self._id("create", self._tries)
@@ -431,17 +431,17 @@ class _Queue:
             self._refused(exc, self._tries)
 
     def _failed(self, found: bodies.Queued) -> CloudError:
-        """Return the error about one that has failed again; one of the API where a later one may be granted."""
+        """Return the error for a repeated failure; an ApiError if a later request may succeed."""
         why = ApiError(found.error or "it failed", status=found.status or "RESOURCE_EXHAUSTED", where=self._where)
         if why.status in _FINAL and not passes(why):
             return CloudError(why.what, where=why.where, fix=why.fix)
         return ApiError(why.what, status="RESOURCE_EXHAUSTED", where=why.where, fix=why.fix)
 
     def _delete(self, found: bodies.Queued) -> None:
-        """Delete this one, and not one that somebody has asked for since; what failed is asked for anew."""
+        """Delete this queued resource, but not one that was requested since; a failed deletion is requested anew."""
         request = self._id(f"delete {found.created or self._tries}", self._undeleted)
         operation = bodies.delete_queued(self._tpu, self._name, request)
-        # How long that takes is seen by its state.
+        # A slow deletion shows in the state of the queued resource.
         with contextlib.suppress(operations.Late):
             try:
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
@@ -457,13 +457,13 @@ class _Queue:
             self._told(f"{self._where}: {text}")
 
     def _id(self, what: str, failed: int) -> str:
-        """Return the id of a request: the first one's is everybody's who asks for the same, and is answered once."""
+        """Return a request id: the first one is the same for equal requests of all clients, so the API runs it once."""
         if failed:
             return str(uuid.uuid4())
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tpu_ops/{self._request}/{self._name}/{what}"))
 
     def _refused(self, failure: ApiError, tries: int) -> None:
-        """Raise what an operation ended with, unless that may be an earlier command's, of which the cause is gone."""
+        """Raise the error of an operation, unless it may be the answer to an earlier command whose cause is gone."""
         if tries > 1:
             raise failure
         self._tell(f"{failure.what}; asking once more, since that may be the answer to an earlier command")

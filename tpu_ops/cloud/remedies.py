@@ -1,4 +1,4 @@
-"""What to do about a node that does not serve, in words and command lines."""
+"""Fixes for a node that does not serve, in words and command lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpu_ops.cloud.node import SERVING_STATES, Node
 
 
 def until_ready(node: Node) -> str:
-    """Return what to do about a node that does not serve, or that has no workers."""
+    """Return the fix for a node that does not serve, or that has no workers."""
     if node.state in SERVING_STATES and not node.worker_count:
         return f"`tpu_ops refresh` asks the API again; if it still lists none: {_made_again(node)}"
     if node.state in ("PREEMPTED", "TERMINATED"):
@@ -27,11 +27,11 @@ def _made_again(node: Node) -> str:
     """Return the commands that delete a node and create it again."""
     place = ["--zone", node.zone, "--project", node.project]
     if node.queued_resource:
-        # Its nodes can only be made together.
+        # The nodes of a queued resource can only be created together.
         return f"`{queued_deletion(node)}` deletes all its nodes, then ask for it again"
     delete = node_deletion(node.name, node.zone, node.project)
     if node.reserved:
-        # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
+        # `tpu_ops create` would create an on-demand node, which is billed in addition to the reservation.
         gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
         return f"`{delete}`, then {gcloud}"
     return f"`{delete}`, then `{shlex.join(_creation(node, place))}`"
@@ -43,13 +43,13 @@ def node_deletion(name: str, zone: str, project: str = "") -> str:
 
 
 def queued_deletion(node: Node) -> str:
-    """Return the command that deletes the queued resource of a node, with all nodes that it made."""
+    """Return the command that deletes the queued resource of a node, with all its nodes."""
     words = ["gcloud", "compute", "tpus", "queued-resources", "delete", node.queued_resource]
     return shlex.join([*words, "--zone", node.zone, "--project", node.project, "--force"])
 
 
 def _creation(node: Node, place: Sequence[str]) -> list[str]:
-    """Return the command that makes a node again as it was, as far as `tpu_ops create` has options for that."""
+    """Return the command that recreates a node, as far as `tpu_ops create` has options for it."""
     runtime = node.runtime_version
     return [
         *("tpu_ops", "create", node.name, "--type", node.accelerator_type, *place),

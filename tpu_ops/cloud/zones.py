@@ -1,4 +1,4 @@
-"""What the Cloud TPU API says of a project's zones: which there are, and what each of them has."""
+"""The zones of a project, with their accelerator types and runtime versions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.pages import pages
 
-#: Entries per answer of a list; the API's largest.
+#: Entries per page of a list; the API's maximum.
 PAGE_SIZE = 1000
 
 
 def accelerator_types(tpu: Tpu, project: str, zone: str) -> list[str]:
-    """Return the names of the accelerator types that a zone has, in the API's order."""
+    """Return the names of a zone's accelerator types, in the API's order."""
     return _names(tpu, "list_accelerator_types", project, zone, lambda page: [e.type_ for e in page.accelerator_types])
 
 
 def runtime_versions(tpu: Tpu, project: str, zone: str) -> list[str]:
-    """Return the names of the runtime versions that a zone has, in the API's order."""
+    """Return the names of a zone's runtime versions, in the API's order."""
     return _names(tpu, "list_runtime_versions", project, zone, lambda page: [e.version for e in page.runtime_versions])
 
 
@@ -38,21 +38,21 @@ def _names(tpu: Tpu, method: str, project: str, zone: str, read: Callable[[Any],
 
 
 def pages_of(tpu: Tpu, method: str, project: str, zone: str) -> Iterator[Any]:
-    """Return the raw pages of what a zone, or all of them, has."""
+    """Return the raw pages of a list for a zone, or for all zones."""
     where, request = (
         zones_in_words(project, zone),
         {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE},
     )
 
     def ask(token: str) -> Any:
-        # The pager's own next pages would be without retries.
+        # The pager's own next pages would be requested without retries.
         return raw(tpu.call(method, {**request, "page_token": token}, where).pages.__next__())
 
     return pages(ask, where=where, timeout=tpu.timeout)
 
 
 def zones_in_words(project: str, *zones: str) -> str:
-    """Name a project and zones of it in words."""
+    """Return a project and zones of it in words."""
     named = ", ".join(zone for zone in zones if zone != "-")
     return f"project {project}{f', zone {named}' if named else ''}"
 

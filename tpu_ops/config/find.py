@@ -52,7 +52,7 @@ def here() -> Path:
 
 
 def fleet_option(file: Path) -> str:
-    """Return ``--fleet DIR`` for the fleet of this file; empty if a command given here is on it without the option."""
+    """Return ``--fleet DIR`` for the fleet of this file; empty if commands in the working directory use it anyway."""
     option = f"--fleet {shlex.quote(str(folder_of(file)))}"
     try:
         return "" if find_file(None, os.environ, here()) == file else option

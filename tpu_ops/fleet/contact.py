@@ -31,10 +31,10 @@ from tpu_ops.ssh.ways import SSH_PORT
 
 #: Seconds for a worker to accept a connection, and for a jump: if a jump does not, all workers behind it are given up.
 _CONNECTS, _JUMP_CONNECTS = 1.5, 5.0
-#: Names that a message lists.
+#: Most names that a message lists.
 _NAMES = 4
 
-#: Lines of changes that are logged.
+#: Most lines of changes that are logged.
 _LINES = 12
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from tpu_ops.ssh import client_config, guest_attributes, host_keys, known_hosts,
 from tpu_ops.ssh.known_hosts import Keys
 from tpu_ops.ssh.ways import Way
 
-#: Workers that are contacted at once.
+#: Most workers that are contacted at the same time.
 WIDTH = 32
 #: Signature algorithms with which ssh requests a key type, if they have other names than the type.
 _ALGORITHMS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256"}

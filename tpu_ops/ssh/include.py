@@ -21,7 +21,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.client_config import HEADER
 
-#: Host names that a warning lists, and seconds to wait for another command that changes the file.
+#: Most host names that a warning lists, and seconds to wait for another command that changes the file.
 _SHOWN, _PATIENCE = 4, 10.0
 
 #: Largest size of an ssh config, in bytes.

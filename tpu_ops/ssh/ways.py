@@ -17,7 +17,7 @@ from tpu_ops.ssh.mux import Master
 
 #: Port of the workers' sshd.
 SSH_PORT = 22
-#: Nodes that a warning lists.
+#: Most nodes that a warning lists.
 _MOST_NODES = 8
 
 
