@@ -326,54 +326,54 @@ first change, whatever `--tags` says. If there are errors, they end with one lis
 
 - A value must have the type given in the README: `"yes"` is not a boolean and `3.10` is not a string. `-e name=value`
   always gives a string; `-e '{{"name": false}}'` does not.
-- A variable that no role has counts as misspelt if its name begins with a role's name, or is almost the name of a
-  role's variable. `facts_own_variables` lists those that are your own.
+- An unknown variable counts as misspelt if its name begins with a role's name, or is almost that of a role's variable.
+  `facts_own_variables` lists those that are your own.
 - Some variables are set by a role of the playbook for others to read, such as `python_uv`. It is an error to set one:
   your value would have no effect.
-- A variables file that Ansible ignores, since a directory or file with the same name takes precedence
-  (`group_vars/all/` over `group_vars/all.yml`), is an error, too.
+- It is an error if Ansible ignores a variables file because a directory or file with the same name takes precedence
+  (`group_vars/all/` over `group_vars/all.yml`).
 - A role's variable that is set in two files of one directory is an error, since Ansible uses only the last.
-- A file in `group_vars/` or `host_vars/` whose name is almost that of a group or host is a warning: `pod.yml` for the
-  group `node_pod`, for example. Ansible itself silently ignores a file of no group and no host.
-- A line without a file is about a role's default, or about a value that is from no file of variables and no inventory,
-  such as a playbook's own. A value that is made by a template is placed where the template is.
-- Roles that can check the rest of their variables only once the types are right are named at the end; the next run
-  checks them.
-- A worker may lack a login shell or a `tcmalloc_library`. This is a warning if a package that the playbook is still to
-  install might bring it, and an error otherwise. A library outside the system's own directories (/usr/local, /opt) is
-  never more than a warning, since a disk that is mounted might contain it.
+- A file in `group_vars/` or `host_vars/` with almost the name of a group or host is a warning, such as `pod.yml` for
+  the group `node_pod`. Ansible itself silently ignores a file for an unknown group or host.
+- A line without a file is about a role's default, or about a value that is set neither in a variables file nor in an
+  inventory, such as in a playbook. For a value that a template produces, the line is that of the template.
+- Some roles can check their variables only when the types are right. The end of the list names these roles, and the
+  next run checks them.
+- A worker may lack a login shell or the `tcmalloc_library`. This is a warning if a package that the playbook will
+  install may provide it, and an error otherwise. A missing library outside the system's own directories (in /usr/local
+  or /opt) is only a warning, since a mounted disk may contain it.
 - A file that is not valid YAML ends Ansible before all checks, without the file's name. `tpu_ops configure` names the
   file and the place of the error.
-- A worker that does not answer is not checked; it has already dropped out. Workers that `--limit` leaves out are not
-  checked either, except for what has to agree between workers, such as who serves an export.
+- A worker that does not answer is not checked; Ansible has already dropped it. Workers that `--limit` leaves out are
+  not checked either, except for settings that must agree between workers, such as the server of an export.
 
-A role that you use in your own playbook also checks its variables first, on each worker. Packages of `base` and `shell`
-count as still to be installed only if the playbook lists these roles under `roles:` or uses `import_role`. The roles of
-`include_role` are not known beforehand, so a login shell that they would install is refused.
+A role in your own playbook also checks its variables first, on each worker. It counts packages of `base` and `shell` as
+coming only if the playbook lists these roles under `roles:` or uses `import_role`. Roles of `include_role` are not
+known beforehand, so a login shell that they would install is refused.
 
 ## While runs are active
 
-`site.yml` can be run at any time. An environment that a run may be using is not changed. A worker on which one would
-change fails with the name of the run, before the first package moves, and check mode warns of it. A run that is started
-during the change is refused: the message names the person at work, and since when. `python_fill_during_runs: true`
-changes the environment all the same and keeps no run from starting.
+`site.yml` can be run at any time. An environment that a run may be using is not changed. Where one would change, the
+worker fails before its first package moves, with the name of the run; check mode warns. A run that is started during
+the change is refused: the message names the person who makes the change, and its start. `python_fill_during_runs: true`
+changes environments under active runs as well, and prevents no run from starting.
 
-New environments are made, and everything else is configured, whether or not a run is active. Projects of the role
-workspace are moved too, and install the packages they need into their environment, unless `workspace_during_runs` is
-false. No run starts while that is done. `playbooks/upgrade.yml` does not start while a run is active.
+New environments are created, and everything else is configured, even while a run is active. The role workspace moves
+its projects too, and installs the packages they need into their environment, unless `workspace_during_runs` is false.
+No run can start during that time. `playbooks/upgrade.yml` does not start while a run is active.
 
 ## Two playbooks at once
 
-Two people may configure the same workers at the same time. Steps that would break if they were done twice at once (the
-environments, disks, NFS, projects, files of the system) are done in turn on each worker. Packages wait for apt's lock.
-A playbook that begins while another one is at work on a worker warns of it. The warning has the account, the address
-that it is logged in from, and since when.
+Two people may configure the same workers at the same time. On each worker, a lock lets only one playbook at a time
+change environments, disks, NFS, projects or files of the system. Packages wait for apt's lock. A playbook that begins
+while another one is at work on a worker prints a warning with the account of the other person, the address of that
+login, and the start time.
 
-The playbook waits for up to 300 s for each of these steps. It then fails there and names the person at work. Nothing is
-half done then, and it can be run again. With different settings, the last playbook wins.
+The playbook waits up to 300 s for each of these locks. It then fails on that worker and names the holder of the lock.
+No step is left half done, so the playbook can be run again. If their settings differ, the last playbook wins.
 
-A turn ends with the process on the worker that has it. If a playbook is killed, the step that it has begun goes on to
-its end. Nothing is left that keeps the next playbook out.
+A lock ends with the process on the worker that holds it. If a playbook is killed, the current step continues to its
+end. No lock is left that could block the next playbook.
 
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """

@@ -73,7 +73,7 @@ def test_the_page_and_the_examples_list_exactly_the_host_variables(described, fl
 
 
 def test_variables_that_keep_their_usual_names_are_on_the_page():
-    named = re.search(r"`tpu_` with\n(.*?)\.\n", PAGE, re.DOTALL)
+    named = re.search(r"`tpu_`\s+with\s+(.*?)\.\n", PAGE, re.DOTALL)
     assert named is not None
     assert set(re.findall(r"`(\w+)`", named[1])) == hostvars.READ_BY_ROLES
 
