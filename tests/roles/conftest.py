@@ -37,6 +37,12 @@ for role, name in (
     sys.modules[f"ansible.module_utils.{name}"] = importlib.import_module(f"roles.{role}.module_utils.{name}")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests that run a module of a role."""
+    if "run" in getattr(item, "fixturenames", ()):
+        item.add_marker("module")
+
+
 @pytest.fixture
 def run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
