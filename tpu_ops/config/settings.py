@@ -169,5 +169,5 @@ class Settings(NamedTuple):
 
 
 def folder_of(file: Path) -> Path:
-    """Return the value of --fleet for a fleet's file: the fleet directory, or the file itself if it has another name."""
+    """Return the value of --fleet for a file: the fleet directory, or the file itself if it has another name."""
     return file.parents[1] if file.parts[-2:] == FLEET_FILE.parts else file
