@@ -1,4 +1,4 @@
-"""What every test gets: no way to the real service, no state of the person who runs the tests."""
+"""All tests run without access to the real service and without the state of the user who runs them."""
 
 from __future__ import annotations
 

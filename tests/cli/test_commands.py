@@ -1,4 +1,4 @@
-"""Commands that are told to be copied are on the fleet that was named."""
+"""Commands in messages name the fleet of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tpu_ops configure` prints of what Ansible tells."""
+"""The lines that `tpu_ops configure` prints for Ansible's events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpu_ops.cli import configure
 
 
 def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Faults of variables are many, each with its file and line."""
+    """A list of faults in variables has many lines, each with its file and line number."""
     faults = "\n".join(f"main.yml:{number}: no role has this variable" for number in range(1, 103))
     configure.show_failures([Step("Check", "", "pod-w0", "failed", faults)])
     said = capsys.readouterr().err.splitlines()

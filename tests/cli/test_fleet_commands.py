@@ -543,7 +543,7 @@ def test_ssh_becomes_ssh_with_the_fleets_config(fleet, executed, ssh):
 
 
 def test_ssh_asks_for_what_a_master_may_not(fleet, executed, ssh, monkeypatch):
-    """A key with a passphrase and no agent: the master cannot ask for it, ssh itself can."""
+    """A key with a passphrase and no agent: only ssh in the terminal can ask for the passphrase."""
     fleet.create("pod", "v4-16")
     fleet.api.forget_requests()
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
@@ -553,7 +553,7 @@ def test_ssh_asks_for_what_a_master_may_not(fleet, executed, ssh, monkeypatch):
 
 @pytest.mark.usefixtures("ssh")
 def test_ssh_shows_what_a_key_waits_for(fleet, executed, tpu_ops, monkeypatch, capfd):
-    """A key that wants to be touched: no master can say so, and none is opened in time."""
+    """A FIDO key has to be touched: a master cannot ask for this, and opens no connection in time."""
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("SSH_WAITS", "1")
     monkeypatch.setattr(remote_ssh, "OPEN_LIMIT", 0.3)

@@ -1,4 +1,4 @@
-"""What every command has in common: where it writes, how it names mistakes."""
+"""Common behaviour of all commands: output streams and error messages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ sys.exit(main.main())
 def test_streams_that_are_closed_or_have_no_reader(
     tmp_path: Path, redirection: str, mode: str, ended: tuple[int, str], err: str
 ) -> None:
-    """What is said on the way ends nothing, a result that is lost does; nobody is asked where nothing can be read."""
+    """A lost message ends nothing, a lost result ends the command; without a reader, nothing is asked."""
     reader, broken = os.pipe()
     os.close(reader)
     line = f'exec "$0" -c "$1" -- "$2" "$3" {redirection.replace("$broken", str(broken))}'
@@ -167,7 +167,7 @@ def test_a_message_interrupts_an_unfinished_line_on_a_terminal_only(
 
 
 def test_a_worker_s_word_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Anybody on a worker chooses the command line of a process, and so what is said of it."""
+    """Any user of a worker chooses the command line of a process, and so the text in messages."""
     forged = "pid 7 of eve: \x1b]0;owned\a\x1b[2Jx\nPASS  all is well"
     shown = r"pid 7 of eve: \x1b]0;owned\x07\x1b[2Jx PASS  all is well"
     doctor.show(Finding("chips", (Fault("pod-w0", forged, forged),), ("pod-w0",)))

@@ -1,4 +1,4 @@
-"""What is said of workers without a launcher while a recovery of this machine is configuring them."""
+"""Messages about workers without a launcher while a local recovery is configuring them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_advice_to_configure_leaves_out_workers_that_a_recovery_configures(
 
 @pytest.mark.parametrize("may_be_on", [True, False])
 def test_a_start_that_workers_refuse_at_last_tells_programs_the_same_of_them(tmp_path: Path, may_be_on: bool) -> None:
-    """One that may be on all the same is not said to be refused."""
+    """A start that may be active anyway does not count as refused."""
     refused = [Reply("pod-w1", {}, "failed", "no foo", "see `tpu_ops status r2`")]
     with pytest.raises(launch.NotStarted) as caught, faults.told("r2", stand_in(tmp_path), as_json=True):
         raise launch.NotStarted(refused, may_be_on=may_be_on)

@@ -1,4 +1,4 @@
-"""What a recovery uses at the command line."""
+"""The services of the command line that a recovery uses."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_what_a_command_says_itself_is_shown_as_it_is() -> None:
 
 
 def test_a_command_is_a_program_and_never_what_a_shell_has_under_its_name() -> None:
-    """Of these, /bin/sh has others of its own: dash reads escapes where the program prints them."""
+    """/bin/sh has built-in versions of these programs: dash interprets escapes that the program prints."""
     assert enveloped(["echo", r"a\tb"]).stdout == b"a\\tb\n"
     assert enveloped(["exit", "5"]).code == 127
 
@@ -133,7 +133,7 @@ def test_json_has_the_bytes_of_output_that_is_not_utf_8(data: bytes, whole: str 
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_its_timeout(tmp_path: Path) -> None:
-    """Its parent ends at the first signal, so that nobody is left to wait for it."""
+    """Its parent ends at the first signal, so that no process waits for it."""
     there = tmp_path / "pid"
     deaf = f"trap '' TERM; echo $$ >{there}; exec sleep 600"
     line = f"sh -c {shlex.quote(deaf)} >/dev/null 2>&1 & exec sleep 600"

@@ -160,7 +160,7 @@ FOLLOWS = (
 def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(
     block: str, sent: tuple[signal.Signals, signal.Signals], code: int
 ) -> None:
-    """As `| less` on its first page: the event loop stands still, and the first one never has its turn."""
+    """As with `| less` on its first page: the event loop is blocked, and the first signal is never handled."""
     script = (
         "import asyncio, os\n"
         "from tpu_ops.cli import asked, leaving\n"

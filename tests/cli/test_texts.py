@@ -1,4 +1,4 @@
-"""Names as people are told them."""
+"""Names of people and things in messages."""
 
 from __future__ import annotations
 

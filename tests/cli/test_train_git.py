@@ -170,7 +170,7 @@ async def test_who_may_not_configure_is_told_of_the_other_way() -> None:
 def test_a_fleet_without_any_project_is_told_where_to_declare_one(
     tmp_path: Path, file: str, text: str, declared: bool
 ) -> None:
-    """Wherever Ansible may have one from, it is asked."""
+    """Ansible is asked about every place that may declare a project."""
     settings: Any = SimpleNamespace(path=tmp_path, file=tmp_path / "inventory" / "tpu_vm.yml")
     settings.file.parent.mkdir()
     place = settings.file.parent / file
@@ -187,7 +187,7 @@ def test_a_fleet_without_any_project_is_told_where_to_declare_one(
 
 
 def test_what_is_behind_a_link_may_declare_a_project(tmp_path: Path) -> None:
-    """As where two fleets share variables."""
+    """Two fleets may share variables through a link."""
     settings: Any = SimpleNamespace(path=tmp_path, file=tmp_path / "inventory" / "tpu_vm.yml")
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "main.yml").write_text("workspace_projects: [{name: vision}]")

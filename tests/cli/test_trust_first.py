@@ -194,7 +194,7 @@ def test_a_later_publication_of_another_key_is_an_alarm(pod, tpu_ops, fleet):
 
 
 def test_a_changed_key_stops_commands_and_the_inventory_alike(fleet, tpu_ops):
-    """Of two types of key one has changed; the other worker, of which no key is known, makes the node be asked."""
+    """One of two key types has changed. The node is asked because no key of its other worker is known."""
     fleet.create("pod", "v4-16")
     assert tpu_ops("refresh")[0] == 0
     file = fleet.settings().state_dir / "known_hosts"

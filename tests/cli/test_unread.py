@@ -1,4 +1,4 @@
-"""Results that nobody reads any more, as in `tpu_ops run ... | head -0`: the exit code and what to do are kept."""
+"""Results without a reader, as in `tpu_ops run ... | head -0`: the exit code and the hints are kept."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ def test_names_are_the_same_for_admin_and_member_whatever_the_filters(fleet, tpu
 
 
 def test_groups_of_the_inventory_are_targets_whatever_the_filters(fleet, tpu_ops):
-    """The label of one is the name of the other but for a dot, which no group's name holds."""
+    """The label of one node equals the name of the other except for a dot, which groups cannot have."""
     fleet.create("twin")
     fleet.create("twin", "v5litepod-4", zone="us-west4-a")
     fleet.create("twin-us-west4-a", "v4-16", labels={"team": "vision"})

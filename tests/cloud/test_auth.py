@@ -1,4 +1,4 @@
-"""Credentials for the real service, made without it; and none at all for an endpoint."""
+"""Credentials for the real service, created offline; an endpoint needs none."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_application_default_credentials_are_asked_for_the_same_scope(monkeypatc
 
 
 def test_a_login_without_a_quota_project_is_used_without_a_word(monkeypatch, tmp_path, recwarn):
-    """The API may take it, and says so if it does not."""
+    """The API may accept it; otherwise the API's error says so."""
     file = tmp_path / "adc.json"
     login = {"client_id": CLOUD_SDK_CLIENT_ID, "client_secret": "void", "refresh_token": "void"}
     file.write_text(json.dumps({"type": "authorized_user", **login}))

@@ -1,4 +1,4 @@
-"""What makes a node again as it was, of what the API tells of it."""
+"""The request that recreates a node from the API's description of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API fails in every way that it can: what is listed all the same, what is an error, and what either says."""
+"""All failures of the API: the nodes that are still listed, the errors, and their messages."""
 
 from __future__ import annotations
 

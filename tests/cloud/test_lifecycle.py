@@ -1,4 +1,4 @@
-"""What is said of nodes that cannot be made (`tests/cli/test_fleet_commands.py` has the life of those that can)."""
+"""Errors of nodes that cannot be created (`tests/cli/test_fleet_commands.py` covers the others)."""
 
 from __future__ import annotations
 

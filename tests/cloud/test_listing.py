@@ -1,4 +1,4 @@
-"""What the answers of several projects and zones come to: one listing, or an error."""
+"""The answers of several projects and zones are merged into one listing, or an error."""
 
 from __future__ import annotations
 

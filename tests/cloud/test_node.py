@@ -1,4 +1,4 @@
-"""What is said of nodes that do not serve."""
+"""Messages about nodes that are not serving."""
 
 from __future__ import annotations
 

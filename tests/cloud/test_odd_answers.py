@@ -87,7 +87,7 @@ def test_one_endless_project_of_several_leaves_the_others():
 
 
 def test_nodes_of_the_first_version_of_the_api_are_none_of_the_fleet():
-    """They have no workers to log in to; what the installed client does not know may have some."""
+    """They have no workers to log in to; a version that the client does not know may have workers."""
     versions = ["V1", "V2", "V1_ALPHA1", "V2_ALPHA1", "API_VERSION_UNSPECIFIED", 9]
     made = [tpu_v2.Node(name=f"{NAME}-{at}", id=at + 1, api_version=version) for at, version in enumerate(versions)]
 
@@ -102,7 +102,7 @@ def test_nodes_of_the_first_version_of_the_api_are_none_of_the_fleet():
 
 @pytest.mark.parametrize(("entries", "keys"), [(0, None), (1, "key ['{}']"), (2, None), (3, "key ['']"), (4, None)])
 def test_host_keys_are_taken_from_as_many_entries_as_workers_were_asked_for(entries, keys):
-    """Else one worker's key would be recorded for others."""
+    """Otherwise one worker's key would be recorded for others."""
     odd = Odd(entries=entries)
     expected = [{"ssh-ed25519": keys.format(index)} if keys else {} for index in range(3)]
     assert [worker.host_keys for worker in nodes.guest_attributes(client(odd), NAME, 3)] == expected

@@ -1,4 +1,4 @@
-"""Nodes of a run brought back through a real API process, whatever became of them."""
+"""Nodes of a run are recreated through a real API process, from every state."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_a_queued_resource_stays_while_another_run_is_active_on_its_nodes(tpu, l
 
 
 def test_a_recreated_queued_resource_keeps_later_updates_of_its_nodes(tpu, lab_api):
-    """Such as the key that gcloud has put there, without which nobody could log in to the new ones."""
+    """Such as the key that gcloud has added, without which nobody could log in to the new nodes."""
     queued(lab_api, tpu, "a", "b")
     for node, keys in (("a", "ada:ssh-rsa A ada\neve:ssh-rsa E eve"), ("b", "bob:ssh-rsa B bob\nada:ssh-rsa A ada")):
         changes = {"metadata": {"a": "b", "ssh-keys": keys}, "labels": {"team": node}, "tags": ["t"]}
@@ -374,7 +374,7 @@ def test_of_what_the_api_tells_more_than_is_known_here_is_named_once(tpu, lab_ap
 
 
 def test_a_queued_resource_lost_before_the_next_attempt_is_requested_again(tpu, lab_api):
-    """The service answers a request id that it knows with what it answered then, and does nothing."""
+    """The service repeats its earlier answer to a known request id, and does nothing."""
     queued(lab_api, tpu, "a")
     plan = remaking.remember(tpu, [name("a")])
     for _ in range(3):
@@ -451,7 +451,7 @@ def test_a_queued_resource_that_cannot_be_asked_for_at_all_ends_it(tpu, lab_api,
 
 @pytest.mark.parametrize("kind", ["create_queued", "delete_queued"])
 def test_what_an_earlier_command_was_refused_is_asked_for_again(tpu, lab_api, monkeypatch, kind):
-    """The service answers one request id with one operation, also after whatever was in the way is gone."""
+    """The service answers one request id with one operation, even after the obstacle is gone."""
     resource = queued(lab_api, tpu, "a")
     plan = remaking.remember(tpu, [name("a")])
     if kind == "create_queued":

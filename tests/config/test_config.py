@@ -1,4 +1,4 @@
-"""Settings of a fleet: what is accepted, what wins, and how every mistake is named."""
+"""Settings of a fleet: accepted values, precedence, and the message of every fault."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_every_endpoint_and_every_file_has_a_state_of_its_own(file, environ):
 
 @pytest.mark.parametrize(("variable", "key"), [("TPU_OPS_PROJECT", "projects"), ("TPU_OPS_ZONES", "zones")])
 def test_projects_and_zones_of_the_environment_have_a_separate_state(file, environ, variable, key):
-    """Whoever is at work in another shell does not reach their workers all at once."""
+    """Commands in another shell must not suddenly reach workers of these projects."""
     form = "{}" if key == "projects" else "here-{}"
 
     def state(shell, **options):

@@ -1,4 +1,4 @@
-"""Filters, credentials, ways to workers: what each key takes, and how its mistakes are named."""
+"""Filters, credentials, ways to workers: the values of each key, and the message of every fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of workers that do not answer: asked from a real API process, or read from a published snapshot."""
+"""Workers that do not answer are looked up in a real API process or in a published snapshot."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_workers_behind_a_silent_own_jump_fail_together(jump, monkeypatch, tmp_p
 
 
 def test_a_connection_to_the_jump_that_is_open_says_more_than_its_port(monkeypatch, tmp_path):
-    """The person may have opened it in a way that a plain connection does not go."""
+    """The user may have opened it in a way that a plain connection cannot use."""
     codes = iter([0])
     monkeypatch.setattr(jump_host, "answer", lambda _: SimpleNamespace(returncode=next(codes)))
     assert jump_host.place_of(tmp_path / "jump_config", (), "bastion") == ("", 0)
@@ -278,7 +278,7 @@ def test_an_api_that_does_not_answer_leaves_the_first_problem(fleet, said, searc
 
 
 def test_what_is_found_out_and_cannot_be_written_leaves_the_first_problem(fleet, said, search, monkeypatch):
-    """A worker that is silent for a moment is asked again, though this machine's disk is full."""
+    """A worker that is silent for a moment is asked again, although the local disk is full."""
     fleet.create("pod", "v4-16")
     looking = search(fleet)
 

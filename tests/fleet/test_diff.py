@@ -1,4 +1,4 @@
-"""What changed between two looks at a fleet."""
+"""The differences between two views of a fleet."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def parsed(value):
 
 
 def test_a_snapshot_holds_no_secret_of_a_node():
-    """The API's metadata may: only its keys' names are ever kept of it."""
+    """The API's metadata may contain secrets: only the names of its keys are kept."""
     assert json.loads(document().text())["nodes"][0]["metadata_keys"] == ["ssh-keys"]
     assert {*Node._fields} == FORMS.keys(), "say so in docs/members.md, too"
 

@@ -1,4 +1,4 @@
-"""What inventory hosts may be called."""
+"""The names of inventory hosts."""
 
 from __future__ import annotations
 

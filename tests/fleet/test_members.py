@@ -1,4 +1,4 @@
-"""What becomes of a member's view when a published snapshot is read: hosts, keys, refusals, and nothing else."""
+"""A member's view after a published snapshot was read: hosts, keys and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From where published snapshots are read, and where to they are written (`test_members.py` has what comes of it)."""
+"""The places that snapshots are read from and written to (`test_members.py` covers the resulting view)."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_an_object_that_comes_otherwise_than_its_hash_says_is_refused(monkeypatc
 
 
 def test_without_an_emulator_reads_are_anonymous_and_writes_need_a_login(member):
-    """Public objects need no credentials; what is written needs them, and these are void."""
+    """Public objects need no credentials. Writes need them, and these credentials are empty."""
     assert buckets._client(Auth(), anonymous=True)._credentials.token is None
     with pytest.raises(CloudError, match="no credentials"):
         buckets.write("gs://bucket/x", b"", Auth(), content_type="text/plain", timeout=1)

@@ -1,4 +1,4 @@
-"""Which workers a target means."""
+"""The workers that a target stands for."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_the_filters_leave_out_is_told_from_what_is_not_there(shown, target
 
 
 def test_groups_are_called_as_in_the_inventory_whatever_the_filters_hide():
-    """Ansible names them by all nodes that are listed."""
+    """Ansible names groups by all listed nodes."""
     listed = [
         node(zone=zone, name=name, node_id=node_id, queued_resource="big", count=count)
         for zone, name, node_id, count in (

@@ -133,7 +133,7 @@ def test_a_recreated_node_is_accepted_with_its_new_keys(fleet):
 
 
 def test_a_person_is_told_of_all_that_changed_since_they_were_told_last(fleet):
-    """Whoever asked meanwhile: Ansible, a command that met an old address, a new node's creation."""
+    """Ansible, a command with an outdated address, or `create` may have asked the API meanwhile."""
     fleet.create("pod", "v4-16")
     fleet.create("old")
     settings = fleet.settings()

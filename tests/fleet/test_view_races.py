@@ -1,4 +1,4 @@
-"""Several processes that ask for one fleet and write its files: what each of them saw comes together."""
+"""Several processes that read one fleet and write its files: the files have the results of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host program ends with whoever asked, and what it sends stays in turns."""
+"""The host program ends with its caller, and its frames do not mix."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_the_end_of_a_run_comes_behind_all_of_its_log(
 def test_no_text_stands_among_frames(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What fails behind the answer ends the connection, and the controller asks again."""
+    """A failure after the answer ends the connection, and the controller asks again."""
     store = on(tmp_path, state="running")
 
     def fails(*_: object) -> None:
@@ -235,7 +235,7 @@ def test_the_grace_of_a_stop_is_the_one_that_was_asked_for(asked: float | None, 
 def test_a_stop_is_waited_for_as_long_as_its_grace(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, graces: tuple[int | None, int | None], given: int
 ) -> None:
-    """In terms of a clock that the waiting itself moves on: until then nothing is killed."""
+    """The wait itself advances the test's clock; nothing is killed before the grace period ends."""
     now, killed = [1000.0], list[float]()
     began = now[0]
 
@@ -277,7 +277,7 @@ def test_a_supervisor_that_ends_just_before_it_is_told_is_no_fault(
 def test_a_start_whose_asker_has_gone_starts_nothing(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who pressed Ctrl-C has been told that the run is not on."""
+    """After Ctrl-C, the user was told that the run is not active."""
     monkeypatch.setattr(unit, "call", lambda *_: pytest.fail("it is started"))
     store = Store(str(tmp_path))
     assert served(store, {"action": "start", "spec": good(run_id="r1")}, line) == b""
@@ -297,7 +297,7 @@ def test_a_start_whose_asker_has_gone_starts_nothing(
 def test_a_start_that_systemd_takes_long_over_goes_on_or_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, description: str, ended: bool
 ) -> None:
-    """Where it was only refused, the command would run later, and nobody would know."""
+    """A start that was only refused would run later without anybody's knowledge."""
     called: list[list[str]] = []
     store = Store(str(tmp_path))
 
@@ -421,7 +421,7 @@ def test_who_stops_a_run_that_has_ended_wants_no_other_attempt(
 def test_a_stop_leaves_the_next_run_alone_which_has_the_same_unit(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Its record says that the run has ended, or says nothing any more, while its control group is there again."""
+    """The record shows the run as ended, or is gone, while the next run has the same control group."""
     monkeypatch.setattr(unit, "call", lambda *_: pytest.fail("the next run is killed"))
     (tmp_path / "cgroup").mkdir()
     store = on(tmp_path, state="running", cgroup=str(tmp_path / "cgroup"))
@@ -502,7 +502,7 @@ def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
 def test_a_repeated_start_gets_the_answer_of_the_first_one(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """The first one is heard while the second one looks whether there was one."""
+    """The first start arrives while the second one checks whether there was one."""
     store, asked, sweep = Store(str(tmp_path)), good(run_id="r1"), spec_files.sweep
 
     def first(*words: Any) -> None:
@@ -531,7 +531,7 @@ def test_a_repeated_start_gets_the_answer_of_the_first_one(
 def test_a_repeated_start_is_not_refused_because_of_its_own_run(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, has_lock: bool
 ) -> None:
-    """The first one has got as far as that since the second one looked whether there was one."""
+    """The first start has progressed since the second one checked whether there was one."""
     store = Store(str(tmp_path))
 
     def holder(*_: object) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How a run's command comes to its worker: the unit around it, the child that is held, the end of its tree."""
+"""A run's command on its worker: its unit, the child that is held back, and the end of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending what holds a chip, on real processes that hold a file in its place."""
+"""The end of processes that hold a chip; real processes hold a file in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit that a clone is at, as its files tell it, and what a run says whose clone was moved."""
+"""The commit of a clone, read from its files, and the message of a run whose clone was moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code that a sync has brought is what the run was started with, and no sync replaces it under the run."""
+"""A run has the code of its start, and no sync replaces this code during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a command from being executed is told before it is tried, with what to do about it."""
+"""Obstacles to a command's execution are reported before the attempt, with the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a run: whence its variables come, and the ports that are its own."""
+"""The environment of a run: the sources of its variables, and its ports."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_tcmalloc_is_preloaded_where_it_is_pinned_for_runs_and_nowhere_else(
 
 
 def test_a_role_alone_neither_stops_runs_nor_writes_unread_settings(worker: Worker) -> None:
-    """The launcher's configuration stays as it was meanwhile, and need not change."""
+    """The launcher's configuration stays the same and needs no change."""
     worker.configure("launcher")
     assert "PJRT_DEVICE" not in worker.run()
     for framework, device in (("torch_xla", "TPU"), ("jax", None)):

@@ -1,4 +1,4 @@
-"""What a probe tells before a start, the supervisor asks again when it has the host."""
+"""The supervisor repeats the checks of the probe when it has locked the host."""
 
 from __future__ import annotations
 

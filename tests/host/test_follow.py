@@ -1,4 +1,4 @@
-"""What a follower is told at the end of a log."""
+"""The messages to a follower at the end of a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpu_ops.protocol import wire
 
 
 def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full to the end of a run leaves no byte behind the hole."""
+    """If the disk is full until the end of a run, no byte follows the gap."""
     monkeypatch.setattr(follow, "require_root", lambda: None)
     store = Store(str(tmp_path))
     store.prepare("r1", os.getuid(), os.getgid())
@@ -80,7 +80,7 @@ def test_missing_lines_after_the_requested_time_are_counted_from_there(tmp_path:
 def test_frames_end_without_an_end_where_another_attempt_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log is another one: what stands there at the old offset is nothing that the peer is missing."""
+    """The next attempt has another log, in which the old offset has no meaning."""
     monkeypatch.setattr(follow, "require_root", lambda: None)
     store = Store(str(tmp_path))
     known: dict[str, Any] = {"run_id": "r1", "state": "failed", "cgroup": "", "notes": [], "log": None}

@@ -1,4 +1,4 @@
-"""A disk that takes no record: the run goes on and ends in order, and what became of it can be read; none begins."""
+"""A disk that takes no record: an active run ends normally and can be read, and no new run starts."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def test_killed_processes_get_as_long_to_end_without_a_supervisor(
 def test_slow_processes_and_a_held_lock_leave_time_to_close_the_record(
     tmp_path: Path, disk: Disk, slow: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what systemd gives it at least, where the grace is none."""
+    """Without a grace period, systemd still gives a minimum of time."""
     monkeypatch.setattr(ending, "others", lambda _: [os.getpid()] if slow.now < 9 else [])
     store = begun(tmp_path, disk).store
     disk.full = False
@@ -405,7 +405,7 @@ def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_record_of_another_run_goes_to_the_disk_or_is_forgotten(tmp_path: Path, disk: Disk, on_disk: bool) -> None:
-    """The next run brings it there, unless the disk has never heard of that run."""
+    """The next run writes the record to the disk, unless the disk has nothing of that run."""
     store = Store(str(tmp_path))
     disk.full = False
     if on_disk:

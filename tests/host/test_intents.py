@@ -1,4 +1,4 @@
-"""Why a run is being ended finds a place on a full host too, or whoever asks for it is told."""
+"""The reason for a run's end is recorded even on a full disk, or the requester gets an error."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_stop_at_the_end_of_a_run_is_recorded_without_waiting(
     wanted: bool,
     state: str,
 ) -> None:
-    """All that comes behind the run has been done when the intent is written."""
+    """When the intent is written, all work after the run has been done."""
     monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
     store.write((store.read("r1") or {}) | {"state": state})
     put = store.put_intent

@@ -1,4 +1,4 @@
-"""A rank's output as files: read from any offset or time, and what becomes of it on a full disk."""
+"""A rank's output as files: reads from any offset or time, and behaviour on a full disk."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_bytes_that_had_no_room_are_missed_at_their_place(tmp_path: Path, monkey
 def test_a_broken_disk_blocks_nobody_and_costs_no_older_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """What a disk does that goes read-only, or that fails, once the log has several segments."""
+    """The disk becomes read-only, or fails, when the log has several segments."""
     logger = logs.Logger(os.pipe()[0], str(tmp_path), 10)
     logger._append(b"a" * 25)
 
@@ -254,7 +254,7 @@ def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypat
 
 
 def test_what_was_written_without_an_index_is_shown_rather_than_left_out(tmp_path: Path) -> None:
-    """A disk that was full when a segment was begun took no index of it."""
+    """The disk was full when the segment was created, so that it has no index."""
     for start, written, index in ((0, 110.0, "100.000 0\n105.000 4\n"), (9, 200.0, ""), (20, 300.0, None)):
         segment = tmp_path / f"{start:020d}.log"
         segment.write_bytes(b"abc")

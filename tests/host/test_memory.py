@@ -1,4 +1,4 @@
-"""That a rank has failed for want of memory is said where the kernel has just killed a process of its run."""
+"""A rank counts as out of memory if the kernel has just killed a process of its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At the host's shutdown a run ends before what is mounted goes: its unit is ordered behind the units of the mounts."""
+"""At shutdown, a run ends before its mounts are unmounted: its unit is ordered after theirs."""
 
 from __future__ import annotations
 

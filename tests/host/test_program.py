@@ -1,4 +1,4 @@
-"""The program as a file: the same everywhere, and fit for the oldest Python that it meets."""
+"""The program as a file: equal on all machines, and valid for the oldest Python on workers."""
 
 from __future__ import annotations
 

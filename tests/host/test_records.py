@@ -1,4 +1,4 @@
-"""What stays of a run on its worker: how it ended and why, and who holds the worker now."""
+"""The records of runs on a worker: how and why a run ended, and who holds the worker now."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_a_damaged_stop_request_still_stops_the_run(tmp_path: Path, damage: Call
 
 
 def test_a_log_without_a_record_is_in_nobodys_way_and_goes(tmp_path: Path) -> None:
-    """A full disk did not take the record, and then the host was restarted."""
+    """The record did not fit on the full disk, and then the host was restarted."""
     store = Store(str(tmp_path))
     folders = [ended(store, run_id, 1.0) for run_id in ("again", "never-again", "with-files")]
     Path(store.files("with-files"), "checkpoint").touch()

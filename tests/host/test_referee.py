@@ -1,4 +1,4 @@
-"""Who goes, who ends, who was first: decided without sockets and clocks."""
+"""The referee's decisions on start, end and first failure, without sockets and clocks."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_a_stop_ends_all_at_once_and_what_fails_of_it_is_no_failure() -> None:
 
 @pytest.mark.parametrize("grace", [1e12, -1, float("nan"), float("inf"), "3", [3]])
 def test_no_supervisor_has_another_wait_longer_than_any_stop(grace: Any) -> None:
-    """Whoever started a run knows its key, and may have any program speak for a rank."""
+    """The user who started a run knows its key, and may let any program act as a rank."""
     referee = running()
     referee.stopped(1, 5.0, 5.2, STOP | {"grace": grace})
     order = last(referee)

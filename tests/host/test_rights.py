@@ -1,4 +1,4 @@
-"""Who may stop a run, and with whose rights its files are opened."""
+"""The right to stop a run, and the rights with which its files are opened."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_file_system_that_takes_nothing_is_named_with_what_shows_it(
 def test_a_right_that_was_taken_away_is_gone_from_sessions_that_are_open_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gids: list[int], listed: bool | None, allowed: bool
 ) -> None:
-    """sudo has let the person in each time, by the groups that the session has."""
+    """sudo allows the call each time, since it uses the groups of the open session."""
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
     monkeypatch.setattr(os, "geteuid", lambda: 0)

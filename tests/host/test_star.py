@@ -39,7 +39,7 @@ def test_all_go_together_and_are_over_together(star: Callable[..., Star]) -> Non
 
 
 def test_a_clock_that_drifts_is_read_again(star: Callable[..., Star], monkeypatch: pytest.MonkeyPatch) -> None:
-    """After hours the quickest heartbeat of all says nothing of the clock any more."""
+    """After hours, the fastest heartbeat of the whole run is outdated for a clock that drifts."""
     made, now = star(2), 100.0
     member: Any = SimpleNamespace(trip=float("inf"), offset=None)
 

@@ -92,7 +92,7 @@ def _prepare(store: Store) -> None:
 @pytest.mark.parametrize("earlier", [False, True], ids=["after a boot", "as earlier versions left it"])
 @pytest.mark.parametrize("first", [_put, _change, _lock, _remember, _intend, _prepare])
 def test_nobody_else_can_lock_what_runs_wait_for(store: Store, first: Callable[[Store], None], earlier: bool) -> None:
-    """To lock a file takes no more than reading it."""
+    """A process can lock every file that it can read."""
     umask = os.umask(0)
     try:
         if earlier:
@@ -261,7 +261,7 @@ def test_a_probe_tells_whether_a_run_of_a_name_has_been_here(store: Store, monke
 def test_there_is_a_record_with_its_log_at_any_moment_between_two_attempts(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Where the power goes it is the same, and a start of another run removes nothing of it."""
+    """This holds after a power failure too, and the start of another run removes none of it."""
     ended(store)
 
     def killed(*_: object, **__: object) -> None:
@@ -298,7 +298,7 @@ def test_the_log_of_the_last_attempt_is_found_until_the_next_record(
 
 
 def test_what_is_known_of_an_attempt_when_it_ended_goes_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start that was killed in the midst of it had set aside what was known then."""
+    """A start that was killed halfway had already archived the earlier state."""
     last = ended(store)
 
     def killed(*_: object) -> None:

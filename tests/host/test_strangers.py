@@ -1,4 +1,4 @@
-"""Who knocks at a hub and is not of its run: nobody of them takes a place or keeps others out."""
+"""Connections to a hub that do not belong to its run: none takes the place of a rank or blocks others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_strangers_who_only_wait_keep_nobody_out(star: Callable[..., Star]) -> N
 
 
 def test_strangers_who_talk_while_others_make_room_for_them_break_nothing(star: Callable[..., Star]) -> None:
-    """Many sockets are ready in one moment, and the first to be served takes the place of others."""
+    """Many sockets are ready at once, and the first one served replaces others."""
     made = star(2)
     crowd = [knock(made, message({})) for _ in range(3 * hub.UNPROVED_COUNT)]  # the hub does not serve yet
     made.hub.start()

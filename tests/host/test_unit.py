@@ -1,4 +1,4 @@
-"""The unit of a run, and what its supervisor tells systemd."""
+"""The unit of a run, and its supervisor's notifications to systemd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plugin remembers: its cache, and the snapshot that the commands keep."""
+"""The cache of the plugin, and the snapshot of the commands."""
 
 from __future__ import annotations
 

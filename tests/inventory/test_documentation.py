@@ -1,4 +1,4 @@
-"""What the plugin says of itself: no option and no variable is missing, here or there."""
+"""The plugin's documentation and the page list the same options and variables."""
 
 from __future__ import annotations
 

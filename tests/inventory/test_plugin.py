@@ -197,7 +197,7 @@ def test_every_failure_is_an_error_of_ansible(fleet, said, monkeypatch, options,
 
 
 def test_a_failure_is_not_said_again_with_each_of_its_causes(fleet, said, monkeypatch):
-    """Ansible says it twice, as a warning and as what that was caused by."""
+    """Ansible prints the failure twice: as a warning and as its cause."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere")
     fleet.write(endpoint="")
     with pytest.raises(Exception, match="Completely failed"):

@@ -53,7 +53,7 @@ def test_list_shows_ten_thousand_workers_for_the_requests_of_its_pages(fleet, ca
 
 
 def test_the_inventory_requests_host_keys_of_its_nodes_only_once(fleet):
-    """A tenth of them, since Ansible itself takes a millisecond for each host."""
+    """Only a tenth of the workers, since Ansible itself needs a millisecond for each host."""
     fleet.write(names=["pod1[0-9]", "pod2??"])
     assert len(hosts(inventory(fleet))) == 110 * WORKERS
     first = fleet.api.requests()

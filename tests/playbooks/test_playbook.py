@@ -1,4 +1,4 @@
-"""What a playbook's failures are told as."""
+"""The messages for failures of a playbook."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_what_somebody_else_has_left_stays(tmp_path: Path, monkeypatch: pytest.M
 def test_a_directory_that_is_just_being_made_is_nobodys_leftover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where two playbooks are started at the same moment."""
+    """Two playbooks may be started at the same moment."""
     others = [1]
 
     def swept_first(handle: int) -> bool:

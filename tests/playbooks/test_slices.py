@@ -1,4 +1,4 @@
-"""How a slice is judged by what its workers say."""
+"""The verdict on a slice, given the reports of its workers."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_a_worker_whose_chips_are_gone_after_the_reboot_has_failed(tmp_path: Pat
 
 
 def test_a_worker_that_had_lost_its_chips_before_is_not_done(tmp_path: Path) -> None:
-    """The API says how many it has: nothing is left to count when the upgrade is run again."""
+    """The API gives the number of chips, since a second upgrade cannot count the lost ones."""
     said, code = counted(tmp_path, ["never-any", "back"], reboots=False)
     assert said[0] == ("never-any", "never-any is done (1 of 2): packages upgraded, not rebooted")
     assert said[1][1].startswith("back failed: Check that no chips are missing: 0 of 1 chips have a device file (none;")

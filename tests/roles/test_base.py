@@ -734,7 +734,7 @@ def test_a_mirror_that_was_set_earlier_or_is_used_in_part_gives_no_warning(
 
 @pytest.mark.parametrize("there", [True, False])
 def test_lists_are_not_those_of_mirrors_that_changed(run: Run, tmp_path: Path, there: bool) -> None:
-    """Whether the run then gets to refresh them or not."""
+    """This holds even if the run does not get to refresh them."""
     stamp = tmp_path / "stamp"
     (tmp_path / "sources.list").write_text("deb http://a.example/debian x main\n")
     arguments = {"mirrors": {"http://a.example": "http://b.example"}, "stamp": str(stamp), **places(tmp_path)}

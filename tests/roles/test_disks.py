@@ -1,4 +1,4 @@
-"""What the role disks says of its list, and what it makes of disks and mounts."""
+"""The role disks: faults in its list, and its changes of disks and mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers agree on for their environments, which are refused, and which is active at login."""
+"""Environments: the common set of workers, refused entries, and the one that is active at login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What root does not run in environments, since somebody else could have put it there."""
+"""root runs nothing in environments that somebody else could have put there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an environment whose Python is gone, another one, or does not answer."""
+"""Environments whose Python is missing, has another version, or does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How environments are looked at, filled, mended and resolved, by a program that plays uv."""
+"""Environments are inspected, filled, repaired and resolved with a stand-in for uv."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_what_workers_agree_on_is_all_that_one_of_them_has_from_the_index(
 def test_resolution_omits_installed_packages_that_left_the_index(
     run: Run, arguments: dict[str, Any], name: str, said: str
 ) -> None:
-    """Not without the rest, and not where that is only not known just now."""
+    """Nothing else is omitted, nor is a package whose state in the index is only unknown."""
     run(uv_environments, more(arguments, requirements=["jax==1", f"{name}==1", "dropped==1"]))
     result = run(uv_environments, more(arguments, requirements=["jax"]) | {"step": "resolve"})
     if said:

@@ -1,4 +1,4 @@
-"""Which Python can run what is asked of the role jax, and what its environment holds."""
+"""The Python versions for each JAX, and the environment of the role jax."""
 
 from __future__ import annotations
 

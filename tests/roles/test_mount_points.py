@@ -1,4 +1,4 @@
-"""How roles read what is mounted, and which places for a mount they refuse."""
+"""The mounts that roles read, and the mount points that they reject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the role nfs says of its lists, what it makes of them, and how it reads a worker."""
+"""The role nfs: faults in its lists, its files and units, and its reading of a worker."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_missing_nfs_server_stops_only_its_clients() -> None:
 
 
 def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None:
-    """As a node that was preempted; while all are gone, nothing is exported, and not to everybody."""
+    """A preempted node is such a client. While all clients are gone, nothing is exported, to nobody."""
     exports = [{**EXPORT, "clients": ["pod", "gone"]}, {**EXPORT, "path": "/srv/other", "clients": ["gone-w0"]}]
     for host in ("pod-w0", "pod-w1"):
         known = variables(host, exports=exports)

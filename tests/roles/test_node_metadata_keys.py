@@ -1,4 +1,4 @@
-"""Keys taken out of nodes' metadata through a real API process."""
+"""Keys are removed from nodes' metadata through a real API process."""
 
 from __future__ import annotations
 

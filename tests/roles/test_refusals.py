@@ -1,4 +1,4 @@
-"""What roles refuse in the midst of a run: each refusal names the variable that it comes from, and the way out."""
+"""Errors of roles during a run: each names its variable and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on a worker that two playbooks do at once: one after the other, and who is waited for is named."""
+"""Two playbooks that change one worker take turns, and the holder of the lock is named."""
 
 from __future__ import annotations
 

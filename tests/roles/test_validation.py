@@ -285,7 +285,7 @@ python_source: uv
 
 @pytest.mark.parametrize(("name", "asked"), [("site.yml", {3, 6, 9, 10}), ("playbooks/users.yml", {9, 10})])
 def test_what_workers_lack_is_told_with_the_faults_of_variables(tmp_path: Path, name: str, asked: set[int]) -> None:
-    """Without a package that is to be installed, nothing brings it."""
+    """No package of this run provides the shell."""
     write(tmp_path, {"group_vars/all.yml": UNKNOWN})
     code, tasks = playbook(tmp_path, name)
     assert code != 0

@@ -601,7 +601,7 @@ def test_the_lock_of_a_git_that_is_at_work_stays(git: Git, bring: Bring, tmp_pat
 def test_a_checkout_that_takes_too_long_is_finished_by_the_next_run(
     git: Git, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """git is killed in the midst of it: its filter does not come to an end."""
+    """git is killed during the checkout, since its filter does not end."""
     bring()
     (tmp_path / "source/.gitattributes").write_text("z.txt filter=slow\n")
     (tmp_path / "source/z.txt").write_text("z\n")

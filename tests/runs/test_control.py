@@ -670,7 +670,7 @@ def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
 async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
     first: Reply, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its start was given up before that worker was asked."""
+    """The start was cancelled before that worker was asked."""
     fanout: Any = Answers(pod_w0=first, pod_w1=MISSING)
     run = control.RunRef("r1", ("pod-w0", "pod-w1"))
     stopped = await control.stop(fanout, run)

@@ -1,4 +1,4 @@
-"""Who follows a run that another process here starts again follows it through all its attempts."""
+"""A command that follows a run continues through all attempts of a recovery in another process."""
 
 from __future__ import annotations
 

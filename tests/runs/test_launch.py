@@ -1,4 +1,4 @@
-"""Who is asked to start, in which order, and what is made of the answers."""
+"""The order in which workers are asked to start, and the use of their answers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_stop_at_the_barrier_is_told_to_the_starter_and_no_firewall(lead
 
 
 async def test_who_is_at_fault_is_named_with_its_own_words() -> None:
-    """The others have come too late, or have heard of it."""
+    """The other ranks came too late, or were told of the failure."""
     late = Reply("", {"blamed": []}, "failed", "rank 0 no longer waits for ranks")
     own = Reply("", {"blamed": [3]}, "failed", "train.sh is not on PATH")
     for others in (late, told(3)):

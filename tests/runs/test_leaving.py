@@ -122,7 +122,7 @@ async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.Mon
 
 
 def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C has ended what read the lines as well."""
+    """Ctrl-C has also ended the reader of the output."""
     said: list[str] = []
     monkeypatch.setattr("tpu_ops.cli.output._result", Mock(side_effect=BrokenPipeError))
     monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: said.append("given up"))
@@ -221,7 +221,7 @@ def test_a_signal_ends_what_blocks_as_ctrl_c_does(number: int) -> None:
 def test_a_signal_lets_what_is_awaited_clean_up_unless_it_comes_again(
     monkeypatch: pytest.MonkeyPatch, number: int, cleanup: float
 ) -> None:
-    """Who waits for others ends those: not all end at once, and one that just starts a process can wait for it."""
+    """A task ends the tasks that it waits for, so that one that just starts a process can wait for it."""
     monkeypatch.setattr(asked, "TOGETHER", 0.0)
     said: list[str] = []
 

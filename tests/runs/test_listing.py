@@ -1,4 +1,4 @@
-"""What of a directory goes to the workers, by the real git and, where that is not installed, by rsync."""
+"""The files of a directory that go to the workers, listed by the real git, or by rsync without git."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_in_a_part_of_a_work_tree_what_stands_above_counts(tmp_path: Path, git: 
 
 @pytest.mark.parametrize("ignore", ["*\n", "code/\n", "/code/*\n/code\n"])
 def test_an_ignored_directory_is_listed_by_its_own_gitignore(tmp_path: Path, git: Git, ignore: str) -> None:
-    """As where a home is a work tree of which git ignores nearly all."""
+    """For example, a home may be a work tree in which git ignores nearly everything."""
     top = made(tmp_path / "top", "code/a.py", "code/b.bin", ignore=ignore)
     git(top, "init", "--quiet")
     made(top / "code", ignore="*.bin\n")

@@ -1,4 +1,4 @@
-"""Streams that stand while nothing comes: the run is over on their workers, or those tell nothing more at all."""
+"""Silent streams: the run has ended on their workers, or the workers send nothing more."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_rank_with_a_silent_stream_ends_after_two_equal_reports(told: li
 
 
 async def test_a_rank_that_is_only_quiet_is_followed_to_its_end() -> None:
-    """Its end comes as its worker tells of that for the second time."""
+    """The rank ends when its worker reports the end for the second time."""
     sent = [ONE, end(4, state="succeeded")]
     workers = Mute("running", *["succeeded"] * 3, late=True, w0=[[end()]], w1=[sent])
     outcomes, said, _ = await asyncio.wait_for(followed(workers, ["w0", "w1"]), 20)
@@ -127,7 +127,7 @@ async def test_a_rank_that_is_only_quiet_is_followed_to_its_end() -> None:
 
 @pytest.mark.parametrize("late", [0.01, 60.0], ids=["what is late by little", "what is late by much"])
 async def test_a_rank_with_unread_output_does_not_count_as_silent(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
-    """A pager that stands holds up the whole process: meanwhile nothing that comes is heard."""
+    """A blocked pager stops the whole process, which then reads no input."""
     monkeypatch.setattr(mute, "LATE", late)
     frames = [Frame(DATA, 4 * number, b"one\n") for number in range(12)]
     workers = Mute("succeeded", w0=[[*frames, end(48, state="succeeded")]])

@@ -1,4 +1,4 @@
-"""What is known of the nodes of a run that does not answer."""
+"""The known state of the nodes of a run that does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of `tpu_ops train` mean, as far as that needs no worker."""
+"""The options of `tpu_ops train`, as far as they need no worker."""
 
 from __future__ import annotations
 

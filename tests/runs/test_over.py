@@ -1,4 +1,4 @@
-"""A run whose end some ranks have told of when its nodes go, or when they are not heard any more."""
+"""A run whose end some ranks have reported when its nodes vanish or become silent."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_end_that_blames_somebody_says_nothing_of_the_other_ranks(run: Any, m
 
 @pytest.mark.parametrize("git", ["", "vision@0123456789abcdef0123456789abcdef01234567"])
 def test_who_takes_over_a_run_that_a_worker_says_is_over_starts_nothing(run: Any, git: str) -> None:
-    """Its node was lost as it ended, and whoever recovered it died before it heard that."""
+    """The node was lost at the end of the run, and the recovering process died before it learnt that."""
     code, world, _ = run(World(DONE), pending=True, counted=True, preemptions=1, git=git)
     assert (code, world.done) == (0, ["bring back r1/2"])
 
@@ -112,7 +112,7 @@ def test_who_takes_over_a_run_that_a_worker_says_is_over_starts_nothing(run: Any
 def test_who_takes_over_a_run_hears_of_its_end_before_its_loss_is_counted(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that is on its way to be taken away answers for a while."""
+    """A node that is being preempted still answers for a while."""
     monkeypatch.setattr(follow, "ALONE_LIMIT", 60.0)
     world = World(DONE, DONE)
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))

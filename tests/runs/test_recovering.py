@@ -1,4 +1,4 @@
-"""A run followed through its attempts: what is counted, what is done between two of them, and what is said."""
+"""A run through its attempts: counts, actions between two attempts, and messages."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_a_brief_local_shortage_is_waited_for_and_a_long_one_reported(
 def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run of the same person, in the same directory, may be on them by now, or just be started."""
+    """Another run of the same person in the same directory may be active there or starting."""
     world, steps = World(PREEMPTED, DONE), []
     tree = sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
     monkeypatch.setattr(recovery, "kept_code", lambda *_: tree)
@@ -303,7 +303,7 @@ SHUT_DOWN = {**ended("stopped", {"signal": 15}, "shutdown"), "reason": "host shu
 def test_a_shutdown_before_the_api_reports_preemption_counts_once(
     run: Any, monkeypatch: pytest.MonkeyPatch, again: str, silent: int
 ) -> None:
-    """Its ranks have told of it, and it is READY until the next attempt is to be started there."""
+    """The ranks have reported the shutdown, and the node is READY until the next attempt starts."""
     world = World(SHUT_DOWN, DONE, DONE)
     call, lost, tells = world.call, False, iter([False] * silent)
 

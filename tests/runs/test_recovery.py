@@ -1,4 +1,4 @@
-"""Which ends of a run call for another attempt, and what is kept on the controller to start it."""
+"""The ends of a run that lead to another attempt, and the files on the controller for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run that this machine saw end, once its workers tell less of it."""
+"""Messages about a run that this machine saw end, when its workers know less."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ LOCKED_OUT = Reply("", {}, "unreachable", "tpu@10.0.0.1: Permission denied (publ
 def test_of_a_run_whose_nodes_were_made_anew_it_is_said_that_they_are_gone(
     world: World, reply: Reply, state: str, why: str
 ) -> None:
-    """Nobody has seen it end, and there is no launcher yet that would know nothing of it."""
+    """No end was seen, and no launcher on the new nodes can report the run as unknown."""
     records.write(world.folder, KNOWN)
     world.nodes(a="8", b="9")
     world.fleet.asked_at = 0.0
@@ -691,7 +691,7 @@ def test_status_of_several_runs_ends_with_a_failure_that_is_known(
 def test_lines_that_were_followed_while_the_run_went_on_are_no_success(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with `attach`: what was waited for has not come."""
+    """As with `attach`, the expected end has not come."""
     outcomes = [Outcome(0, "a-w0", "running", record=record(0)), Outcome(1, "a-w1", "succeeded", record=record(1))]
     following = AsyncMock(return_value=(control.RunRef("r1", ("a-w0", "a-w1")), outcomes, [0]))
     monkeypatch.setattr("tpu_ops.cli.following.followed", following)

@@ -367,7 +367,7 @@ async def test_a_link_that_becomes_a_directory_goes_whatever_it_leads_to(workers
 
 
 async def test_a_directory_goes_with_the_last_file_that_was_brought_there(workers: Workers, code: Path) -> None:
-    """Left behind it would be a package that can be imported, and in the way of a file of its name."""
+    """An empty directory could be imported as a package, and would block a file of its name."""
     for place in ("old/deep", "shared"):
         (code / place).mkdir(parents=True)
         (code / place / "part.py").write_text("v1")

@@ -1,4 +1,4 @@
-"""A recovery that is taken over, overtaken by another one, or ended at a moment at which much may be true."""
+"""A recovery that is taken over, overtaken by another one, or ended in an uncertain state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_faults_caused_by_a_lost_new_node_count_as_its_loss(run: Any, monkeypatc
 def test_what_a_new_node_lacks_at_first_is_waited_for_whoever_made_it(
     run: Any, monkeypatch: pytest.MonkeyPatch, is_made: bool
 ) -> None:
-    """Where no node is new whoever has just called the command is told what is wrong."""
+    """If no node is new, the user is still at the terminal: fail at once."""
     world, faults = World(None, DONE), [HostError("apt is locked by the first boot")]
     world.state = "PREEMPTED" if is_made else "READY"
 
@@ -130,7 +130,7 @@ def test_a_node_lost_while_the_api_is_silent_is_counted_later(run: Any, monkeypa
 
 
 def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: Any, tmp_path: Path) -> None:
-    """As with a home on NFS, or where this machine's disk was full."""
+    """The state is old, for example, if the home is on NFS or the local disk was full."""
     world = World(None, DONE)
     world.attempt, world.node_id = 2, "2"
     records.write(tmp_path, replace(records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)), attempt=1))
@@ -182,7 +182,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
 async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who recovers it cannot tell whether the attempt is on; the workers have said so."""
+    """The recovery does not know whether the attempt is active; the workers have reported it."""
     options = recovery.options_of(RunSpec("r1", ("true",)), {})
     recovery.write(tmp_path, recovery.Recovery("r1", 2, Plan(()), options))
     ended = control.Stopped((Outcome(0, "pod-w0", "stopped"),), already=False)
@@ -208,7 +208,7 @@ async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_ov
 
 
 def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is asked while a step of that is under way."""
+    """This holds during a step of the clean-up as well."""
     monkeypatch.setattr(asked, "EVERY", 0.01)
     cleaned = []
 

@@ -1,4 +1,4 @@
-"""What `tpu_ops train` keeps of a run whose start fails, and which names it takes."""
+"""The files of `tpu_ops train` after a failed start, and the run names that it accepts."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
 
 
 async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have seen that the name is free; on nodes of their own no worker would tell."""
+    """Both have found the name free, and on different nodes no worker would notice."""
     monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
     fanout: Any = None
     # What recovers a run of the name `starting` has its own place beside it.

@@ -1,4 +1,4 @@
-"""`tpu_ops unlock`: what was shown is ended and nothing else, and a worker is called free that is."""
+"""`tpu_ops unlock` ends what it has shown and nothing else, and reports only free workers as free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tpu_ops who --watch`: again and again, in one place on a terminal, whoever does not answer."""
+"""`tpu_ops who --watch` repeats its table in one place on a terminal, even if workers are silent."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_the_agent_is_forwarded_only_when_that_is_said(tmp_path, forward):
 
 
 def test_connections_are_shared_only_where_their_directory_can_be_had(tmp_path):
-    """It goes with the last session or a reboot; ssh makes it anew, or does without."""
+    """The directory vanishes with the last session or a reboot; ssh recreates it or does not share."""
     mux, path = tmp_path / "run time" / "mux", tmp_path / "ssh_config"
     path.write_text(config_of(workers_of([node()]), mux=mux))
 
@@ -122,7 +122,7 @@ def test_the_directory_of_control_sockets_is_short_and_plain(environ, expected, 
 
 
 def test_the_runtime_directory_of_another_user_is_not_taken():
-    """As it is set behind `su`."""
+    """`su` keeps the variable of the first user."""
     runtime = os.environ["XDG_RUNTIME_DIR"]
     environ = {"XDG_RUNTIME_DIR": runtime, "HOME": "/home/ada"}
     assert str(client_config.mux_dir(environ, os.getuid())) == f"{runtime}/tpu_ops/mux"
@@ -132,7 +132,7 @@ def test_the_runtime_directory_of_another_user_is_not_taken():
 
 
 def test_a_runtime_directory_that_is_gone_and_cannot_be_made_is_not_taken(tmp_path, monkeypatch):
-    """As /run/user/UID is without a session, and in a container or a scheduler's job that got the variable."""
+    """/run/user/UID is missing without a session, and in containers and jobs that inherit the variable."""
     monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "user" / "7"), "HOME": "/home/ada"}
     assert str(client_config.mux_dir(environ, 7)) == "/home/ada/.cache/tpu_ops/mux"

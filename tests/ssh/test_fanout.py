@@ -228,7 +228,7 @@ async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed
 
 
 async def test_a_process_is_collected_though_its_end_is_cancelled_as_well() -> None:
-    """As where Ctrl-C, or the end of a command, closes the loop: what ends later would be told by asyncio itself."""
+    """Ctrl-C or the end of a command closes the loop; asyncio itself would report a process that ends later."""
     process = await asyncio.create_subprocess_exec("sleep", "600")
     ending = asyncio.create_task(processes.end(process))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What is said of private keys that ssh passes over without a word, as OpenSSH itself makes them."""
+"""Messages about private keys that ssh ignores silently; OpenSSH itself creates the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line in a person's own ssh config: put once where it holds, taken out again, and nothing else touched."""
+"""The line in a user's own ssh config is added once at the top and removed; nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that are asked of a master itself: as ssh would have them, and by ssh where the master gives none."""
+"""Sessions opened through a master directly, as ssh does, or by ssh if the master refuses."""
 
 from __future__ import annotations
 

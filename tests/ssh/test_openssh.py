@@ -1,4 +1,4 @@
-"""OpenSSH's command lines and options, read by OpenSSH itself, and what is told of what it says."""
+"""OpenSSH's command lines and options, read by OpenSSH itself, and messages for its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of output that is too long."""
+"""The part of a too long output that is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each worker is reached: by which address, through which proxy, and with which control socket."""
+"""Address, proxy and control socket of each worker."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_the_words_for_gcloud_name_instance_zone_and_project():
 
 @pytest.mark.gcloud
 def test_gcloud_takes_these_words(tmp_path):
-    """Without credentials it gets as far as asking for them; a word that it does not know it refuses before."""
+    """Without credentials, gcloud stops at the login; it rejects unknown arguments before that."""
     command = ways(iap=True).of(INNER).proxy.replace("%p", "22").split()
     said = {}
     for word in ("--quiet", "--no-such-option"):

@@ -1,4 +1,4 @@
-"""The check of the rooms fails on what it is there to find."""
+"""The check of packages fails on each kind of wrong import."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The demo runs on a fleet of its own, whatever people say in theirs."""
+"""The demo runs on its own fleet, whatever the settings of the user's fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario's failing test says besides: the journal of its worker."""
+"""A failing test of a scenario also prints the journal of its worker."""
 
 from __future__ import annotations
 

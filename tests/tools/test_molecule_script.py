@@ -1,4 +1,4 @@
-"""Which releases the scenarios may go without."""
+"""The releases that the scenarios may leave out."""
 
 from __future__ import annotations
 

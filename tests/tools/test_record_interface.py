@@ -1,4 +1,4 @@
-"""The recorder keeps the form of what commands print, and nothing that differs from one run to the next."""
+"""The recorder keeps the form of the commands' output, without values that change between runs."""
 
 from __future__ import annotations
 

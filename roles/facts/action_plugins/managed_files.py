@@ -1,7 +1,7 @@
-"""Action that executes the module managed_files only where the worker's state differs from what is listed.
+"""Action that executes the module managed_files only if the worker's state differs from the entries.
 
-It is an action and not a condition of each task, so that entries are compared in one place. The state is what the role
-facts read; for a path that it did not read, or could not read, the module is executed.
+It is an action and not a condition of each task, so that entries are compared in one place. The role facts has read the
+state; for a path that it did not or could not read, the module is executed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             files = variables["ansible_facts"]["worker"]["files"]
             skipped = all(done(entry, files) for entry in self._task.args["files"])
         except (AttributeError, KeyError, TypeError, ValueError):
-            skipped = False  # Nothing was read, or an entry is wrong; the module says what is wrong.
+            skipped = False  # Nothing was read, or an entry is invalid; the module reports the fault.
         if skipped:
             return result | {"changed": False, "changed_paths": [], "skipped": True, "skip_reason": "as listed already"}
         return result | dict(self._execute_module(task_vars=task_vars))

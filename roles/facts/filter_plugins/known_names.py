@@ -1,8 +1,8 @@
-"""Filters that return which accounts, groups and packages a worker has or gets, and which paths variables name.
+"""Filters that return a worker's present and future accounts, groups and packages, and the paths in variables.
 
 No effects, so that their tests are tables.
 
-`ANY` among them stands for whatever a directory service has: it answers for single names but does not list them.
+`ANY` in a result stands for the names of a directory service, which answers for single names but lists none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANY = "*"
 
 
 def _here(people: list[dict[str, Any]], place: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return those of users_people who belong on a worker, as the role users does (`people_here`)."""
+    """Return the people of users_people who belong on a worker, as the role users does (`people_here`)."""
     nodes, groups = set(place["nodes"]), set(place["groups"])
 
     def here(person: dict[str, Any]) -> bool:
@@ -30,7 +30,7 @@ def _here(people: list[dict[str, Any]], place: dict[str, Any]) -> list[dict[str,
 
 
 def _present(people: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those of users_people who have an account."""
+    """Return the people of users_people who have or get an account."""
     return [person for person in people if person.get("state", "present") == "present"]
 
 
@@ -55,7 +55,7 @@ def known_accounts(worker: dict[str, Any], people: list[dict[str, Any]], place: 
 
 
 def accounts_elsewhere(people: list[dict[str, Any]], place: dict[str, Any]) -> list[str]:
-    """Return who has an account on other nodes only, as far as the lists say, from what `known_accounts` takes."""
+    """Return the listed people who have an account on other nodes only; takes the arguments of `known_accounts`."""
     here = {str(person.get("name")) for person in _present(_here(people, place))}
     return sorted({str(person.get("name")) for person in _present(people)} - here)
 
@@ -71,8 +71,8 @@ def known_groups(
 
     Args:
         worker: As `known_accounts` takes it, like the next two.
-        people: Those who may be in groups.
-        place: Where the worker is.
+        people: The people who may be in groups.
+        place: The worker, as in `known_accounts`.
         listed: users_groups.
         brought: Groups that roles create, whoever is in them.
     """
@@ -118,7 +118,7 @@ def named_paths(people: Any, more_people: Any, paths: Any) -> list[str]:
 
 
 def _shells(people: Any) -> list[Any]:
-    """Return the login shells of people; none where the list cannot be read."""
+    """Return the login shells of people; none if the list cannot be read."""
     try:
         return [person["shell"] for person in people if "shell" in person]
     except Exception:  # Whatever a template raises, its author has to fix it.

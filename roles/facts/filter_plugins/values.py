@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-#: Debian Policy 5.6.1, with an architecture and a version as apt takes them.
+#: A package name by Debian Policy 5.6.1, optionally with the architecture and version of apt's syntax.
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~*-]+)?")
 #: A host name or an address.
 SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
@@ -14,9 +14,9 @@ ZONE = re.compile(
     r"((Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Brazil|Canada|Chile|Etc|Europe|Indian|Mexico|Pacific|US)"
     r"(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9_+-]+)"
 )
-#: Where apt, pip and uv can fetch from. Schemes may be written in capitals (RFC 3986, 3.1).
+#: Addresses that apt, pip and uv can fetch from. Schemes may be written in capitals (RFC 3986, 3.1).
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+]*:/\S*")
-#: What a mirror can stand for: also the medium that an installation came from (sources.list(5)).
+#: Addresses that a mirror can replace, including installation media (sources.list(5)).
 SOURCE = re.compile(rf"{ADDRESS.pattern}|cdrom:\[[^\]\n]*\]\S*")
 #: What git clones from (git-clone(1), GIT URLS): its protocols, in small letters alone, user@host:path, and a path. A
 #: host can have the name of a protocol; a single slash after its colon means that the second was forgotten.
@@ -28,7 +28,7 @@ REMOTE = re.compile(
 )
 #: An absolute path without spaces and without "..".
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
-#: The largest number that programs in C keep.
+#: The largest number that a C program holds in a signed 32-bit integer.
 LARGEST = 2**31 - 1
 #: An older name: a system that lacks it, as Debian 13 does without tzdata-legacy, does not know all zones.
 OLDER_ZONE = "US/Pacific"

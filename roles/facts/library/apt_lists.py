@@ -16,7 +16,7 @@ short_description: Refresh apt's package lists, and name the sources that cannot
 description:
   - C(ansible.builtin.apt) does not say which source could not be read. The exception that it gets from python-apt is
     empty where a source does not answer.
-  - Reads all sources, whichever of them fail. The lists are a cache, so that they never count as a change. Check mode
+  - Reads all sources, even if some fail. The lists are a cache, so that they never count as a change. Check mode
     does nothing.
   - A source that cannot be read is a failure where something needs it, otherwise a warning. Images come with sources
     of their own, whose keys expire.
@@ -61,7 +61,7 @@ unread:
   returned: always
 """
 
-#: apt repeats what failed for a moment only, and waits longer each time.
+#: apt retries a failed download only for a short time, with growing pauses.
 UPDATE = ("-q", "-o", "Acquire::Retries=3", "update")
 
 #: Prints where packages would come from: nothing is fetched, no lock is waited for, and a name is one of a package.
@@ -70,7 +70,7 @@ WHERE = ("-qq", "-y", "--print-uris", "-o", "Debug::NoLocking=1", "-o", "APT::Cm
 #: The server that an address is one of, without a password for it; of a file its topmost directory.
 SERVER = re.compile(r"\b([a-z+]+:/+)(?:[^/\s'\"@]*@)?([^/\s'\"]+)")
 
-#: The sum of lines that name the sources.
+#: apt's final line, which sums up the failed sources.
 SUM = "Some index files failed to download"
 
 WAYS = (
@@ -106,12 +106,12 @@ def update(module: AnsibleModule) -> list[str]:
 
 
 def needed(module: AnsibleModule, packages: list[str], faults: list[str]) -> bool:
-    """Return whether packages may, or are to, come from sources that could not be read.
+    """Return whether packages come, or may come, from sources that could not be read.
 
     Args:
-        module: Runs apt-get.
-        packages: What is to be installed.
-        faults: As of `unread`.
+        module: The module, which runs apt-get.
+        packages: The packages to install.
+        faults: The result of `unread`.
     """
     silent = [set(SERVER.findall(fault)) for fault in faults]
     if not packages or not all(silent):

@@ -112,10 +112,11 @@ ansible_facts:
 
 #: Where apt puts the lists of packages.
 LISTS = "/var/lib/apt/lists"
-#: When all of them were fetched, by its time. The directory's own time says that some were, that of `partial` only that
-#: somebody tried, and the update-success-stamp of Ubuntu's apt that not every source failed.
+#: The file whose time is that of the last complete refresh. Other times prove less: that of the directory shows that
+#: some lists were fetched, that of `partial` only an attempt, and the update-success-stamp of Ubuntu's apt that not
+#: every source failed.
 STAMP = "/var/lib/apt/periodic/tpu_ops-lists-stamp"
-#: Where dpkg writes down what it is about to change, and not yet in its list of packages.
+#: The directory in which dpkg journals changes before it writes them to its list of packages.
 UPDATES = "/var/lib/dpkg/updates"
 
 
@@ -228,7 +229,7 @@ def unlisted(nsswitch: str) -> list[str]:
 
 
 def apt_lists(directory: str, stamp: str) -> dict[str, Any]:
-    """Return the age in seconds of what apt fetched as a whole, and whether there are lists; images may have none."""
+    """Return the seconds since apt last fetched all lists, and whether there are lists; images may have none."""
     try:
         age = max(0, int(time.time() - os.stat(stamp).st_mtime))
     except OSError:
@@ -259,7 +260,7 @@ def contents(patterns: list[str]) -> dict[str, bytes]:
 
 
 def mentioned(word: str, patterns: list[str]) -> list[str]:
-    """Given shell patterns, return the files that match and have this word, or may not be read."""
+    """Given shell patterns, return the matching files that contain this word or cannot be read."""
     found = []
     for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
         if os.path.isfile(path) and (word in read(path) or not os.access(path, os.R_OK)):
@@ -280,7 +281,7 @@ def digest(data: bytes) -> str:
 
 
 def name_of(number: int, entry_of: Callable[[int], Any]) -> str:
-    """Return the name of a uid or gid; the number itself where it has none."""
+    """Return the name of a uid or gid; without a name, the number itself."""
     try:
         return str(entry_of(number)[0])
     except KeyError:
@@ -288,10 +289,10 @@ def name_of(number: int, entry_of: Callable[[int], Any]) -> str:
 
 
 def entry(path: str) -> dict[str, str]:
-    """Return what exists at a path; empty if nothing does.
+    """Return what exists at a path; empty if nothing exists.
 
     Raises:
-        OSError: It may not be read.
+        OSError: The path cannot be read.
     """
     try:
         found = os.lstat(path)
@@ -313,7 +314,7 @@ def entry(path: str) -> dict[str, str]:
 
 
 def entries(patterns: list[str]) -> dict[str, dict[str, str]]:
-    """Given shell patterns, return path -> what exists there, without what cannot be read."""
+    """Given shell patterns, return path -> what exists there; paths that cannot be read are left out."""
     found = {}
     for pattern in patterns:
         for path in glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]:
@@ -341,7 +342,7 @@ def main() -> None:
     versions = {path: output(path, "--version").partition("\n")[0].strip() for path in module.params["programs"]}
     keys = {path: fingerprints(data) for path, data in contents(module.params["signing_keys"]).items()}
     accounts, groups = people()
-    # The name of a variable, so that mypy reads it for every release of Python.
+    # A variable holds the name, so that mypy accepts it for every release of Python.
     version = sys.version_info
     facts: dict[str, Any] = distribution(read("/etc/os-release"), read("/etc/debian_version"))
     facts["architecture"] = platform.machine()

@@ -1,4 +1,4 @@
-"""Which training run is active on a worker; runs on Python 3.8."""
+"""The training run that is active on a worker; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ANSWER = 30.0
 
 
 class RunUnknown(Exception):
-    """Nobody says whether a run is active; the text says why."""
+    """It is unknown whether a run is active; the text is the reason."""
 
 
 def named_run(shown: str) -> str:
-    """Given what systemctl shows of the unit, return the run's id, or the unit where that is not known.
+    """Given the output of systemctl show for the unit, return the run's id, or the unit's name if the id is unknown.
 
-    Empty where no run is active; one that waits at its barrier or is being ended is.
+    The result is empty if no run is active. A run that waits at its barrier or is being ended counts as active.
     """
     values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if values.get("ActiveState", "inactive") in ("inactive", "failed"):
@@ -30,7 +30,7 @@ def named_run(shown: str) -> str:
 
 
 def active_run() -> str:
-    """Return what `named_run` does of this host; empty where systemd does not run.
+    """Return the result of `named_run` for this host; empty if systemd does not run.
 
     Raises:
         RunUnknown: systemd does not answer.

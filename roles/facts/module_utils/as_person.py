@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds for a process to end by itself once its time is over, before it is given up.
+#: Seconds that a process may take to end after its time limit.
 PATIENCE = 2
 
-#: Where programs are, whatever the environment of the connection.
+#: The PATH of the process, whatever the environment of the connection.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class PersonFault(Exception):
-    """What kept the work from being done, in words for people."""
+    """The reason why the work failed, as a message for the user."""
 
 
 def become(account: pwd.struct_passwd) -> None:
@@ -59,7 +59,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        # This copy of the module must not return, whatever happens: it ends here.
+        # The forked copy of the module must end here and never return.
         try:
             os.close(reader)
             if seconds:
@@ -71,7 +71,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
             except (PersonFault, OSError) as exc:
                 answer = {"fault": str(exc)}
             except Exception as exc:
-                # Its text could hold what the function worked on.
+                # The exception's text could contain data, such as secrets, that the function worked on.
                 answer = {"fault": "%s in the module" % type(exc).__name__}
             with os.fdopen(writer, "w") as stream:
                 json.dump(answer, stream)
@@ -83,7 +83,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
     finally:
         os.close(reader)
     if text is None:
-        # Nor does this end whoever waits for a file system; init collects it one day.
+        # Even SIGKILL does not end a process that waits for a file system; init will collect it later.
         os.kill(child, signal.SIGKILL)
         raise PersonFault("it did not end within %d s, as where a mount does not answer" % seconds)
     _, status = os.waitpid(child, 0)
@@ -98,7 +98,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
 
 
 def let_go(kept: int) -> None:
-    """Close what this process has of its parent but one descriptor: locks, and the output that somebody waits for."""
+    """Close all inherited descriptors but one: they hold the parent's locks, and output that a reader waits for."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -109,7 +109,7 @@ def let_go(kept: int) -> None:
 
 
 def read_all(reader: int, seconds: float | None) -> bytes | None:
-    """Read a pipe to its end; None where that does not come in time."""
+    """Read a pipe to its end; return None if the end does not come in time."""
     found, until = b"", time.monotonic() + (seconds or 0)
     while True:
         left = None if seconds is None else max(0.0, until - time.monotonic())

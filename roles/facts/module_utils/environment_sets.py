@@ -1,7 +1,7 @@
 """The requirements of a virtual environment's list and of its editable projects; runs on Python 3.8.
 
-The role python owns the packages of an environment, and the role workspace installs projects into it. Each learns here
-what the other must keep.
+The role python owns the packages of an environment, and the role workspace installs projects into it. This module tells
+each role the requirements of the other.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from urllib.parse import unquote, urlsplit
 
 from ansible.module_utils.text_files import put
 
-#: File in an environment with what its list asks for.
+#: File in an environment that records the requirements of its list.
 LISTED = ".tpu_ops-listed.json"
 #: File in an environment with the extras that editable projects were installed with, by their directories.
 EXTRAS = ".tpu_ops-extras.json"
 
-#: What uv says where no set of packages meets everything that is asked for.
+#: uv's messages if no set of packages meets all requirements.
 NO_SOLUTION = "No solution found"
 
 #: A condition on an extra in a requirement (PEP 508), and the name and extras that a requirement begins with.
 OF_EXTRA = re.compile(r"""\bextra\s*==\s*(?P<quote>['"])(?P<extra>[A-Za-z0-9._-]+)(?P=quote)""")
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[(?P<extras>[^]]*)\])?")
-#: A condition that always holds.
+#: A condition that is always true.
 ALWAYS = 'python_version >= "3"'
 
 
 def shortened(report: str) -> str:
-    """Return the beginning and the end of what uv wrote: the former says what failed, the latter why."""
+    """Return the beginning and the end of uv's output: the beginning names the failure, the end the reason."""
     report = report.strip()
     return report if len(report) <= 2000 else "%s ... %s" % (report[:500], report[-1500:])
 
@@ -54,7 +54,7 @@ class Project(NamedTuple):
     needs: List[str]
 
     def __str__(self) -> str:
-        """Return the project as people know it."""
+        """Return the project's name and directory for messages."""
         return "%s (%s)" % (self.name, self.directory)
 
 
@@ -72,13 +72,13 @@ def normal(name: str) -> str:
 
 
 def read_listed(environment: str) -> Listed:
-    """Return what an environment's list asks for; nothing where no role has recorded a list."""
+    """Return the recorded requirements of an environment's list; empty if no role has recorded any."""
     found = _read(environment, LISTED)
     return Listed(found.get("source", ""), *(found.get(key, []) for key in Listed._fields[1:]))
 
 
 def write_listed(environment: str, listed: Listed) -> None:
-    """Record what an environment's list asks for.
+    """Record the requirements of an environment's list.
 
     Raises:
         OSError: The environment cannot be written.
@@ -149,8 +149,8 @@ def _requires(record: str) -> list[str]:
 def editable_projects(environment: str) -> list[Project]:
     """Return the projects that are installed editable in an environment.
 
-    Their needs are requirements that uv can read. A need that another project or an address already meets is left out:
-    the index may not have it.
+    Their requirements are in a form that uv can read. A requirement that another project or an address already meets is
+    left out: the index may not have that package.
     """
     there = _packages(environment)
     extras = _read(environment, EXTRAS)

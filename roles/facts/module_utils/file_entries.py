@@ -1,4 +1,4 @@
-"""One entry of the module managed_files, and what exists in its place; runs on Python 3.8."""
+"""One entry of the module managed_files, and what exists at its path; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class File:
 
     def __init__(self, entry: dict[str, Any], *, check: bool) -> None:
         self.path = entry["path"]
-        #: Where it is written: a block goes into the file that a link leads to, with the lines of others.
+        #: The path that is written: a block goes into the file that a link leads to.
         self.place = self.path
         self.state = entry["state"]
         self.entry = entry
@@ -108,7 +108,7 @@ class File:
             self.keep_attributes(self.found)
 
     def keep_attributes(self, found: os.stat_result) -> None:
-        """Keep owner, group and mode of the existing file where the entry gives none: the file is somebody else's."""
+        """Keep owner, group and mode of the existing file unless the entry sets them."""
         if not self.entry["mode"]:
             self.mode = stat.S_IMODE(found.st_mode)
         self.ids = (
@@ -117,7 +117,7 @@ class File:
         )
 
     def look(self) -> None:
-        """Read what exists in the entry's place."""
+        """Read what exists at the entry's path."""
         if self.state == "block" and os.path.islink(self.path):
             self.place = followed(self.path)
         self.parent, self.missing = open_directory(os.path.dirname(self.place))
@@ -226,7 +226,7 @@ class File:
         if self.entry["once"] and self.found is not None:
             return False
         if self.state == "block" and (self.before or "") == self.after() == BLOCK.sub("", self.before or ""):
-            return False  # Without lines of the role the file belongs to somebody else.
+            return False  # A file without lines of the role is not the role's own.
         if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
             return True
         if self.state in ("file", "block") and self.found is not None and not self.is_file():
@@ -249,7 +249,7 @@ class File:
         }
 
     def apply(self) -> None:
-        """Make the entry so."""
+        """Change the host to match the entry."""
         if self.state == "absent":
             remove = os.rmdir if self.found and stat.S_ISDIR(self.found.st_mode) else os.unlink
             remove(self.name, dir_fd=self.parent)

@@ -1,4 +1,4 @@
-"""Paths to files on which nobody but root can have created a link; runs on Python 3.8."""
+"""Safe paths: only root can have created a link on the way; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def make_parents(directory: int, missing: list[str]) -> int:
 def give(
     directory: int, path: str, *, who: tuple[Any, Any], ids: tuple[int, int], mode: int, act: Callable[[str], bool]
 ) -> None:
-    """Have an open directory with owner, group and mode, whatever its path leads to by then.
+    """Set owner, group and mode of an open directory, even if its path leads elsewhere by then.
 
     Args:
         directory: It.

@@ -1,4 +1,4 @@
-"""What is mounted on a worker, and where a role may mount something; runs on Python 3.8."""
+"""The mounts of a worker, and the paths at which a role may mount; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 FSTAB = "/etc/fstab"
-#: Where roles put units of their own.
+#: The directory of the roles' own units.
 UNITS = "/etc/systemd/system"
 
 
@@ -79,10 +79,10 @@ def parse_fstab(fstab: str) -> list[list[str]]:
 
 
 def check_fstab(path: str) -> None:
-    """Refuse a mount point that /etc/fstab names.
+    """Reject a mount point that is in /etc/fstab.
 
     Raises:
-        Refusal: It does.
+        Refusal: /etc/fstab has this mount point.
     """
     for fields in parse_fstab(read(FSTAB)):
         if len(fields) > 1 and os.path.normpath(fields[1]) == path:
@@ -90,10 +90,10 @@ def check_fstab(path: str) -> None:
 
 
 def check_free(path: str) -> None:
-    """Refuse a mount point that would hide something.
+    """Reject a mount point that would hide existing files.
 
     Raises:
-        Refusal: It would.
+        Refusal: It would hide something.
     """
     if os.path.realpath(path) != path:
         raise Refusal("the path leads through a symbolic link to %s; give that path" % os.path.realpath(path))

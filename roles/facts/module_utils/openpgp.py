@@ -55,7 +55,7 @@ def fingerprints(data: bytes) -> list[str]:
     """Given a file of public keys, armoured or not, return the fingerprint of every primary key in hexadecimal digits.
 
     Keys of version 4 only (RFC 9580, section 5.5.4.2); one of another version counts as the fingerprint "unknown", so
-    that it is never taken for none. What is not a key has no fingerprint.
+    that it does not count as missing. Other packets have no fingerprint.
     """
     try:
         blocks = [base64.b64decode(b"".join(match.split())) for match in ARMOR.findall(data.replace(b"\r\n", b"\n"))]
@@ -65,7 +65,7 @@ def fingerprints(data: bytes) -> list[str]:
     except (ValueError, IndexError, binascii.Error):
         return []
     return [
-        # The digest by which version 4 names keys, not one that protects anything here.
+        # Keys of version 4 are named by SHA-1; it protects nothing here.
         hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
         if body[:1] == b"\x04" and len(body) < 1 << 16
         else "unknown"

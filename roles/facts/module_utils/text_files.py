@@ -58,7 +58,7 @@ def put(path: str, text: str, mode: int, owner: tuple[int, int] | None = None) -
         owner: Its uid and gid; None means those of this process.
 
     Raises:
-        OSError: It cannot be written. What was there is untouched.
+        OSError: The file cannot be written. The existing file is untouched.
     """
     handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
     try:

@@ -1,7 +1,7 @@
-"""Turns at work on a worker that two playbooks must not do at once; runs on Python 3.8.
+"""Locks for changes that two playbooks must not make on a worker at once; runs on Python 3.8.
 
-A turn is a lock that the kernel frees with the process that holds it, so that whoever is killed keeps nobody out. What
-the file says names the holder, and means nothing once the lock is free.
+A turn is a lock that the kernel frees with its process, so that a killed process blocks nobody. The text in the file
+names the holder, and is meaningless once the lock is free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 
 from ansible.module_utils.basic import AnsibleModule
 
-#: One file for each kind of work. It is root's alone, like the work; what is in it ends with the boot.
+#: The directory with one file for each kind of work. Only root can use it, and it is empty after a boot.
 DIRECTORY = "/run/tpu_ops-turns"
 
 #: The turn at virtual environments, which two roles change.
@@ -28,15 +28,15 @@ FILES = "configuration files"
 #: The turn at git's configuration for everybody, which two roles change.
 GIT = "settings of git"
 
-#: Seconds that a turn is waited for: as long as tasks wait for apt's lock (base_apt_lock_timeout).
+#: Seconds to wait for a turn: as long as tasks wait for apt's lock (base_apt_lock_timeout).
 PATIENCE = 300.0
 
-#: Seconds of waiting that are worth a warning.
+#: Seconds of waiting after which the module warns.
 TOLD = 5.0
 
-#: Seconds between two looks whether it is free.
+#: Seconds between two attempts to take the lock.
 _POLL = 0.2
-#: How many processes there are at most from a module to the session that it was started in: shells, sudo, Python.
+#: The most processes (shells, sudo, Python) between a module and the login session that started it.
 _ABOVE = 20
 
 
@@ -47,11 +47,11 @@ _HELD: dict[str, TextIO] = {}
 def take_turn(module: AnsibleModule, what: str) -> None:
     """Take this worker's turn at a kind of work, until this process ends.
 
-    The module fails if somebody else has it for too long, and warns if it has waited for some time.
+    The module fails if another process holds the turn for too long, and warns if it has waited for some time.
 
     Args:
         module: The module.
-        what: The work, as messages say it: "data disks".
+        what: The work, for messages, such as "data disks".
     """
     os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
     path = os.path.join(DIRECTORY, what.replace(" ", "-"))
@@ -77,10 +77,10 @@ def take_turn(module: AnsibleModule, what: str) -> None:
 
 
 def tell_change(what: str, paths: list[str]) -> None:
-    """Say what is changed in this process's turn from now on, which no training run begins under.
+    """Record the paths that this process changes from now on, so that no training run starts meanwhile.
 
-    The launcher looks for it (tpu_ops/host/fitness.py) once its unit is there: whoever looks for that unit after this
-    misses no run.
+    The launcher reads the record (tpu_ops/host/fitness.py) after its unit exists. So a check for the unit that follows
+    this call misses no run.
 
     Args:
         what: The work, as for `take_turn`.
@@ -92,7 +92,7 @@ def tell_change(what: str, paths: list[str]) -> None:
 
 
 def _write(lock: TextIO, holder: dict[str, object]) -> None:
-    """Write who holds a turn, so that nobody reads half of it: all at once, behind nothing that is longer."""
+    """Write the holder of a turn with one call, so that no reader sees half of it."""
     text = json.dumps(holder)
     lock.seek(0)
     lock.write(text)
@@ -106,7 +106,7 @@ def _opened(path: str) -> TextIO:
 
 
 def _taken(lock: TextIO) -> bool:
-    """Lock a file where nobody else has it locked, and return whether it is."""
+    """Try to lock a file, and return whether it worked."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -115,7 +115,7 @@ def _taken(lock: TextIO) -> bool:
 
 
 def holder(path: str) -> str:
-    """Return who holds a turn, given its file: the account, where it is logged in from, since when and as what pid."""
+    """Given the file of a turn, return its holder: account, address of the login, start time and pid."""
     try:
         with open(path, encoding="utf-8") as stream:
             found = json.load(stream)
@@ -126,7 +126,7 @@ def holder(path: str) -> str:
 
 
 def busy() -> list[str]:
-    """Return what is being done on this worker by whom, without waiting: one line for each turn that is held."""
+    """Return one line with work and holder for each turn that is held on this worker, without waiting."""
     found = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(DIRECTORY)):
@@ -138,7 +138,7 @@ def busy() -> list[str]:
 
 
 def asker() -> str:
-    """Return the account that this process was asked by through sudo, and where it is logged in from."""
+    """Return the account that started this process through sudo, and the address of its login."""
     try:
         account = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

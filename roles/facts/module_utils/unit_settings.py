@@ -8,7 +8,7 @@ import time
 
 from ansible.module_utils.mount_points import UNITS
 
-#: What systemctl show is asked for.
+#: The properties to request from systemctl show.
 PROPERTIES = "--property=Id,ActiveState,ExecMainStartTimestampMonotonic,LoadState,NeedDaemonReload"
 
 
@@ -20,9 +20,9 @@ def blocks(shown: str) -> list[dict[str, str]]:
 
 
 def written(path: str) -> float:
-    """Return when a file was written, or removed from its directory; 0 where it was never there.
+    """Return the time when a file was written, or removed from its directory; 0 if it never existed.
 
-    A time in the future means that the clock was set back; nothing can be said then.
+    A time in the future means that the clock was set back, so that times cannot be compared.
     """
     for place in (path, os.path.dirname(path)):
         with contextlib.suppress(OSError):

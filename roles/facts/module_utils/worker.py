@@ -1,4 +1,4 @@
-"""What a module does to a worker's files and units, one change at a time; runs on Python 3.8."""
+"""Changes of a module to a worker's files and units, one at a time; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible.module_utils.mount_points import Mounted, parse_mounts, read
 from ansible.module_utils.text_files import put
 from ansible.module_utils.unit_settings import blocks
 
-#: What `Worker.unit` returns of a unit.
+#: The properties that `Worker.unit` returns.
 PROPERTIES = "ActiveState,UnitFileState,NeedDaemonReload,ActiveEnterTimestampMonotonic,StateChangeTimestampMonotonic"
 
 
@@ -47,7 +47,7 @@ def number(name: str, find: Callable[[str], Any]) -> int:
 class Worker:
     """A worker that a module changes, or in check mode only looks at."""
 
-    #: What the message of a failed module begins with.
+    #: The beginning of the module's error messages.
     about = ""
 
     def __init__(self, module: AnsibleModule) -> None:
@@ -78,12 +78,12 @@ class Worker:
         self.module.exit_json(changed=bool(self.actions), actions=self.actions, diff=diff, **more)
 
     def mounts(self) -> list[Mounted]:
-        """Return what is mounted now."""
+        """Return the present mounts."""
         found: list[Mounted] = parse_mounts(read("/proc/self/mountinfo"))
         return found
 
     def unit(self, name: str) -> dict[str, str]:
-        """Return what systemd knows of a unit."""
+        """Return systemd's properties of a unit."""
         found: dict[str, str] = blocks(self.run("systemctl", "show", "--property", PROPERTIES, name)[1])[0]
         return found
 
@@ -95,19 +95,19 @@ class Worker:
             self.fail("systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")))
 
     def load(self, *names: str, written: bool) -> None:
-        """Have systemd read units that were written now, or by an interrupted run, which is no change to report."""
+        """Make systemd read units that this run or an interrupted one has written; this is not reported as a change."""
         if self.module.check_mode:
             return
         if written or any(self.unit(name)["NeedDaemonReload"] == "yes" for name in names):
             self.run("systemctl", "daemon-reload")
 
     def write(self, path: str, text: str, name: str = "") -> bool:
-        """Have a file of root hold a text, which everybody can read; return whether it did not.
+        """Write a text to a file of root that everybody can read; return whether the text changed.
 
         Args:
             path: The file.
             text: The text.
-            name: How the change is called, if not by the path.
+            name: The name of the change, if not the path.
         """
         found = os.stat(path, follow_symlinks=False) if os.path.lexists(path) else None
         attributes = found and (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode), stat.S_ISREG(found.st_mode))
@@ -120,7 +120,7 @@ class Worker:
         return True
 
     def remove(self, path: str, name: str = "") -> bool:
-        """Have a file gone; return whether it was there. `name` as for `write`."""
+        """Remove a file; return whether it existed. `name` as for `write`."""
         if not os.path.lexists(path):
             return False
         self.paths.add(path)

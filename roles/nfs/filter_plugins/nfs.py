@@ -14,7 +14,7 @@ Entry = dict[str, Any]
 Hosts = Mapping[str, Mapping[str, Any]]
 Groups = Mapping[str, list[str]]
 
-#: Paths that systemd, both servers' configurations and people accept as they are.
+#: Paths that need no quoting in systemd's units and in the configurations of both servers.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 #: Directories of the system, and all below them (hier(7), file-hierarchy(7)).
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
@@ -23,7 +23,7 @@ PARENTS = ("/", "/home", "/media", "/mnt", "/opt", "/srv", "/usr", "/usr/local",
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
 #: Options that are numbers -> the minimum (nfs(5)); with less, or with a word, nothing is mounted.
 NUMBERS = {"timeo": 1, "nconnect": 1, "retrans": 0, "retry": 0, "rsize": 0, "wsize": 0, "actimeo": 0}
-#: What the role decides itself, and what only means something in /etc/fstab.
+#: Options that the role sets itself, and options that have a meaning in /etc/fstab only.
 TAKEN = {
     "auto",
     "noauto",
@@ -39,9 +39,9 @@ TAKEN = {
     "rw",
     "addr",
 }
-#: Who owns an exported directory, and its mode, unless something else is said.
+#: Default owner, group and mode of an exported directory.
 RIGHTS = {"owner": "root", "group": "root", "mode": "0755"}
-#: What to do if a server is gone with its node; workers of a stopped node are not in the inventory either.
+#: The advice if a server's node is gone; workers of a stopped node are not in the inventory either.
 GONE = "start its node if it is stopped; if it is gone, remove its exports and list its mounts with state absent"
 
 
@@ -79,7 +79,7 @@ def address_fault(host: str, hosts: Hosts) -> str:
 
 
 def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
-    """Return the hosts that names of groups, nodes and hosts mean, in order; a name that does not exist means none."""
+    """Return the hosts for names of groups, nodes and hosts, in order; an unknown name has no hosts."""
     found: dict[str, None] = {}
     for name in names:
         node = "node_" + re.sub(r"\W", "_", name)
@@ -91,7 +91,7 @@ def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
 
 
 def unknown(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
-    """Return which names are none of a group, a node or a host."""
+    """Return the names that are neither a group nor a node nor a host."""
     return [
         name for name in names if not {name, "node_" + re.sub(r"\W", "_", name)} & set(groups) and name not in hosts
     ]
@@ -103,7 +103,7 @@ def client_hosts(export: Entry, hosts: Hosts, groups: Groups) -> list[str]:
 
 
 def disk_of(export: Entry, nfs: Entry) -> Entry:
-    """Return the entry of disks_mounts that an export of the host itself is on; empty where it is on none."""
+    """Return the entry of disks_mounts that contains an export of this host; empty if there is none."""
     here = nfs["disks"] if export.get("server") == nfs["host"] else []
     there = (disk for disk in here if disk.get("state") != "absent")
     return next((disk for disk in there if f"{export.get('path')}/".startswith(f"{disk.get('path')}/")), {})
@@ -116,13 +116,13 @@ def same_directory(export: Entry, nfs: Entry) -> Entry:
 
 
 def rights(export: Entry, nfs: Entry) -> dict[str, str]:
-    """Return owner, group and mode of an exported directory; that of a disk has what is said there."""
+    """Return owner, group and mode of an exported directory; for the root of a disk, those in disks_mounts."""
     disk = same_directory(export, nfs)
     return {key: str(export.get(key) or disk.get(key) or usual) for key, usual in RIGHTS.items()}
 
 
 def rights_faults(export: Entry, nfs: Entry) -> list[str]:
-    """Return where nfs_exports and disks_mounts differ about one directory: each role would undo the other's."""
+    """Return conflicts of nfs_exports and disks_mounts about a directory: each role would undo the other's work."""
     disk = same_directory(export, nfs)
     return [
         f"{key} is {export[key]} here and {disk[key]} in disks_mounts; remove one of them"
@@ -140,7 +140,7 @@ def _differ(key: str, one: str, other: str) -> bool:
 
 
 def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return what is wrong with one export, looked at alone."""
+    """Return the faults of one export that do not depend on others."""
     faults = [f"path {fault}"] if (fault := path_fault(str(export.get("path", "")))) else []
     mode = rights(export, nfs)["mode"]
     if not re.fullmatch(r"[0-7]{3,4}", mode):
@@ -150,7 +150,7 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         faults.append(f"mode {mode}{place} lets everybody write; give a group and a mode such as 2775")
     server = str(export.get("server", ""))
     if server not in hosts:
-        return faults  # Only who mounts from it needs it.
+        return faults  # Only clients of the export need it.
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     preemptible = hosts[server].get("tpu_preemptible") or hosts[server].get("tpu_spot")
     if preemptible and not nfs["allow_preemptible"]:
@@ -207,7 +207,7 @@ def option_faults(options: Iterable[str]) -> list[str]:
 
 
 def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return what is wrong with one mount, looked at alone."""
+    """Return the faults of one mount that do not depend on others."""
     path = str(mount.get("path", ""))
     faults = [f"path {fault}"] if (fault := path_fault(path)) else []
     if mount.get("state", "mounted") == "absent":

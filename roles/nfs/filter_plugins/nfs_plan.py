@@ -15,7 +15,7 @@ HEADER = "# Written by Ansible (role nfs); changes are lost."
 PACKAGES = {"kernel": ["nfs-kernel-server"], "ganesha": ["dbus", "nfs-ganesha", "nfs-ganesha-vfs"]}
 CLIENT_PACKAGES = ["nfs-common"]
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
-#: Whom root and people without an account become: nobody and nogroup, which every Debian and Ubuntu has.
+#: The ids that root and unknown users are mapped to: nobody and nogroup of every Debian and Ubuntu.
 NOBODY = 65534
 
 

@@ -1,4 +1,4 @@
-"""Whether only an environment's owner decides what runs in it; runs on Python 3.8.
+"""Checks that only an environment's owner can change its programs; runs on Python 3.8.
 
 The programs of an environment run with its owner's rights, so anybody else who can change them has these rights.
 """
@@ -14,7 +14,7 @@ LINKS = 40
 
 
 def stranger(path: str, uid: int) -> str:
-    """Return why others than root and one account decide what a path leads to; empty where nobody else does.
+    """Return why accounts other than root and the owner can change what a path leads to; empty if they cannot.
 
     Raises:
         OSError: Something on the way cannot be read.
@@ -54,7 +54,7 @@ def stranger(path: str, uid: int) -> str:
 
 
 def stranger_in(path: str, uid: int) -> str:
-    """Return why others than root and one account decide what runs in an environment; empty where nobody else does.
+    """Return why accounts other than root and the owner can change an environment's programs; empty if they cannot.
 
     Raises:
         OSError: Something in it cannot be read.

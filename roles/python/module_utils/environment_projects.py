@@ -18,16 +18,16 @@ from ansible.module_utils.uv_program import NO_PACKAGE, Fault
 
 
 def projects_word(path: str) -> str:
-    """Return a word that is equal for environments whose projects need the same; empty where they need nothing."""
+    """Return a digest of the requirements of an environment's projects; empty if there are none."""
     needs = sorted(line for project in editable_projects(path) for line in project.needs)
     return hashlib.sha256("\n".join(needs).encode()).hexdigest()[:12] if needs else ""
 
 
 def as_far_as_known(attempt: Callable[[list[str]], Any], chosen: list[Project]) -> Any:
-    """Do something with what projects need, without packages that the index does not have: somebody has brought them.
+    """Run an attempt with the projects' requirements, without packages that are not in the index.
 
     Raises:
-        Fault: It failed for another reason.
+        Fault: The attempt failed for another reason.
     """
     needs = [line for project in chosen for line in project.needs]
     while True:
@@ -42,7 +42,7 @@ def as_far_as_known(attempt: Callable[[list[str]], Any], chosen: list[Project]) 
 
 
 def honouring(path: str, moving: list[str], source: str, attempt: Callable[[list[str]], Any]) -> tuple[Any, list[str]]:
-    """Do something with what an environment's projects need.
+    """Run an attempt with the requirements of an environment's projects.
 
     Args:
         path: The environment.
@@ -80,7 +80,7 @@ def honouring(path: str, moving: list[str], source: str, attempt: Callable[[list
 
 
 def possible(attempt: Callable[[list[str]], Any], chosen: list[Project]) -> bool:
-    """Return whether uv finds a set of packages with what projects need."""
+    """Return whether uv finds a set of packages that meets the projects' requirements."""
     try:
         as_far_as_known(attempt, chosen)
     except Fault:

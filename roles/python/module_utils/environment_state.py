@@ -1,4 +1,4 @@
-"""What a virtual environment contains, read without running a program; runs on Python 3.8."""
+"""The contents of a virtual environment, read without running a program; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_index(directory: str) -> bool:
 
 
 def intact(directory: str) -> bool:
-    """Given a directory with a package's metadata, return whether its files are all there and as long as recorded."""
+    """Given a directory with a package's metadata, return whether all its files exist with the recorded length."""
     try:
         rows = record(directory)
         for path, _, size in rows:
@@ -54,7 +54,7 @@ def record(directory: str) -> list[list[str]]:
 
 
 def correct_record(directory: str) -> None:
-    """Given a directory with the metadata of a package just installed, have its record name what is there.
+    """Given a directory with the metadata of a package just installed, correct its record to the existing files.
 
     Raises:
         OSError: There is no record, or it cannot be written.
@@ -78,7 +78,7 @@ def damaged(path: str) -> list[str]:
 
 
 def pins(lock: str) -> dict[str, str]:
-    """Given the text of a lock file, return name -> version of what it pins."""
+    """Given the text of a lock file, return name -> version of the pinned packages."""
     found = {}
     for line in lock.splitlines():
         match = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", line)
@@ -100,7 +100,7 @@ def named(lock: str) -> set[str]:
 
 
 def fully_hashed(lock: str) -> bool:
-    """Given the text of a lock file, return whether it has a hash for everything that it names."""
+    """Given the text of a lock file, return whether every package in it has a hash."""
     # A requirement can continue over lines that end in a backslash.
     logical = re.sub(r"\\\n", " ", lock).splitlines()
     entries = [line for line in logical if line.strip() and not line.lstrip().startswith(("#", "-"))]

@@ -30,10 +30,10 @@ from ansible.module_utils.environment_state import (
 from ansible.module_utils.installed_packages import digest, dist_infos, minor, normalised, packages, python_version
 from ansible.module_utils.uv_program import NO_PACKAGE, NO_VERSION, Fault, Uv, plan_lines
 
-#: File that exists in an environment from before its packages change until its proof has passed.
+#: Marker in an environment from before its packages change until the final check has passed.
 UNPROVED = ".tpu_ops-unproved"
 
-#: The parts of an environment that belong to one Python version, the file that makes it one last; the rest is people's.
+#: The parts of an environment that belong to one Python version, with pyvenv.cfg last; users own the rest.
 PARTS = ("bin", "etc", "include", "lib", "lib64", "share", "pyvenv.cfg")
 #: Directories in an environment with the parts that it had for another Python, until the new ones are complete.
 KEPT = ".old-%Y%m%dT%H%M%SZ"
@@ -44,7 +44,7 @@ START = 60.0
 
 
 def runs_version(python: str) -> str:
-    """Return the version of a Python as major.minor; empty where it does not run."""
+    """Return the version of a Python as major.minor; empty if it does not run."""
     try:
         return subprocess.run(
             [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -74,7 +74,7 @@ class Environment:
             self.interpreter = [wanted["python"], "--python-preference", "only-managed"]
 
     def runs(self) -> bool:
-        """Return whether the environment's Python runs and is the version that is asked for."""
+        """Return whether the environment's Python runs and has the requested version."""
         return runs_version(self.python) == str(self.wanted["python_version"])
 
     def can_resolve(self) -> bool:
@@ -82,7 +82,7 @@ class Environment:
         return os.path.exists(self.uv.program) and self.runs()
 
     def made_for(self) -> str:
-        """Return the version of Python that an environment was made for; empty where none is there."""
+        """Return the version of Python that an environment was created for; empty if there is no environment."""
         made: str = minor(python_version(self.path))
         return made
 
@@ -111,7 +111,7 @@ class Environment:
         return plan
 
     def settle(self, directory: str, plan: list[str]) -> None:
-        """Mend what the installation left damaged, and have what it cannot mend count as whole.
+        """Repair packages that the installation left damaged, and accept those that it cannot repair.
 
         Some wheels name other lengths than their files have. Some have a file in common with another package, which
         writes its own, or takes it along when it goes.
@@ -147,12 +147,12 @@ class Environment:
         return [os.path.join(self.path, name) for name in names if IS_KEPT.fullmatch(name)]
 
     def surplus(self) -> list[str]:
-        """Return the packages that are to go."""
+        """Return the packages to remove."""
         if not ((self.wanted["exact"] or self.wanted["agreed"]) and self.wanted["lock"]):
             return []
         kept = named(self.wanted["lock"]) | needed(self.path)
         found = {name: entry for name, (_, entry) in dist_infos(self.path).items() if name not in kept}
-        # What is from elsewhere is in no set that workers agree on.
+        # Packages that are not from the index are in no set that workers agree on.
         return [
             name
             for name, entry in found.items()
@@ -173,7 +173,7 @@ class Environment:
         return bool(re.fullmatch(self.wanted["forbidden"], name))
 
     def report(self, plan: list[str], *, fresh: bool, overruled: list[str] | None = None) -> dict[str, Any]:
-        """Return what the environment is."""
+        """Return the state of the environment."""
         found = {} if fresh else packages(self.path)
         there = {} if fresh else {name: entry for name, (_, entry) in dist_infos(self.path).items()}
         return {
@@ -200,18 +200,18 @@ class Environment:
         return Listed(source, *(list(self.wanted[name]) for name in names))
 
     def record(self) -> dict[str, Any]:
-        """Have the environment say what its list asks for."""
+        """Record the requirements of the environment's list in it."""
         write_listed(self.path, self.listed())
         return self.report([], fresh=False)
 
     def key(self) -> str:
-        """Return a word that is equal for hosts that can share one set of packages."""
+        """Return a key that is equal for hosts that can share one set of packages."""
         names = ("python_version", "requirements", "constraints", "find_links")
         parts = [platform.machine(), *(str(self.wanted[name]) for name in names)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def look(self) -> dict[str, Any]:
-        """Return what the environment is, and what would be done to it."""
+        """Return the state of the environment, and the changes that it needs."""
         if self.is_fresh():
             return self.unmade()
         if not self.runs():
@@ -257,7 +257,7 @@ class Environment:
         return plan
 
     def unmade(self) -> dict[str, Any]:
-        """Return what would be done if there is no usable environment, without running anything."""
+        """Return the changes if there is no usable environment, without running a program."""
         pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
         plan = ["+ %s" % name for name in pinned or self.wanted["requirements"]]
         if os.path.lexists(os.path.join(self.path, "pyvenv.cfg")):
@@ -307,10 +307,10 @@ class Environment:
         return ""
 
     def allow(self, lock: str) -> None:
-        """Refuse a lock with packages that are forbidden.
+        """Reject a lock with forbidden packages.
 
         Raises:
-            Fault: It has some.
+            Fault: The lock has forbidden packages.
         """
         names = [name for name in pins(lock) if self.is_forbidden(name)]
         if names:
@@ -370,7 +370,7 @@ class Environment:
         return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
-        """Run the proof; until it passes, the environment counts as not working.
+        """Run the final check; until it passes, the environment counts as broken.
 
         Raises:
             Fault: It failed.
@@ -400,7 +400,7 @@ def written(directory: str, name: str, text: str) -> str:
 
 
 def check_owner(path: str, account: pwd.struct_passwd) -> None:
-    """Refuse an environment that is there and belongs to somebody else than it should.
+    """Reject an existing environment with another owner than the requested one.
 
     Raises:
         Fault: It does.
@@ -427,7 +427,7 @@ def give(path: str, account: pwd.struct_passwd) -> None:
     while True:
         entry = os.lstat(here)
         if entry.st_uid == account.pw_uid and here == parent and not os.path.islink(here):
-            return  # The owner can make it alone.
+            return  # The owner has the right to create the directory.
         if os.path.islink(here) or entry.st_uid or entry.st_mode & 0o022:
             raise Fault("%s is writable by others than root; create %s yourself" % (here, path))
         if here == "/":

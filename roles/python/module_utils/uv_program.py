@@ -1,4 +1,4 @@
-"""The program uv, with its cache and its patience, and what it says; runs on Python 3.8."""
+"""The program uv with its cache, its time limit and its messages; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ansible.module_utils.environment_sets import shortened
 #: uv's report of a package that it adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 
-#: What uv says if the index has no such version, or if its cached page is older than that version.
+#: uv's message if the index lacks a version, or if its cached page is older than that version.
 NO_VERSION = re.compile(r"there is no version of\s+([\w.-]+)===?")
 
-#: What uv says if the index has no such package.
+#: uv's message if the index lacks a package.
 NO_PACKAGE = re.compile(r"([\w.-]+) was\s+not\s+found\s+in\s+the\s+package\s+registry")
 
 
 class Fault(Exception):
-    """What keeps the work from being done, as a message for people."""
+    """The reason why the work failed, as a message for the user."""
 
 
 def plan_lines(report: str) -> list[str]:
@@ -43,7 +43,7 @@ def device(path: str) -> int:
 
 
 class Uv:
-    """The program, its cache and its patience."""
+    """The program, its cache and its time limit."""
 
     def __init__(self, program: str, cache: str, timeout: int) -> None:
         self.program = program
@@ -58,11 +58,11 @@ class Uv:
         again.
 
         Args:
-            arguments: What to tell it.
+            arguments: Arguments of uv.
             place: Where it installs, which decides whether links to the cache are possible.
 
         Raises:
-            Fault: It failed; the text includes its message.
+            Fault: uv failed; the text includes its message.
         """
         anew: list[str] = []
         while True:
@@ -75,7 +75,7 @@ class Uv:
                 anew += [option for option in dict.fromkeys(stale) if option not in anew]
 
     def run_once(self, *arguments: str, place: str) -> tuple[str, str]:
-        """Do it once; see `run`."""
+        """Run uv once; see `run`."""
         environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1")
         if device(self.cache) != device(place):
             environ["UV_LINK_MODE"] = "copy"
