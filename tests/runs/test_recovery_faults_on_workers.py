@@ -132,8 +132,11 @@ def test_a_node_that_somebody_deletes_or_makes_anew_is_taken_as_it_is_then(desk:
         lines_until(train, "attempt 1 is on")
         lab.done("DELETE", f"v2/{ZONE}/nodes/x")
         lines_until(train, "attempt 2 is on")
+        # Else it would create the node itself as soon as that is deleted.
+        train.send_signal(signal.SIGSTOP)
         lab.done("DELETE", f"v2/{ZONE}/nodes/x")
         made = desk.try_("tpu_ops", "create", "x", "--type", "v4-8", "--zone", "us-central2-b", "--spot")
+        train.send_signal(signal.SIGCONT)
         out, rest = train.communicate(timeout=desk.patience)
     assert train.returncode == 0, rest
     assert told(out) == ("succeeded", 3, 2, 0), rest
