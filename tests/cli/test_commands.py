@@ -78,7 +78,9 @@ def test_messages_that_are_logged_name_the_fleet(named: list[str], capsys: Any) 
 
 
 @pytest.mark.parametrize("write", [output.as_it_is, output.line, lambda text: output.raw(f"{text}\n".encode())])
-def test_what_others_wrote_is_printed_unchanged(named: list[str], write: Callable[[str], None], capsys: Any) -> None:
+def test_text_of_other_programs_is_printed_unchanged(
+    named: list[str], write: Callable[[str], None], capsys: Any
+) -> None:
     write("`tpu_ops list`")
     assert (capsys.readouterr().out, named) == ("`tpu_ops list`\n", [])
 

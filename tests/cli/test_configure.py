@@ -140,7 +140,7 @@ def test_tags_of_dynamically_included_tasks_are_accepted(fleet):
     assert not (fleet.path / "not").exists()
 
 
-def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):
+def test_a_failure_is_printed_once_with_hosts_and_reason(fleet):
     write(
         fleet,
         '    - name: Refuse\n      ansible.builtin.fail: {msg: "{{ inventory_hostname }} has no disk"}\n'
@@ -153,7 +153,7 @@ def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):
     assert "  fix: correct it and run the same command again" in done.stderr
 
 
-def test_who_may_not_configure_is_told_what_is_needed(fleet, tmp_path):
+def test_without_sudo_configure_names_the_needed_rights(fleet, tmp_path):
     sudo = tmp_path / "sudo"
     sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2; exit 1\n")
     sudo.chmod(0o755)
@@ -167,7 +167,7 @@ def test_who_may_not_configure_is_told_what_is_needed(fleet, tmp_path):
     assert "  fix: whoever configures workers needs full passwordless sudo there: " in done.stderr
 
 
-def test_what_fails_is_said_though_nobody_reads_the_table(fleet):
+def test_a_failure_is_printed_even_if_the_table_has_no_reader(fleet):
     write(fleet, "    - {name: Break, ansible.builtin.fail: {msg: no space here}}\n")
     reader, writer = os.pipe()
     os.close(reader)
@@ -190,7 +190,7 @@ def test_a_failure_that_the_play_itself_mends_is_none(fleet):
     assert (done.returncode, json.loads(done.stdout)["failures"]) == (0, [])
 
 
-def test_what_a_rescue_fails_with_again_is_said_once(fleet):
+def test_a_failure_repeated_in_a_rescue_is_printed_once(fleet):
     write(
         fleet,
         "    - block: [{name: Install, ansible.builtin.fail: {msg: no disk}}]\n"
@@ -225,7 +225,7 @@ def test_hosts_that_do_not_answer_are_code_4(fleet):
     assert (fleet.path / "pod-w1").exists()
 
 
-def test_hosts_that_refuse_the_person_are_told_from_those_that_do_not_answer(fleet, tmp_path):
+def test_refused_logins_and_silent_hosts_are_distinguished(fleet, tmp_path):
     write(fleet, TOUCH)
     refuses = tmp_path / "refuses"
     refuses.write_text("#!/bin/sh\necho 'ada@34.0.1.0: Permission denied (publickey).' >&2\nexit 255\n")
@@ -253,7 +253,7 @@ CHANGED = "Host key for tpu-1-w0 has changed and you have requested strict check
         ("ssh: connect to host 34.0.1.0 port 22: Connection refused", "1 host did not answer\n", "`tpu_ops list`"),
     ],
 )
-def test_what_keeps_ansible_from_a_host_is_named_with_the_way_out(fleet, tmp_path, said, cause, fix):
+def test_an_unreachable_host_is_reported_with_reason_and_fix(fleet, tmp_path, said, cause, fix):
     write(fleet, TOUCH)
     ssh = tmp_path / "ssh"
     ssh.write_text(f"#!/bin/sh\nprintf '{said}\\n' >&2\nexit 255\n")
@@ -267,7 +267,7 @@ def test_what_keeps_ansible_from_a_host_is_named_with_the_way_out(fleet, tmp_pat
     assert fix in way, way
 
 
-def test_what_site_yml_asks_for_is_looked_for_before_it_is_needed(fleet, monkeypatch, capsys):
+def test_inputs_of_site_yml_are_checked_before_they_are_needed(fleet, monkeypatch, capsys):
     """On one worker of each node, as before the first change; a site.yml that looks for nothing is good enough."""
     variables = {"credentials_entries": [{"kind": "wandb", "person": "ada", "from_env": "NO_SUCH_KEY"}]}
     (fleet.path / "inventory" / "group_vars" / "node_pod.yml").write_text(json.dumps(variables))
@@ -326,7 +326,7 @@ def test_a_skipped_nfs_server_is_named_with_the_command_that_updates_it(fleet):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_server_of_nfs_is_told_of_workers_that_a_recovery_has_made_anew(fleet, monkeypatch, capsys, broken):
+def test_an_nfs_server_gets_the_addresses_of_recreated_workers(fleet, monkeypatch, capsys, broken):
     here = "when: inventory_hostname == 'solo-w0', tags: nfs"
     failing = f"    - {{name: Serve, ansible.builtin.fail: {{msg: no kernel}}, {here}}}\n"
     write(fleet, SERVED + TOUCH + (failing if broken else ""))
@@ -406,7 +406,7 @@ def test_what_is_not_there_is_refused(fleet, argv, what):
     assert "Traceback" not in done.stderr
 
 
-def test_a_playbook_that_is_none_is_said_so_without_colours(fleet):
+def test_an_invalid_playbook_is_reported_without_colours(fleet):
     (fleet.path / "site.yml").write_text("- hosts: [\n")
     done = configure(fleet)
     assert done.returncode == 2

@@ -136,7 +136,7 @@ def test_code_below_a_path_that_cannot_be_used_is_refused(fleet, tpu_ops, name, 
         (("--sync", ".", "--user", "ada"), "--sync and --user", "would start in another"),
     ],
 )
-def test_what_no_worker_could_do_is_refused_before_any_is_asked(fleet, tpu_ops, argv, where, words):
+def test_impossible_requests_are_refused_before_any_contact(fleet, tpu_ops, argv, where, words):
     fleet.create("pod")
     failed(tpu_ops("train", "pod", *argv, "--", "true"), 2, words, f"at:  {where}\n")
 
@@ -268,7 +268,7 @@ def test_a_node_that_may_be_preempted_is_none_that_may_not(fleet, tpu_ops, there
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_labels_that_the_node_that_is_there_has_not_are_named(fleet, tpu_ops, more):
+def test_requested_labels_missing_on_an_existing_node_are_named(fleet, tpu_ops, more):
     fleet.create("pod", "v4-16", labels={"team": "audio", "other": "x", "same": "s"})
     code, _, err = tpu_ops("create", *POD, "--label", "team=vision", "--label", "same=s", "--label", "new=n", *more)
     lacking = "team=vision (it has team=audio), new=n"
@@ -361,7 +361,7 @@ def test_delete_names_the_queued_resource_left_behind_and_its_deletion(fleet, tp
         (["x", "--type", "v4-8", "--zone", "us-central2-b", "--label", "novalue"], 2, ["--label", "KEY=VALUE"]),
     ],
 )
-def test_what_cannot_be_created_is_explained_by_a_dry_run_too(fleet, tpu_ops, argv, code, words):
+def test_a_dry_run_explains_why_a_node_cannot_be_created(fleet, tpu_ops, argv, code, words):
     failed(tpu_ops("create", *argv), code, *words)
     failed(tpu_ops("create", *argv, "--dry-run"), code, *words)
     assert tpu_ops("list")[1] == ""
@@ -437,7 +437,7 @@ def test_workers_that_serve_and_have_no_way_are_named(fleet, tpu_ops, argv):
     assert "off-w0" not in said
 
 
-def test_instance_names_that_nobody_asked_for_yet_are_not_missed(fleet, tpu_ops):
+def test_unrequested_instance_names_do_not_count_as_missing(fleet, tpu_ops):
     fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(iap=True)
     fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
@@ -599,7 +599,7 @@ def test_a_node_without_published_host_keys_is_refused_with_the_fix(fleet, tpu_o
     assert "its address or state" not in told
 
 
-def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tpu_ops, ssh, monkeypatch):
+def test_a_refused_login_names_the_settings_that_decide_it(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
     code, out, err = tpu_ops("run", "pod", "--", "true")
@@ -615,7 +615,7 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
 
 
-def test_a_jump_of_the_persons_own_that_refuses_is_told_as_such(fleet, tpu_ops, ssh, monkeypatch):
+def test_a_refusal_by_the_users_own_jump_is_named_as_such(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "eve@bastion")
     closed = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535"
@@ -629,7 +629,7 @@ def test_a_jump_of_the_persons_own_that_refuses_is_told_as_such(fleet, tpu_ops, 
     assert "  fix: you logged in as ada" in tpu_ops("run", "pod", "--", "true")[2]
 
 
-def test_a_person_whose_key_ssh_passes_over_is_told_that_first(fleet, tpu_ops, ssh, monkeypatch):
+def test_a_key_that_ssh_ignores_is_reported_first(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/ssh-gone/agent")
@@ -641,7 +641,7 @@ def test_a_person_whose_key_ssh_passes_over_is_told_that_first(fleet, tpu_ops, s
     assert tpu_ops("run", "pod", "--", "true")[2].count(fix) == 1
 
 
-def test_a_person_whose_agent_has_too_many_keys_is_told_to_name_one(fleet, tpu_ops, ssh, monkeypatch):
+def test_too_many_keys_in_the_agent_advise_to_name_one(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     many = "Received disconnect from 100.64.0.1 port 22:2: Too many authentication failures"
     monkeypatch.setenv("SSH_SAYS", f"{many}\nDisconnected from 100.64.0.1 port 22")
@@ -721,7 +721,7 @@ def test_who_asks_the_other_workers_if_a_node_is_not_serving(fleet, tpu_ops, ssh
 @pytest.mark.parametrize(
     ("name", "where"), [("nosuch", "DIR {}/nosuch"), ("file", "DIR {}/file"), ("empty", "DIR {}/empty")]
 )
-def test_what_cannot_be_synced_is_named_as_the_command_has_it(fleet, tpu_ops, name, where):
+def test_a_path_that_cannot_be_synced_is_named_as_given(fleet, tpu_ops, name, where):
     fleet.create("pod")
     (fleet.path / "file").touch()
     (fleet.path / "empty").mkdir()
@@ -737,7 +737,7 @@ def test_a_command_that_no_worker_would_take_is_refused(fleet, tpu_ops, ssh):
     assert ssh(), "it is asked"
 
 
-def test_a_command_that_is_interrupted_says_what_goes_on(fleet, tpu_ops, monkeypatch):
+def test_an_interrupted_command_names_what_continues(fleet, tpu_ops, monkeypatch):
     def pressed(*_):
         raise KeyboardInterrupt
 

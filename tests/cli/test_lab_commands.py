@@ -73,7 +73,7 @@ def test_an_unknown_node_is_a_usage_error(lab, tpu_ops):
     assert "nobodys" in err
 
 
-def test_nodes_of_one_name_are_told_apart_by_zone(lab, lab_api, tpu_ops):
+def test_nodes_with_one_name_differ_by_zone(lab, lab_api, tpu_ops):
     lab_api.create("pod", "v4-8")
     lab_api.create("pod", "v2-8", "projects/lab/locations/us-central1-f")
     assert tpu_ops("lab", "preempt", "pod")[0] == 2

@@ -99,7 +99,7 @@ def test_a_cell_of_a_table_gives_no_orders_to_a_terminal(capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines() == ["LABEL                   N", r"\x1b[31mred next größe  1"]
 
 
-def test_what_is_said_of_others_is_one_line_without_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_text_is_one_line_without_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\x1b[2Jname\r\nerror: forged\u202e"
     output.info(text)
     output.warning(text)
@@ -269,7 +269,7 @@ def test_an_option_that_is_misspelt_is_named(
 @pytest.mark.parametrize(
     "argv", [("create", "pod", "--type", "v4-8", "--timeout", "x"), ("unlock", "pod", "--grace", "x")]
 )
-def test_what_is_no_number_of_seconds_is_told_so(
+def test_an_invalid_number_of_seconds_is_rejected(
     tpu_ops, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -312,7 +312,7 @@ def test_what_is_empty_for_another_program_or_a_label_is_taken(tmp_path: Path, t
     failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
 
 
-def test_an_option_that_there_is_not_is_no_command(tpu_ops, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_is_not_taken_for_a_command(tpu_ops, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tpu_ops("run", "pod", "--no-such-option")
     assert (ended.value.code, "unrecognized" in capfd.readouterr().err) == (2, True)
@@ -386,7 +386,7 @@ sys.exit(main.main())
         (["train", "pod", "--", "--json"], "", 2, None),
     ],
 )
-def test_who_asks_for_json_gets_one_document_of_a_failure_too(
+def test_json_output_of_a_failure_is_one_document(
     tmp_path: Path, words: list[str], ends: str, code: int, result: Any
 ) -> None:
     script = [sys.executable, "-c", FAILS, *words, ends]

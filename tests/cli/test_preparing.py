@@ -33,7 +33,7 @@ def at_work(tmp_path: Path) -> Callable[..., contextlib.AbstractContextManager[A
     return lambda: recovering.alone(stand_in(tmp_path), "r1")
 
 
-def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_path: Path, at_work: Any) -> None:
+def test_nothing_advises_to_configure_workers_in_recovery(tmp_path: Path, at_work: Any) -> None:
     def said(*silent: Reply) -> OpsError:
         problem = problem_of(silent, tmp_path)
         assert problem is not None

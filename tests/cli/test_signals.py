@@ -157,7 +157,7 @@ FOLLOWS = (
     ],
     ids=["what a signal ends", "what follows a run", "Ctrl-C", "Ctrl-C, and then SIGTERM"],
 )
-def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(
+def test_the_second_signal_ends_a_command_with_a_blocked_pipe(
     block: str, sent: tuple[signal.Signals, signal.Signals], code: int
 ) -> None:
     """As with `| less` on its first page: the event loop is blocked, and the first signal is never handled."""

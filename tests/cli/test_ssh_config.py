@@ -68,7 +68,7 @@ def test_a_person_installs_and_uninstalls_it(fragment, own, tpu_ops):
     assert tpu_ops("refresh")[1].endswith(f"\nssh -F {fragment} HOST\n")
 
 
-def test_another_home_than_the_one_ssh_looks_into_is_said(fragment, own, tpu_ops, monkeypatch, tmp_path):
+def test_a_home_other_than_the_one_ssh_uses_is_reported(fragment, own, tpu_ops, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
     code, _, err = tpu_ops("ssh-config", "--install")
     assert code == 0

@@ -86,7 +86,7 @@ def test_a_project_is_asked_for_at_a_ref_and_the_others_are_left_alone(forge: An
     assert "pod-w[0-1]: would change: workspace : Check out the projects at these commits" in capsys.readouterr().err
 
 
-def test_what_names_no_project_is_said_with_those_there_are(bring: Any, capsys: Any) -> None:
+def test_an_unknown_project_is_reported_with_the_known_ones(bring: Any, capsys: Any) -> None:
     with pytest.raises(HostError):
         bring("main", BROKEN)
     said = "CLI option '-e': workspace_only: 'main' names no project, as PROJECT@main would; "
@@ -146,7 +146,7 @@ async def test_before_the_start_the_clone_is_readable_and_at_the_commit(forge: A
         await look(place, commit, Result("pod-w1", None, problem="no route", reached=False))
 
 
-async def test_who_may_not_configure_is_told_of_the_other_way() -> None:
+async def test_without_sudo_the_error_names_sync_as_the_alternative() -> None:
     refused = Result("pod-w1", 1, stderr=b"sudo: a password is required")
     fanout: Any = Here({"pod-w0": Result("pod-w0", 0), "pod-w1": refused})
     with pytest.raises(HostError, match="you do not have it there") as caught:
@@ -186,7 +186,7 @@ def test_a_fleet_without_any_project_is_told_where_to_declare_one(
     assert "workspace_projects: [{name: vision, url: https://example.org/vision.git}]" in caught.value.fix
 
 
-def test_what_is_behind_a_link_may_declare_a_project(tmp_path: Path) -> None:
+def test_a_linked_variables_file_may_declare_a_project(tmp_path: Path) -> None:
     """Two fleets may share variables through a link."""
     settings: Any = SimpleNamespace(path=tmp_path, file=tmp_path / "inventory" / "tpu_vm.yml")
     (tmp_path / "shared").mkdir()
@@ -308,6 +308,6 @@ def test_recover_without_force_stops_if_site_yml_would_refuse(
         (["--git", "@v1"], "a project or a ref is missing"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(words: list[str], said: str, capsys: Any) -> None:
+def test_contradictory_options_are_refused_before_any_contact(words: list[str], said: str, capsys: Any) -> None:
     assert main.main(["train", "pod", *words, "--", "true"]) == 2
     assert said in capsys.readouterr().err

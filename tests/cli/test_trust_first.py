@@ -106,7 +106,7 @@ def test_what_is_confirmed_is_recorded(pod, tpu_ops, terminal):
 
 
 @pytest.mark.parametrize("text", ["n\n", "", "yess\n"])
-def test_what_is_not_confirmed_is_not_recorded(pod, tpu_ops, terminal, text):
+def test_unconfirmed_keys_are_not_recorded(pod, tpu_ops, terminal, text):
     terminal(text)
     failed(tpu_ops("refresh", "--trust-first", "pod"), 1, "not confirmed", printed=True)
     assert trusted(pod) == set()
@@ -139,7 +139,7 @@ def test_a_silent_worker_is_named_and_the_others_are_recorded(pod, tpu_ops, sile
     assert (code, [line[0] for line in shown(out)]) == (0, ["pod-w0"])
 
 
-def test_nobody_who_answers_is_nothing_to_confirm(pod, tpu_ops, silent):
+def test_without_any_answer_there_is_nothing_to_confirm(pod, tpu_ops, silent):
     silent.update(PRINT)
     failed(tpu_ops("refresh", "--trust-first", "pod"), 4, "2 of 2 workers", printed=True)
 

@@ -254,7 +254,7 @@ def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, 
     failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
 
 
-def test_what_could_not_be_listed_is_published_as_it_was_known_and_named(fleet, tpu_ops, tmp_path):
+def test_unlisted_zones_are_published_as_last_known_and_named(fleet, tpu_ops, tmp_path):
     path = tmp_path / "published.json"
     fleet.create("pod", "v4-16")
     fleet.create("west", "v5litepod-4", zone="us-west4-a")
@@ -308,7 +308,7 @@ def test_a_member_lists_logs_in_and_selects_without_credentials(member, tpu_ops,
     assert variables["pod-w0"]["ansible_host"] == json.loads(tpu_ops("list", "--json")[1])[1]["external_ip"]
 
 
-def test_what_needs_the_api_tells_a_member_what_to_do(member, tpu_ops):
+def test_commands_that_need_the_api_give_members_the_fix(member, tpu_ops):
     # The public half of a key, which create needs, is not what is missing first.
     member.key.with_suffix(".pub").unlink()
     tpu_ops("refresh", "--from", str(member.published))
@@ -367,7 +367,7 @@ def test_keys_that_are_known_already_are_compared_where_that_is_asked_for(fleet,
     failed(tpu_ops("refresh", "--verify-keys"), 1, "pod-w0", "CHANGED", f"ssh-keygen -R {one}")
 
 
-def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tpu_ops, play):
+def test_verify_keys_counts_the_compared_keys_and_names_the_others(fleet, tpu_ops, play):
     fleet.write(projects=[fleet.project, fleet.second])
     fleet.create("pod", "v4-16")
     fleet.create("theirs", project=fleet.second)
@@ -423,7 +423,7 @@ def test_verify_keys_reports_another_machine_at_a_workers_address(fleet, tpu_ops
     assert file.read_text() == before
 
 
-def test_who_verifies_keys_is_told_of_workers_that_do_not_answer(fleet, tpu_ops, play):
+def test_verify_keys_names_workers_that_do_not_answer(fleet, tpu_ops, play):
     fleet.create("pod", "v4-16")
     tpu_ops("refresh")
     answering_as_known(play, fleet.settings().state_dir / "known_hosts")
@@ -437,7 +437,7 @@ def test_a_dry_run_does_not_pretend_to_verify_keys(fleet, tpu_ops):
     failed(tpu_ops("refresh", "--dry-run", "--verify-keys"), 2, "--verify-keys", "leave --dry-run out")
 
 
-def test_a_member_is_told_what_is_wrong_with_what_is_published(member, tpu_ops):
+def test_an_invalid_snapshot_is_reported_to_members(member, tpu_ops):
     tpu_ops("refresh", "--from", str(member.published))
     member.published.write_text("{}")
     failed(tpu_ops("list"), 3, "not a snapshot of a fleet", str(member.published))
@@ -463,7 +463,7 @@ def test_what_is_asked_for_once_does_not_change_what_is_set(member, tpu_ops, tmp
     assert str(member.published) in tpu_ops("list")[2]
 
 
-def test_who_creates_a_node_is_told_that_it_is_not_published_yet(fleet, tpu_ops, tmp_path):
+def test_create_warns_that_the_node_is_not_published_yet(fleet, tpu_ops, tmp_path):
     path = tmp_path / "published.json"
     fleet.create("pod", "v4-8")
     tpu_ops("snapshot", "--publish", str(path))
@@ -491,7 +491,7 @@ def test_a_snapshot_that_cannot_be_read_is_said_and_not_asked_for_unasked(member
     assert tpu_ops("list", "--cached")[0] == 0
 
 
-def test_what_stands_in_the_way_of_the_state_is_to_be_moved(member, tpu_ops):
+def test_a_file_in_place_of_the_state_directory_has_to_be_moved(member, tpu_ops):
     member.write(snapshot=str(member.published))
     state = member.settings().state_dir
     (state / "lock").mkdir(parents=True)

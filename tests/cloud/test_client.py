@@ -216,7 +216,7 @@ def test_retries_end_when_nobody_wants_the_answer():
         )
 
 
-def test_what_cloud_storage_says_is_one_line_without_orders_to_a_terminal():
+def test_text_of_cloud_storage_is_one_line_without_escape_sequences():
     with pytest.raises(CloudError, match=r"\\x1b\[31mno next"), buckets._requests("gs://grant/fleet.json", "read"):
         raise OSError("\x1b[31mno\nnext")
 

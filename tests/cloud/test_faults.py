@@ -163,7 +163,7 @@ def test_a_failure_that_stays_is_an_error_within_the_time_out(fleet_api, stock, 
     assert f"project {stock.project}: not listed" in listing.warnings[0]
 
 
-def test_a_slow_answer_is_waited_for_and_that_is_said(tpu, stock, monkeypatch, caplog):
+def test_the_wait_for_a_slow_answer_is_reported(tpu, stock, monkeypatch, caplog):
     monkeypatch.setattr(client, "TELL_AFTER", 0.05)
     stock.api.fault(project=stock.project, zone=WEST, seconds=FOREVER)
     with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
@@ -380,7 +380,7 @@ def test_a_fleet_that_cannot_be_listed_stays_as_it_was_known(fleet):
     assert view.current(settings).nodes == before.nodes
 
 
-def test_nobody_is_told_of_answers_that_come_at_once(tpu, stock, caplog):
+def test_quick_answers_are_not_reported_as_waits(tpu, stock, caplog):
     with caplog.at_level("INFO"):
         list_nodes(tpu, [stock.project])
     assert caplog.messages == []

@@ -242,7 +242,7 @@ def test_of_two_who_bring_a_node_back_both_have_the_same_one(tpu, lab_api, monke
 
 
 @pytest.mark.parametrize(("times", "pauses"), [(1, 0), (3, 2)])
-def test_a_name_that_is_taken_though_nothing_is_there_is_waited_for(tpu, lab_api, times, pauses):
+def test_create_retries_while_a_deleted_name_is_reserved(tpu, lab_api, times, pauses):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])
     lab_api.done("DELETE", f"v2/{name()}")
@@ -252,7 +252,7 @@ def test_a_name_that_is_taken_though_nothing_is_there_is_waited_for(tpu, lab_api
     assert len([text for text in said if "it is being deleted (ALREADY_EXISTS); next try in" in text]) == pauses
 
 
-def test_what_a_node_needs_and_is_gone_ends_it_and_is_named(tpu, lab_api):
+def test_a_missing_dependency_of_a_node_ends_the_recreation(tpu, lab_api):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])
     lab_api.done("DELETE", f"v2/{name()}")

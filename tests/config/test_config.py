@@ -371,7 +371,7 @@ def odd(tmp_path):
     ],
 )
 @pytest.mark.parametrize("said", ["--fleet", "TPU_OPS_FLEET"])
-def test_a_path_that_cannot_be_used_is_said_with_where_it_stands(odd, monkeypatch, name, words, said):
+def test_an_unusable_path_is_reported_with_its_place(odd, monkeypatch, name, words, said):
     monkeypatch.chdir(odd)
     with pytest.raises(UsageError) as caught:
         config.find_file(name if said == "--fleet" else None, {"TPU_OPS_FLEET": name}, odd)

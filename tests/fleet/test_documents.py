@@ -47,7 +47,7 @@ def test_a_key_that_a_newer_program_added_is_passed_over():
     assert parsed(value) == document()
 
 
-def test_what_no_reader_would_take_is_not_published_and_the_error_names_it():
+def test_a_view_that_readers_would_reject_is_not_published():
     assert documents.publishable(document(), NOW) == document().text()
     with pytest.raises(
         CloudError, match=r"cannot be published: two nodes have the same id: \S+/nodes/pod and \S+/nodes/twin"
@@ -135,7 +135,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "words"), WRONG)
-def test_what_has_not_its_form_is_refused_as_a_whole(path, value, words):
+def test_a_malformed_document_is_refused_as_a_whole(path, value, words):
     changed = json.loads(document().text())
     *parents, last = path
     place = changed

@@ -213,7 +213,7 @@ def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     assert seen.known_hosts.read_text() == ""
 
 
-def test_a_worker_that_answers_with_another_key_is_told_from_a_silent_one(fleet, play):
+def test_a_changed_host_key_and_silence_are_distinguished(fleet, play):
     fleet.create("pod", "v4-32")
     seen, _ = view.refresh(fleet.settings())
     keys = known(seen)

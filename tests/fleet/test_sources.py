@@ -70,12 +70,12 @@ def test_forms_of_a_source(monkeypatch, written, source):
         "ssh:host name",
     ],
 )
-def test_what_is_no_source_is_refused_before_anything_is_asked(written):
+def test_an_invalid_source_is_refused_before_any_request(written):
     with pytest.raises(UsageError):
         sources.parse(written, Path("/here"), "--from")
 
 
-def test_the_home_of_a_user_that_there_is_not_is_said_with_where_it_stands(member):
+def test_the_home_of_an_unknown_user_is_reported_with_its_place(member):
     for ask, where in (
         (lambda: sources.parse("~nobodyhere/x", Path("/here"), "--from"), "--from"),
         (lambda: origin.source_of(member.settings(TPU_OPS_SNAPSHOT="~nobodyhere/x")), "TPU_OPS_SNAPSHOT"),
@@ -265,7 +265,7 @@ def test_without_an_emulator_reads_are_anonymous_and_writes_need_a_login(member)
 
 @pytest.mark.parametrize("refusal", [RefreshError("Reauthentication is needed."), Forbidden("insufficient scopes")])
 @pytest.mark.parametrize("public", [True, False])
-def test_a_public_object_is_read_whatever_became_of_the_persons_own_login(monkeypatch, refusal, public):
+def test_a_public_object_is_read_even_with_a_broken_login(monkeypatch, refusal, public):
     asked = []
 
     class Client:

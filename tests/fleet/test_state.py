@@ -137,7 +137,7 @@ def test_a_held_lock_is_waited_for_and_then_named(tmp_path):
         assert files.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+def test_the_next_writer_removes_only_the_files_of_a_killed_one(tmp_path):
     files = Files(tmp_path)
     left = [
         ".known_hosts.a1b2c3d4",

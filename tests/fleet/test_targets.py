@@ -103,7 +103,7 @@ def test_an_empty_fleet_says_how_to_get_a_node():
         (("solo",), "pods", "known nodes: solo"),
     ],
 )
-def test_what_the_filters_leave_out_is_told_from_what_is_not_there(shown, target, words):
+def test_filtered_nodes_and_missing_nodes_are_distinguished(shown, target, words):
     listed = [node(count=4), node("solo", node_id="2", count=1)]
     with pytest.raises(targets.UnknownError) as caught:
         targets.select(workers_of([one for one in listed if one.name in shown]), target, listed=listed)

@@ -46,7 +46,7 @@ def test_a_first_look_writes_everything(fleet):
     assert settings.state_dir.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_known_is_read_without_the_api(fleet, monkeypatch):
+def test_known_views_are_read_without_the_api(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     seen = view.current(fleet.settings())
     monkeypatch.setattr(origin, "api", None)

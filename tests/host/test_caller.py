@@ -387,7 +387,7 @@ def test_a_stop_during_the_last_write_of_a_record_is_kept(
 
 @pytest.mark.parametrize("own", [True, False], ids=["of its own start", "of the next attempt"])
 @pytest.mark.parametrize("state", ["running", "failed"])
-def test_what_comes_behind_a_run_takes_the_spec_of_its_own_start_alone(
+def test_the_clean_up_after_a_run_takes_only_its_own_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, own: bool
 ) -> None:
     monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
@@ -398,7 +398,7 @@ def test_what_comes_behind_a_run_takes_the_spec_of_its_own_start_alone(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_what_a_person_asks_for_comes_before_what_a_recovery_does(tmp_path: Path, first: bool) -> None:
+def test_a_users_request_comes_before_a_recoverys(tmp_path: Path, first: bool) -> None:
     store, told = Store(str(tmp_path)), [{"kind": "stop", "requested": True}, {"kind": "stop", "requested": False}]
     for intent in told if first else reversed(told):
         store.put_intent("r1", intent)
@@ -407,9 +407,7 @@ def test_what_a_person_asks_for_comes_before_what_a_recovery_does(tmp_path: Path
 
 
 @pytest.mark.parametrize(("state", "wish"), [("failed", True), ("stopped", True), ("succeeded", False)])
-def test_who_stops_a_run_that_has_ended_wants_no_other_attempt(
-    tmp_path: Path, line: Line, state: str, wish: bool
-) -> None:
+def test_a_stop_of_an_ended_run_prevents_further_attempts(tmp_path: Path, line: Line, state: str, wish: bool) -> None:
     store = on(tmp_path, state=state, supervisor={"pid": os.getpid(), "start": -1})
     answer = wire.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     found = store.read("r1") or {}

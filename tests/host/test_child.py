@@ -113,7 +113,7 @@ def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> No
     assert (polite.wait(5), stubborn.wait(5)) == (-15, -9)
 
 
-def test_what_stays_behind_a_command_is_named_and_what_goes_by_itself_is_not(tmp_path: Path) -> None:
+def test_only_processes_that_stay_after_a_command_are_named(tmp_path: Path) -> None:
     """A directory of files plays the control group."""
     stays = subprocess.Popen(["sleep", "60"])
     goes = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)

@@ -174,7 +174,7 @@ def test_a_directory_in_place_of_the_lockfile_is_removed_if_empty(lockfile: Path
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
-def test_what_is_no_lockfile_is_neither_opened_nor_removed(
+def test_an_odd_file_in_place_of_the_lockfile_is_left_alone(
     lockfile: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     lockfile.unlink()

@@ -79,7 +79,7 @@ def test_the_commit_is_told_of_other_kinds_of_clones(tmp_path: Path, git: Git, o
     assert told(git, place)
 
 
-def test_what_does_not_tell_is_no_other_commit(tmp_path: Path, made: Path) -> None:
+def test_an_unreadable_commit_does_not_count_as_changed(tmp_path: Path, made: Path) -> None:
     head = made / ".git/HEAD"
     for text in ("ref: refs/heads/.invalid\n", "ref: refs/../../precious\n", "ref: /precious\n", "", "\0\n"):
         head.write_text(text)

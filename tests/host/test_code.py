@@ -119,7 +119,7 @@ def test_the_command_does_not_get_the_lock(home: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "pipe"])
-def test_what_stands_in_the_place_of_a_lock_is_not_opened(home: Path, what: str) -> None:
+def test_an_odd_file_in_place_of_a_lock_is_not_opened(home: Path, what: str) -> None:
     place = Path(os.fsdecode(marks.use_lock(os.fsencode(home / "tpu_ops"), b"code")))
     if what == "link":
         place.symlink_to(home / "elsewhere")

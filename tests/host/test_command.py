@@ -48,7 +48,7 @@ def text(path: Path, content: str = "", mode: int = 0o644) -> Path:
         (["/dev/null"], "/dev/null is not an executable file; name a program"),
     ],
 )
-def test_what_is_no_program_is_told_with_what_to_do(argv: list[str], said: str) -> None:
+def test_a_missing_program_is_reported_with_the_fix(argv: list[str], said: str) -> None:
     assert refused(argv).startswith(said)
 
 
@@ -100,7 +100,7 @@ def test_what_may_be_executed_is_ready(tmp_path: Path, content: str) -> None:
     os.waitpid(held.pid, 0)
 
 
-def test_what_the_kernel_does_not_execute_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_the_kernel_cannot_execute_is_reported_with_the_fix(tmp_path: Path) -> None:
     text(tmp_path / "tool", "exit 0\n", 0o755)
     with Path(os.devnull).open("wb") as sink:
         held = child.Child.fork(["./tool"], {b"PATH": PATH}, str(tmp_path), myself(), sink.fileno())

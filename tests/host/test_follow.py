@@ -17,7 +17,7 @@ from tpu_ops.host.store import Store
 from tpu_ops.protocol import wire
 
 
-def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bytes_at_the_end_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the disk is full until the end of a run, no byte follows the gap."""
     monkeypatch.setattr(follow, "require_root", lambda: None)
     store = Store(str(tmp_path))

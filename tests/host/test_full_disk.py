@@ -270,7 +270,7 @@ def test_the_last_output_on_a_stalled_disk_is_awaited_or_counted_as_lost(
     logger.join(10)
 
 
-def test_what_the_disk_did_not_take_is_written_once_it_does(
+def test_records_are_written_once_the_disk_takes_them(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = begun(tmp_path, disk)
@@ -365,7 +365,7 @@ def test_slow_processes_and_a_held_lock_leave_time_to_close_the_record(
     assert 10 < slow.now < unit.STOP_MARGIN - 1
 
 
-def test_what_a_dead_supervisor_left_running_is_ended(tmp_path: Path) -> None:
+def test_processes_of_a_dead_supervisor_are_ended(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as left:
         (tmp_path / "cgroup.procs").write_text(f"{left.pid}\n")
         assert ending.end_left(str(tmp_path)) == []

@@ -48,7 +48,7 @@ def test_values_arrive_in_whatever_pieces(size: int) -> None:
         raw(b""),
     ],
 )
-def test_what_is_no_frame_is_refused_before_it_is_read_whole(data: bytes) -> None:
+def test_an_invalid_frame_is_refused_before_it_is_read_completely(data: bytes) -> None:
     reader = Reader()
     reader.feed(data)
     with pytest.raises(BadFrame):
@@ -106,7 +106,7 @@ def test_both_sides_of_one_run_trust_each_other_and_share_keys_of_their_own() ->
     [(b"x" * 32, "r1", 1, 2), (KEY, "r2", 1, 2), (KEY, "r1", 2, 2), (KEY, "r1", 1, 0), (KEY, "r1", 1, 4)],
     ids=["key", "run", "attempt", "the hub's own rank", "no rank"],
 )
-def test_who_is_not_of_this_run_is_not_trusted(key: bytes, run_id: str, attempt: int, rank: int) -> None:
+def test_peers_of_another_run_are_not_trusted(key: bytes, run_id: str, attempt: int, rank: int) -> None:
     with pytest.raises(NotTrusted):
         shake(Handshake(key, run_id, attempt), Handshake(KEY, "r1", 1), rank)
 

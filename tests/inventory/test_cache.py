@@ -55,7 +55,7 @@ class Cached:
         return hosts(inventory(self.fleet, cache=cache))
 
     def age(self, cached: float | None, known: float | None) -> None:
-        """Have the cached answer and the snapshot been asked for so many seconds ago; None removes one."""
+        """Set the age in seconds of the cached answer and of the snapshot; None removes one."""
         if cached is None:
             self.file.unlink()
         else:

@@ -174,7 +174,7 @@ def left_with_the_account(run: Run, folder: Path, patch: Patch) -> str:
 
 
 def left(run: Run, folder: Path, patch: Patch, leave: Callable[..., Any]) -> str:
-    """Have somebody leave in a way of the test's own."""
+    """Remove a person in the way that the test gives."""
     patch.setattr(people_leave, "leave", leave)
     patch.setattr(people_leave, "faults_of", lambda _: [])
     patch.setattr(people_leave, "has_left", lambda *_: False)

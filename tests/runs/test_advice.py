@@ -74,7 +74,7 @@ def failed(reason: str, state: str = "failed") -> list[Outcome]:
 
 
 def silent(state: str, reason: str) -> list[Outcome]:
-    """Return how two ranks are of which the second does not answer."""
+    """Return the states of two ranks; the second does not answer."""
     return [failed("")[0], Outcome(1, "pod-w1", state, reason=reason)]
 
 
