@@ -214,7 +214,7 @@ def test_whoever_recovers_a_run_may_be_killed_at_any_moment_and_nothing_happens_
 
 
 def test_a_queued_resource_that_starts_later_is_named_at_ctrl_c_and_deleted_by_stop(desk: Desk) -> None:
-    lab, spring = Lab(desk), queued(desk, queueingPolicy={"validAfterDuration": "6s"})
+    lab, spring = Lab(desk), queued(desk, queueingPolicy={"validAfterDuration": "12s"})
     with begun(desk, "tpu_ops", "train", "q", "--recover", "--name", "later", "--", "sleep", "600") as train:
         lines_until(train, "started on 1 worker")
         desk.do("tpu_ops", "lab", "preempt", "q")
@@ -247,5 +247,8 @@ def test_a_node_that_is_being_made_is_named_by_stop_while_the_api_answers_late(d
         assert "its recovery requested node x, zone us-central2-b, project lab" in text
         assert "`tpu_ops delete x --zone us-central2-b --project lab` deletes it" in text
         assert "CANCELLED" not in text
-    assert "deleted node x" in desk.succeed("tpu_ops", "stop", "late", "--delete-requested").stderr
+    deleted = desk.try_("tpu_ops", "stop", "late", "--delete-requested")
+    assert "deleted node x" in deleted.stderr
+    # On a busy machine the node may be READY by now. Its run is unknown then.
+    assert deleted.returncode == 0 or "the launcher is not installed" in deleted.stdout, deleted.stderr
     assert lab.call("GET", f"v2/{ZONE}/nodes/x")[0] == 404
