@@ -8,8 +8,8 @@ import pytest
 
 from tpu_ops.runs import advice
 from tpu_ops.runs.advice import Recoverer, Step
+from tpu_ops.runs.known_ends import NODE_GONE
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, of_starting, outcome_of
-from tpu_ops.runs.remembered import NODE_GONE
 
 #: A time, and the same in words.
 NOON, AT = 1_800_000_000.0, "2027-01-15 08:00:00 UTC"

@@ -23,7 +23,7 @@ import pytest
 from tests.runs.test_parts import pod, probe, stand_in
 from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended, keep
 from tpu_ops import files
-from tpu_ops.cli import asked, attach, leaving, recovering, stop, train
+from tpu_ops.cli import attach, foreground, interrupts, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.remaking import Made, Plan, Seen
@@ -372,7 +372,7 @@ def test_what_is_refused_for_good_ends_it_and_can_be_taken_over(run: Any, tmp_pa
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(leaving, "AGAIN", 0.05)
+    monkeypatch.setattr(foreground, "AGAIN", 0.05)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(follow, "RETRY_LIMIT", 60)
     monkeypatch.setattr(follow.Follower, "_follow", _pressed)
@@ -425,7 +425,7 @@ def test_of_a_recovered_run_that_is_over_nobody_says_that_it_goes_on(
 def test_a_run_stopped_while_nodes_are_recreated_is_not_started_again(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(asked, "EVERY", 0.01)
+    monkeypatch.setattr(interrupts, "EVERY", 0.01)
     world, answers = World(PREEMPTED, DONE), []
 
     def bring_back(*_: Any, **__: Any) -> None:
@@ -1022,7 +1022,7 @@ async def test_stop_removes_the_files_of_a_controller_that_died_early(
 def test_stop_ends_a_start_that_is_still_bringing_the_code(
     second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked, "EVERY", 0.01)
+    monkeypatch.setattr(interrupts, "EVERY", 0.01)
     answers: list[bool] = []
     stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 5.0)))
 

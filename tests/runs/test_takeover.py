@@ -18,7 +18,7 @@ import pytest
 from tests.runs.test_parts import stand_in
 from tests.runs.world import DONE, FAILED, PREEMPTED, World, keep
 from tpu_ops import files
-from tpu_ops.cli import asked, attach, recovering, stop
+from tpu_ops.cli import attach, interrupts, recovering, stop
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.runs import control, launch, records, recovery
@@ -144,7 +144,7 @@ def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: 
 def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, may_be_on: bool
 ) -> None:
-    monkeypatch.setattr(asked, "EVERY", 0.01)
+    monkeypatch.setattr(interrupts, "EVERY", 0.01)
     answers: list[bool] = []
     stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 10.0)))
     world = World(PREEMPTED, DONE)
@@ -209,7 +209,7 @@ async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_ov
 
 def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds during a step of the clean-up as well."""
-    monkeypatch.setattr(asked, "EVERY", 0.01)
+    monkeypatch.setattr(interrupts, "EVERY", 0.01)
     cleaned = []
 
     async def work() -> None:
@@ -222,7 +222,7 @@ def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.Mon
             cleaned.append(True)
             raise
 
-    with pytest.raises(asked.Asked), asked.ended_by(lambda: True):
+    with pytest.raises(interrupts.Asked), interrupts.ended_by(lambda: True):
         asyncio.run(work())
     assert cleaned == [True]
 

@@ -139,7 +139,7 @@ def test_train_warns_of_scripts_where_no_code_goes_with_it(
     monkeypatch.setattr(config, "load", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.train.contact.find", lambda *_: (fleet, pod(2)))
     monkeypatch.setattr("tpu_ops.cli.train.contact.serving", lambda fleet, _: fleet)
-    monkeypatch.setattr("tpu_ops.cli.train.leaving.to_its_end", lambda run, *_, **__: run.close() or 0)
+    monkeypatch.setattr("tpu_ops.cli.train.foreground.to_its_end", lambda run, *_, **__: run.close() or 0)
     monkeypatch.setattr("tpu_ops.cli.train._Job.bring", lambda _: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

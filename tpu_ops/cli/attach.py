@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import (
-    asked,
     faults,
     following,
-    leaving,
+    foreground,
+    interrupts,
     logs,
     options,
     output,
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help=runs_output.RUN)
 
 
-@asked.ended_by_signals()
+@interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Follow it, with --recover as the one who starts it again."""
     settings = config.load(args.fleet)
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     def running() -> tuple[Fanout, RunRef] | None:
         return found[0] if found else None
 
-    return leaving.to_its_end(follow(), running, left, stopped, as_json=args.json)
+    return foreground.to_its_end(follow(), running, left, stopped, as_json=args.json)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tpu_ops import config, texts
 from tpu_ops.ansible import exported, playbook
 from tpu_ops.ansible.playbook import Outcome, Said, Step
-from tpu_ops.cli import asked, options, output
+from tpu_ops.cli import interrupts, options, output
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.config import Settings
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@asked.ended_by_signals()
+@interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Run the playbook and show how every host came out of it."""
     settings = config.load(args.fleet)

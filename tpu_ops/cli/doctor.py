@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
-from tpu_ops.cli import options, output, preparing
+from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import doctor
+from tpu_ops.runs import doctor, preparations
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
     """Return findings in which nobody is told to mend workers that a recovery of this machine brings back."""
     asked = {fault.worker for finding in findings for fault in finding.faults if fault.is_absence}
-    fixes = {host: work.fix for host, work in preparing.each_at_work(state_dir, asked).items()}
+    fixes = {host: work.fix for host, work in preparations.each_at_work(state_dir, asked).items()}
 
     def waited_for(fault: Fault) -> Fault:
         return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if fault.is_absence else fault

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import output, preparing
+from tpu_ops.cli import output
 from tpu_ops.config import Settings
+from tpu_ops.runs import preparations
 from tpu_ops.runs.launch import NotStarted
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
 from tpu_ops.ssh.replies import Reply
@@ -41,7 +42,7 @@ def told(
             exc.facts = facts([_row(fault) for fault in named(faults)])
         raise
     except PreflightError as exc:
-        works = preparing.each_at_work(settings.state_dir, exc.unconfigured(), but=run_id)
+        works = preparations.each_at_work(settings.state_dir, exc.unconfigured(), but=run_id)
         exc.configured_by({host: work.fix for host, work in works.items()})
         rows = [_row(fault) for fault in named(exc.faults)]
         exc.facts = facts(rows)

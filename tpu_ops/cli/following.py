@@ -14,9 +14,9 @@ from tpu_ops.fleet import contact, targets, view
 from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
-from tpu_ops.runs.remembered import remembered
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
 

@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import asked, following, options, output, runs_output
+from tpu_ops.cli import following, interrupts, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, copies, fetch, nodes, records, recovery
+from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome
-from tpu_ops.runs.remembered import remembered
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help=f"{runs_output.RUN}; without --follow, if none is active, for the last one there")
 
 
-@asked.ended_by_signals()
+@interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))

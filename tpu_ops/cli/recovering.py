@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_ops.cli import leaving, output, requested, runs_output
-from tpu_ops.cli.asked import Asked, ended_by
+from tpu_ops.cli import foreground, open_requests, output, runs_output
+from tpu_ops.cli.interrupts import Asked, ended_by
 from tpu_ops.cli.recovery_services import Printer, Services
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UsageError
@@ -91,7 +91,7 @@ class Recovering:
 
     def tell_requested(self) -> None:
         """Name what was requested from the API and no attempt uses: it is or will be billed without this command."""
-        requested.tell(self._settings, self.kept.run_id, self.driver.requests.all)
+        open_requests.tell(self._settings, self.kept.run_id, self.driver.requests.all)
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow the run until it has ended for good or is left; return the exit code.
@@ -131,7 +131,9 @@ class Recovering:
         return self._finish(self.driver.outcomes or ()) if isinstance(step, Finish) else code
 
     def _follow(self, work: Coroutine[Any, Any, int]) -> int:
-        followed = leaving.followed(work, lambda: self.driver.on, self.left, self._never_again, as_json=self._args.json)
+        followed = foreground.followed(
+            work, lambda: self.driver.on, self.left, self._never_again, as_json=self._args.json
+        )
         return asyncio.run(followed)
 
     def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:

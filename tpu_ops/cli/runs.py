@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, preparing, requested, runs_output
+from tpu_ops.cli import open_requests, options, output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import advice, control, overview, recovery
+from tpu_ops.runs import advice, control, overview, preparations, recovery
 from tpu_ops.runs.outcomes import Outcome
 
 
@@ -39,7 +39,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     Raises:
         UnreachableError, HostError: Workers could not say.
     """
-    problem = preparing.problem_of(seen.silent.silent, settings.state_dir)
+    problem = preparations.problem_of(seen.silent.silent, settings.state_dir)
     found = {run_.run_id: recovery.recoverer(settings.state_dir, run_.run_id) for run_, *_ in seen.rows}
     if as_json and (seen.rows or not problem):
         told = [runs_output.summary(run_.run_id, outcomes, found[run_.run_id]) for run_, outcomes, _ in seen.rows]
@@ -53,7 +53,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     elif not problem:
         output.info("no run is active, and this machine remembers none; `tpu_ops train` starts one")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
-        requested.tell(settings, path.parent.name, requested.kept(settings, path.parent.name))
+        open_requests.tell(settings, path.parent.name, open_requests.kept(settings, path.parent.name))
     for text in seen.damaged:
         output.warning(text)
     if problem:

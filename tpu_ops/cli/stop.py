@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, requested, runs_output
+from tpu_ops.cli import open_requests, options, output, runs_output
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE})",
     )
     parser.add_argument(
-        requested.DELETE,
+        open_requests.DELETE,
         action="store_true",
         help="delete nodes and queued resources that the run's recovery has requested and no run uses, without asking",
     )
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     left: dict[str, list[dict[str, Any]]] = {}
     for run_id in {run_.run_id for run_, _ in ended} or ({args.run} if only else set()):
         ask = options.can_ask() and not args.json
-        left[run_id], failure = requested.settle(settings, run_id, delete=args.delete_requested, ask=ask)
+        left[run_id], failure = open_requests.settle(settings, run_id, delete=args.delete_requested, ask=ask)
         problem = problem or failure
     if args.json and (ended or not problem):
         report(ended, as_json=True, left=left)
@@ -249,7 +249,7 @@ def report(
     Args:
         ended: The runs.
         as_json: Whether as JSON.
-        left: What `requested.settle` returned for each run, which may be one of which nothing else is known.
+        left: What `open_requests.settle` returned for each run, which may be one of which nothing else is known.
     """
     if as_json:
         left = left or {}

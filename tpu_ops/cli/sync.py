@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import asked, options, output
+from tpu_ops.cli import interrupts, options, output
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
 from tpu_ops.runs import sync, turns
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@asked.ended_by_signals()
+@interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Compare, bring what differs, remove what earlier syncs have brought and DIR no longer has."""
     fleet, workers = contact.find(config.load(args.fleet), args.target)

@@ -14,10 +14,10 @@ from typing import Any
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import (
-    asked,
     configure,
     faults,
-    leaving,
+    foreground,
+    interrupts,
     options,
     output,
     projects,
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'"
 
 
-@asked.ended_by_signals()
+@interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     recover_options.check(args)
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
-        return leaving.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
+        return foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
 
 
 def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from tpu_ops import config, texts
-from tpu_ops.cli import faults, options, output, preparing, runs_output
+from tpu_ops.cli import faults, options, output, runs_output
 from tpu_ops.cloud.node import SERVING_STATES
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import control, holders
+from tpu_ops.runs import control, holders, preparations
 from tpu_ops.runs.holders import Holder
 from tpu_ops.ssh.fanout import Fanout
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
     seen = look(fleet, hosts)
-    problem = preparing.problem_of(seen.silent, settings.state_dir)
+    problem = preparations.problem_of(seen.silent, settings.state_dir)
     if args.json and (seen.chips or not problem):
         found = {"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)}
         output.as_json(found | {"faults": faults.of_silent(seen.silent)})

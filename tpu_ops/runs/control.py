@@ -15,7 +15,7 @@ from tpu_ops.fleet import contact, targets
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.record import ON, grace
 from tpu_ops.protocol.spec import is_run_id
-from tpu_ops.runs import advice, denied, elsewhere, preflight, records
+from tpu_ops.runs import advice, preflight, records, refusals, shells
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import Outcome, outcome_of, without_record
 from tpu_ops.runs.spec import GRACE_STOP
@@ -148,7 +148,7 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     try:
         return Found([await _ask_for(fleet, fanout, word)])
     except OpsError as exc:
-        exc.fix = "; ".join(filter(None, (elsewhere.shown_by(fleet.settings, word), exc.fix)))
+        exc.fix = "; ".join(filter(None, (shells.shown_by(fleet.settings, word), exc.fix)))
         raise
 
 
@@ -379,11 +379,11 @@ async def stop(
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
         replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)
-    told = await denied.looked_at(fanout, run.run_id, replies)
+    told = await refusals.looked_at(fanout, run.run_id, replies)
     found = [asked_outcome(rank, told[host]) for rank, host in enumerate(run.hosts)]
-    ended = denied.with_reasons(found, replies)
+    ended = refusals.with_reasons(found, replies)
     over = (reply.kind == "missing" or (reply.ok and reply.value.get("already")) for reply in replies.values())
-    return Stopped(ended, all(over), denied.refusal(ended, replies))
+    return Stopped(ended, all(over), refusals.refusal(ended, replies))
 
 
 async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit: float = LIMIT) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from tpu_ops.errors import OpsError
 from tpu_ops.protocol import wire
 from tpu_ops.protocol.record import ON
-from tpu_ops.runs import mute
+from tpu_ops.runs import stuck_streams
 from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import CUT, KNOWS_NOTHING, Outcome, outcome_of, short, without_record
@@ -266,7 +266,7 @@ class Follower:
                 return None
             place.attempt, place.heard_at = attempt, asyncio.get_running_loop().time()
             is_mute, ask = lambda: self._is_mute(place, stream), lambda: self._ask(place)
-            outcome = await mute.read(self._read(place, stream), is_mute, ask)
+            outcome = await stuck_streams.read(self._read(place, stream), is_mute, ask)
         if outcome.cut:
             self._print(place.rank, place.lines.finish())
             self._say(f"rank {place.rank} ({place.host}): {CUT}")
@@ -306,7 +306,7 @@ class Follower:
         """Return whether a rank's stream was silent for long although other ranks have ended or `live` is not set."""
         alone = len(self._hosts) == 1 or not self._live
         heard_at = max(place.heard_at, stream.heard_at)
-        return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - heard_at >= mute.AFTER
+        return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - heard_at >= stuck_streams.AFTER
 
     async def _ask(self, place: _Place) -> Outcome | Broken | None:
         """Return the outcome of a rank that ended, Broken if its worker cannot tell, or None if it is active."""

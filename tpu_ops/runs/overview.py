@@ -10,8 +10,8 @@ from tpu_ops.cloud.node import SERVING_STATES
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import control, nodes, records
+from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome, outcome_of
-from tpu_ops.runs.remembered import remembered
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 

@@ -21,8 +21,8 @@ from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol.wire import END
 from tpu_ops.runs import control, records, recovery
+from tpu_ops.runs.known_ends import NODE_GONE, remembered
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
-from tpu_ops.runs.remembered import NODE_GONE, remembered
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.replies import Reply
 from tpu_ops.ssh.stream import Broken, Frame

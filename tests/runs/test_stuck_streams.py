@@ -18,7 +18,7 @@ from tests.runs.test_follow import RECORD, Second, Stream, Workers, end, followe
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.wire import DATA, END
-from tpu_ops.runs import follow, mute
+from tpu_ops.runs import follow, stuck_streams
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.replies import Reply
@@ -95,7 +95,7 @@ class Mute(Workers):
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mute, "AFTER", 0.02)
+    monkeypatch.setattr(stuck_streams, "AFTER", 0.02)
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
 
@@ -128,13 +128,13 @@ async def test_a_rank_that_is_only_quiet_is_followed_to_its_end() -> None:
 @pytest.mark.parametrize("late", [0.01, 60.0], ids=["what is late by little", "what is late by much"])
 async def test_a_rank_with_unread_output_does_not_count_as_silent(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
     """A blocked pager stops the whole process, which then reads no input."""
-    monkeypatch.setattr(mute, "LATE", late)
+    monkeypatch.setattr(stuck_streams, "LATE", late)
     frames = [Frame(DATA, 4 * number, b"one\n") for number in range(12)]
     workers = Mute("succeeded", w0=[[*frames, end(48, state="succeeded")]])
     read: list[str] = []
 
     def line(_: Sequence[int], text: str) -> None:
-        time.sleep(3 * mute.AFTER)  # stands still as a pager does, longer than a stream may be mute
+        time.sleep(3 * stuck_streams.AFTER)  # stands still as a pager does, longer than a stream may be mute
         read.append(text)
 
     outcomes, said, _ = await asyncio.wait_for(followed(workers, ["w0"], line=line), 20)

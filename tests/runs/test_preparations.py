@@ -11,11 +11,11 @@ import pytest
 
 from tests.runs.test_parts import stand_in
 from tpu_ops.cli import doctor, faults, recovering, runs
-from tpu_ops.cli.preparing import problem_of
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.runs import control, launch, overview, preflight, records, recovery, spec
 from tpu_ops.runs.doctor import Finding
+from tpu_ops.runs.preparations import problem_of
 from tpu_ops.ssh.replies import Reply
 
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")

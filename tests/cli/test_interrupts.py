@@ -141,16 +141,21 @@ def test_below_nohup_a_terminal_that_closes_ends_nothing(brought_back: FleetDir)
         assert [bool(ignored >> number - 1 & 1) for number in (signal.SIGHUP, signal.SIGTERM)] == [True, False]
 
 
+BLOCK = "with interrupts.ended_by_signals():\n    asyncio.run(work())"
 FOLLOWS = (
     "left = lambda: os.write(2, b'the run continues')\n"
-    "raise SystemExit(leaving.to_its_end(work(), lambda: None, left, as_json=False))"
+    "raise SystemExit(foreground.to_its_end(work(), lambda: None, left, as_json=False))"
 )
 
 
 @pytest.mark.parametrize(
     ("block", "sent", "code"),
     [
-        ("with asked.ended_by_signals():\n    asyncio.run(work())", (signal.SIGTERM, signal.SIGHUP), -signal.SIGINT),
+        (
+            "with interrupts.ended_by_signals():\n    asyncio.run(work())",
+            (signal.SIGTERM, signal.SIGHUP),
+            -signal.SIGINT,
+        ),
         (FOLLOWS, (signal.SIGTERM, signal.SIGHUP), 130),
         (FOLLOWS, (signal.SIGINT, signal.SIGINT), 130),
         (FOLLOWS, (signal.SIGINT, signal.SIGTERM), 130),
@@ -163,8 +168,8 @@ def test_the_second_signal_ends_a_command_with_a_blocked_pipe(
     """As with `| less` on its first page: the event loop is blocked, and the first signal is never handled."""
     script = (
         "import asyncio, os\n"
-        "from tpu_ops.cli import asked, leaving\n"
-        "asked.TOGETHER, leaving.STANDS = 0.0, 0.0\n"
+        "from tpu_ops.cli import foreground, interrupts\n"
+        "interrupts.TOGETHER, foreground.STANDS = 0.0, 0.0\n"
         "async def work():\n"
         "    os.write(2, b'begun')\n"
         "    while True:\n"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from tpu_ops.cli import asked, output, runs_output, stop
+from tpu_ops.cli import interrupts, output, runs_output, stop
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
@@ -174,7 +174,7 @@ def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) ->
         waiting.append(now)
         loop.call_soon_threadsafe(take_turn)
 
-    with asked.signals(lambda again: in_turn(lambda: leave(again))):
+    with interrupts.signals(lambda again: in_turn(lambda: leave(again))):
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
             yield
             return

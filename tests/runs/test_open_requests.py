@@ -16,8 +16,8 @@ import pytest
 from tests.runs.test_parts import pod, stand_in
 from tests.runs.world import DONE, NODE, PREEMPTED, World
 from tests.support.lab_api import LOCATION, LabApi, lab_api
-from tpu_ops.cli import attach, recovering, requested, runs, stop
-from tpu_ops.cli.asked import Asked
+from tpu_ops.cli import attach, open_requests, recovering, runs, stop
+from tpu_ops.cli.interrupts import Asked
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.client import Abandoned, ApiError, connect
 from tpu_ops.cloud.pending import CREATE, Request, Requests, read
@@ -224,7 +224,7 @@ def test_stop_deletes_nothing_that_another_run_uses(fleet: Any, lab_api: LabApi)
         return "run late of bob is active"
 
     keep(fleet.state_dir)
-    left, problem = requested.settle(fleet, "r1", delete=True, ask=False, used=used)
+    left, problem = open_requests.settle(fleet, "r1", delete=True, ask=False, used=used)
     assert "it was not deleted: run late of bob is active there" in str(problem)
     assert [one["deleted"] for one in left] == [False]
     assert is_there(lab_api)

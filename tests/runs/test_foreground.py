@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.runs.test_parts import stand_in
-from tpu_ops.cli import asked, attach, leaving
+from tpu_ops.cli import attach, foreground, interrupts
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.runs import records, recovery, spec
@@ -43,7 +43,7 @@ def _as_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.SIGHUP: signal.SIG_DFL,
     }
     before = {number: signal.signal(number, handler) for number, handler in taken.items()}
-    monkeypatch.setattr(leaving, "AGAIN", 30.0)
+    monkeypatch.setattr(foreground, "AGAIN", 30.0)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -66,7 +66,7 @@ class Stop:
 
 
 async def followed(work: Any, *, on: bool = True, left: Callable[[], None] = lambda: None) -> int:
-    return await leaving.followed(work, lambda: (FANOUT, RUN) if on else None, left, as_json=False)
+    return await foreground.followed(work, lambda: (FANOUT, RUN) if on else None, left, as_json=False)
 
 
 async def pressed(*seconds: float, cleanup: float = 0.0, then: int = signal.SIGINT) -> int:
@@ -97,7 +97,7 @@ async def test_a_run_that_nobody_leaves_ends_as_it_does() -> None:
 async def test_one_ctrl_c_leaves_the_run_alone_and_says_what_a_second_would_do(
     stop: Stop, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "AGAIN", 0.2)
+    monkeypatch.setattr(foreground, "AGAIN", 0.2)
     said: list[str] = []
     assert await followed(pressed(0), left=lambda: said.append("left")) == ExitCode.INTERRUPTED
     assert (said, stop.asked) == (["left"], [])
@@ -126,7 +126,7 @@ def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypa
     said: list[str] = []
     monkeypatch.setattr("tpu_ops.cli.output._result", Mock(side_effect=BrokenPipeError))
     monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: said.append("given up"))
-    code = leaving.to_its_end(
+    code = foreground.to_its_end(
         pressed(0, 0.1),
         lambda: (FANOUT, RUN),
         lambda: said.append("left"),
@@ -179,7 +179,7 @@ async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch
 async def test_simultaneous_signals_count_once_and_a_later_one_does_not_wait(
     stop: Stop, monkeypatch: pytest.MonkeyPatch, on: bool, together: float, ends: bool
 ) -> None:
-    monkeypatch.setattr(asked, "TOGETHER", together)
+    monkeypatch.setattr(interrupts, "TOGETHER", together)
     asyncio.get_running_loop().call_later(0.1, press, signal.SIGHUP)
     leaves = asyncio.ensure_future(followed(pressed(0, then=signal.SIGTERM, cleanup=0.5 if together else 60), on=on))
     begun = asyncio.get_running_loop().time()
@@ -200,7 +200,7 @@ async def test_what_ignores_a_signal_goes_on_ignoring_it(number: int) -> None:
 
     try:
         assert await followed(work()) == 7
-        with asked.ended_by_signals():
+        with interrupts.ended_by_signals():
             press(number)
     finally:
         signal.signal(number, before)
@@ -212,7 +212,7 @@ def test_a_signal_ends_what_blocks_as_ctrl_c_does(number: int) -> None:
         press(number)
         raise AssertionError("it goes on")
 
-    with pytest.raises(KeyboardInterrupt), asked.ended_by_signals():
+    with pytest.raises(KeyboardInterrupt), interrupts.ended_by_signals():
         blocks()
 
 
@@ -222,7 +222,7 @@ def test_a_signal_lets_what_is_awaited_clean_up_unless_it_comes_again(
     monkeypatch: pytest.MonkeyPatch, number: int, cleanup: float
 ) -> None:
     """A task ends the tasks that it waits for, so that one that just starts a process can wait for it."""
-    monkeypatch.setattr(asked, "TOGETHER", 0.0)
+    monkeypatch.setattr(interrupts, "TOGETHER", 0.0)
     said: list[str] = []
 
     async def started() -> None:
@@ -246,7 +246,7 @@ def test_a_signal_lets_what_is_awaited_clean_up_unless_it_comes_again(
             below.cancel()
             said.append("cleaned up")
 
-    with pytest.raises(KeyboardInterrupt), asked.ended_by_signals():
+    with pytest.raises(KeyboardInterrupt), interrupts.ended_by_signals():
         asyncio.run(work())
     assert said == (["cleaned up", "cancelled"] if cleanup < 1 else ["cancelled"])
 
@@ -271,7 +271,7 @@ def test_an_error_while_a_run_is_on_says_that_it_goes_on(error: Exception, on: b
         raise error
 
     with pytest.raises(type(error), check=lambda raised: raised is error):
-        leaving.to_its_end(
+        foreground.to_its_end(
             work(),
             lambda: (FANOUT, RUN) if on else None,
             lambda: said.append("left"),
@@ -287,10 +287,10 @@ def test_who_no_longer_reads_the_lines_of_a_run_has_left_it(monkeypatch: pytest.
     async def work() -> int:
         raise BrokenPipeError
 
-    code = leaving.to_its_end(work(), lambda: (FANOUT, RUN), lambda: said.append("left"), as_json=False)
+    code = foreground.to_its_end(work(), lambda: (FANOUT, RUN), lambda: said.append("left"), as_json=False)
     assert (code, said) == (ExitCode.INTERRUPTED, ["given up", "left"])
     with pytest.raises(BrokenPipeError):
-        leaving.to_its_end(work(), lambda: None, lambda: None, as_json=False)
+        foreground.to_its_end(work(), lambda: None, lambda: None, as_json=False)
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -339,7 +339,7 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
 
 
 def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(leaving, "AGAIN", 0.2)
+    monkeypatch.setattr(foreground, "AGAIN", 0.2)
 
     async def found(*_: Any, begun: Callable[[object, RunRef], None], on: Callable[[], None], **__: Any) -> None:
         begun(FANOUT, RUN)
