@@ -20,7 +20,7 @@ from tpu_ops.cli import attach, logs, recovering, runs, runs_output, status, sto
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol.wire import END
-from tpu_ops.runs import control, records, recovery
+from tpu_ops.runs import control, ranks, records, recovery
 from tpu_ops.runs.known_ends import NODE_GONE, remembered
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
 from tpu_ops.runs.spec import RunSpec
@@ -494,7 +494,7 @@ def test_a_worker_s_own_rank_is_shown(
     follower = Mock(return_value=SimpleNamespace(run=done))
     monkeypatch.setattr("tpu_ops.cli.following.Follower", follower)
     world(logs, "b-w1", *words)
-    assert runs_output.folded(follower.call_args.kwargs["shown"]) == shown
+    assert ranks.folded(follower.call_args.kwargs["shown"]) == shown
 
 
 def test_what_never_started_is_told_where_there_is_no_output(world: World) -> None:

@@ -30,7 +30,7 @@ from tpu_ops.host import fitness
 from tpu_ops.protocol import spec as protocol_spec
 from tpu_ops.protocol import wire
 from tpu_ops.protocol.wire import Refused, require_protocol
-from tpu_ops.runs import control, doctor, preflight, records, spec, sync
+from tpu_ops.runs import control, doctor, preflight, ranks, records, spec, sync
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
@@ -581,13 +581,13 @@ def test_of_a_run_that_its_worker_has_forgotten_nothing_is_left() -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("all", [0, 1, 2, 3]), ("0,3", [0, 3]), ("1-2,2", [1, 2]), ("0", [0])])
 def test_ranks_are_chosen(text: str, expected: list[int]) -> None:
-    assert runs_output.ranks(text, 4) == expected
+    assert ranks.parse(text, 4) == expected
 
 
 @pytest.mark.parametrize("text", ["", "4", "a", "1-", "-1", "0,,1"])
 def test_ranks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        runs_output.ranks(text, 4)
+        ranks.parse(text, 4)
 
 
 def test_impossible_ranks_are_refused_before_any_contact(tmp_path: Path) -> None:
@@ -597,7 +597,7 @@ def test_impossible_ranks_are_refused_before_any_contact(tmp_path: Path) -> None
 
 def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:
     with pytest.raises(UsageError, match="2-1 goes backwards") as wrong:
-        runs_output.ranks("0,2-1", 4)
+        ranks.parse("0,2-1", 4)
     assert (wrong.value.where, wrong.value.fix) == ("--rank", "write 1-2")
 
 
@@ -737,7 +737,7 @@ def test_the_tree_goes_over_the_fleets_own_connections(code: Path) -> None:
 
 def test_ranks_are_written_as_they_are_read() -> None:
     for text in ("0", "0-3", "0,2-3,7"):
-        assert runs_output.folded(runs_output.ranks(text, 8)) == text
+        assert ranks.folded(ranks.parse(text, 8)) == text
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800)])

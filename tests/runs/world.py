@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod, probe, stand_in
-from tpu_ops.cli import projects, recovering
+from tpu_ops.cli import recovering
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Made, Plan, Seen
@@ -24,7 +24,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.protocol.wire import DATA, END
 from tpu_ops.recovery import attempt
 from tpu_ops.recovery.driver import Driver
-from tpu_ops.runs import follow, recovery, spec
+from tpu_ops.runs import follow, projects, recovery, spec
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.replies import Reply, Result
 from tpu_ops.ssh.stream import Frame

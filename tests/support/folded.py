@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tpu_ops.cli.runs_output import ranks
+from tpu_ops.runs.ranks import parse
 
 _LINE = re.compile(r"\[([0-9,-]+)\] (.*)")
 
@@ -12,4 +12,4 @@ _LINE = re.compile(r"\[([0-9,-]+)\] (.*)")
 def lines_of(printed: str, rank: int) -> list[str]:
     """Return the lines that one rank said, in order."""
     found = [_LINE.fullmatch(line) for line in printed.splitlines()]
-    return [match[2] for match in found if match and rank in ranks(match[1], 10_000)]
+    return [match[2] for match in found if match and rank in parse(match[1], 10_000)]

@@ -25,7 +25,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.recovery import decide
-from tpu_ops.runs import endings, nodes, records, recovery
+from tpu_ops.runs import endings, nodes, ranks, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
@@ -122,7 +122,7 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
             recovery.forget(settings.state_dir, args.run)
             raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=decide.MORE)
         if known := records.read(settings.state_dir, args.run):
-            runs_output.ranks(args.rank, len(known.hosts))
+            ranks.parse(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         job.tell_requested()
         with faults.told(args.run, settings, as_json=args.json, more=job.facts):

@@ -21,6 +21,8 @@ from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, hostvars, view
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import projects
+from tpu_ops.runs.projects import Project
 from tpu_ops.ssh import openssh
 
 #: What to do once what is wrong is mended.
@@ -188,6 +190,25 @@ def converge(
     if exit_code(outcome, shown(file), names, settings, then):
         raise HostError(f"{file.name} failed there", where=names, fix=f"see above; correct it and {then}")
     return outcome
+
+
+def check_out(settings: Settings, fleet: Fleet, workers: Sequence[Worker], word: str, *, dry: bool = False) -> Project:
+    """Check out a project of the fleet on all workers.
+
+    Args:
+        settings: Of the fleet.
+        fleet: The fleet.
+        workers: The workers.
+        word: PROJECT@REF, or REF.
+        dry: Whether nothing is changed.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+        HostError: It failed on some, for example because a clone has local changes.
+        UsageError: There is no such project, or not the same one everywhere.
+    """
+    outcome = converge(settings, fleet, workers, projects.PLAYBOOK, projects.variables(word), check=dry)
+    return projects.same(outcome.data.get("workspace") or {}, len(workers))
 
 
 def left_out(outcome: Outcome) -> list[str]:

@@ -11,7 +11,7 @@ from tpu_ops.cli import output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import control, endings, nodes, records, recovery
+from tpu_ops.runs import control, endings, nodes, ranks, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.known_ends import remembered
@@ -41,7 +41,7 @@ async def followed(
     Args:
         fleet: The fleet.
         word: A run, or a node or worker whose run is meant.
-        rank: As of `runs_output.ranks`; None is that of the worker, where the word is one, or else 0.
+        rank: As of `ranks.parse`; None is that of the worker, where the word is one, or else 0.
         live: Whether to wait for the end.
         since: Lines from that time on (seconds since 1970); 0 is all.
         aside: Whether standard output is for something else.
@@ -50,11 +50,11 @@ async def followed(
         heard: Called with the ranks that said a line, before it is shown.
     """
     # What means no ranks of any run is said before somebody is asked.
-    runs_output.spans(rank or "all")
+    ranks.spans(rank or "all")
     fanout = contact.fanout(fleet)
     run_ = await the_run(fleet, fanout, word, live=live)
     own = str(run_.hosts.index(word)) if word in run_.hosts else "0"
-    shown = runs_output.ranks(own if rank is None else rank, len(run_.hosts))
+    shown = ranks.parse(own if rank is None else rank, len(run_.hosts))
     begun(fanout, run_)
     show = runs_output.line_aside if aside else runs_output.line
     show_part = runs_output.part_aside if aside else runs_output.part
@@ -129,7 +129,7 @@ async def to_the_last(
         if now is None:
             # What it was seen to end with from here is known by now.
             return run, [*remembered(fleet, run.run_id, run.hosts, outcomes)], shown
-        fleet, word, rank, since = now, run.run_id, runs_output.folded(shown), 0.0
+        fleet, word, rank, since = now, run.run_id, ranks.folded(shown), 0.0
 
 
 def _kept(settings: Settings, run_id: str) -> Recovery | None:

@@ -14,7 +14,7 @@ from tpu_ops import config, files, texts
 from tpu_ops.cli import following, interrupts, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, copies, fetch, nodes, records, recovery
+from tpu_ops.runs import control, copies, fetch, nodes, ranks, records, recovery
 from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome
 
@@ -129,10 +129,8 @@ def _give(run_: control.RunRef, copied: copies.Kept, since: float | None, folder
 
 def _say_whose(run_: control.RunRef, copied: copies.Kept, what: str) -> None:
     """Say of which ranks and which attempt copies are that take the place of logs, and when they were made."""
-    ranks = texts.folded([run_.hosts[rank] for rank in copied.paths])
-    whose = (
-        f"rank{'s' * (len(copied.paths) > 1)} {runs_output.folded([*copied.paths])} ({ranks}), attempt {copied.attempt}"
-    )
+    workers = texts.folded([run_.hosts[rank] for rank in copied.paths])
+    whose = f"rank{'s' * (len(copied.paths) > 1)} {ranks.folded([*copied.paths])} ({workers}), attempt {copied.attempt}"
     made = f"this machine's copy of the log, last written {output.at(copied.written_at)}"
     output.info(f"{whose}: {made}; {what}")
 

@@ -17,7 +17,7 @@ from tpu_ops.recovery import services
 from tpu_ops.recovery.decide import over_budget
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Finish, Stop, StopWanted
-from tpu_ops.runs import advice, records, recovery, spec
+from tpu_ops.runs import advice, ranks, records, recovery, spec
 from tpu_ops.runs.endings import STOPPED
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
@@ -176,7 +176,7 @@ class Recovering:
         return runs_output.finish(
             self.kept.run_id,
             outcomes,
-            runs_output.ranks(self._args.rank, len(outcomes)),
+            ranks.parse(self._args.rank, len(outcomes)),
             as_json=self._args.json,
             of_rank=self._args.exit_code == "rank",
             more=self.facts(),

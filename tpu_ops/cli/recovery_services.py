@@ -6,14 +6,14 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tpu_ops.cli import configure, faults, options, output, projects, runs_output, who
+from tpu_ops.cli import configure, faults, options, output, runs_output, who
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.config import Settings
 from tpu_ops.fleet import contact, origin, view
-from tpu_ops.runs import control, copies
+from tpu_ops.runs import control, copies, projects, ranks
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.spec import RunSpec
@@ -81,7 +81,7 @@ class Services:
 
     def check_out(self, fleet: view.Fleet, workers: Sequence[Worker], project: str) -> None:
         """Bring a project of the fleet to workers."""
-        projects.bring(self._settings, fleet, workers, project)
+        configure.check_out(self._settings, fleet, workers, project)
 
     async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
         """Check that the project is still at its commit."""
@@ -120,7 +120,7 @@ class Printer:
 
     def ranks(self, count: int) -> list[int]:
         """Return the ranks whose output is printed."""
-        return runs_output.ranks(self._args.rank, count)
+        return ranks.parse(self._args.rank, count)
 
     def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
         """Return what follows an attempt, prints its output and writes its logs."""

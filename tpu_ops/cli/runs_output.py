@@ -9,14 +9,13 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import output
-from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.runs import advice, holders
+from tpu_ops.errors import ExitCode
+from tpu_ops.runs import advice, holders, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, raised_before
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
-_DIGITS = 9
 #: Workers whose processes that were left behind are named.
 _WORKERS_NAMED = 4
 #: Help of --rank, and of the one where a worker may be named.
@@ -24,52 +23,6 @@ RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (d
 RANKS_OR_OWN = RANKS_SHOWN.replace("(default: 0)", "(default: that of the worker, if RUN is one, else 0)")
 #: Help of an argument that names a run.
 RUN = "a run id, or a node or worker, for the run on it"
-
-
-def ranks(text: str, count: int) -> list[int]:
-    """Given `--rank`, return the ranks it means: ``all``, or a list like ``0,3`` or ``0-2``.
-
-    Raises:
-        UsageError: It is neither, or names a rank that the run does not have.
-    """
-    found: list[int] = []
-    for first, end in spans(text):
-        if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
-            fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
-            raise UsageError(f"there is no rank {wrong[0][:20]}: the run has {count}", where="--rank", fix=fix)
-        found += range(int(first), int(end) + 1)
-    return sorted(set(found)) or list(range(count))
-
-
-def spans(text: str) -> list[tuple[str, str]]:
-    """Given `--rank`, return the first and last number of each of its parts; none where it means all.
-
-    Raises:
-        UsageError: It is none, of whatever run.
-    """
-    found: list[tuple[str, str]] = []
-    for part in [] if text == "all" else text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(
-                f"{text!r} is not a list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2"
-            )
-        end = last if dash else first
-        if len(end) <= _DIGITS and len(first) <= _DIGITS and int(first) > int(end):
-            raise UsageError(f"{part} goes backwards", where="--rank", fix=f"write {end}-{first}")
-        found.append((first, end))
-    return found
-
-
-def folded(numbers: Sequence[int]) -> str:
-    """Return ranks as `ranks` reads them, as in ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def line(said_by: Sequence[int], text: str) -> None:
@@ -93,7 +46,7 @@ def part_aside(said_by: Sequence[int], text: str, ended: bool) -> None:
 
 
 def _lead(said_by: Sequence[int]) -> str:
-    return f"[{folded(said_by)}] "
+    return f"[{ranks.folded(said_by)}] "
 
 
 def _bytes(text: str) -> bytes:

@@ -20,7 +20,6 @@ from tpu_ops.cli import (
     interrupts,
     options,
     output,
-    projects,
     recover_options,
     recovering,
     runs_output,
@@ -31,7 +30,20 @@ from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync, turns
+from tpu_ops.runs import (
+    control,
+    endings,
+    launch,
+    nodes,
+    preflight,
+    projects,
+    ranks,
+    records,
+    recovery,
+    spec,
+    sync,
+    turns,
+)
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
@@ -122,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = _ranked(fleet, args.target)
-    shown = runs_output.ranks(args.rank, len(workers))
+    shown = ranks.parse(args.rank, len(workers))
     if args.name and control.is_target(fleet, args.name):
         what = f"{args.name!r} is the name of a node or worker: the run could not be told apart from it"
         raise UsageError(what, where="--name", fix="choose another name")
@@ -252,7 +264,7 @@ class _Job:
         asyncio.run(ready())
         projects.must_be_declared(self.fleet.settings, os.environ.get("ANSIBLE_INVENTORY", ""))
         begun, dry = time.monotonic(), self.args.dry_run
-        self.project = projects.bring(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
+        self.project = configure.check_out(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
         self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)
         where = f"{self.project.path} on {texts.count(len(self.hosts), 'worker')}"
         output.info(
@@ -333,7 +345,7 @@ class _Job:
         # Its warnings were said when this command, or another one, asked for it.
         self.fleet = view.known(self.fleet.settings) or self.fleet
         self.workers = _ranked(self.fleet, self.args.target)
-        self.shown = runs_output.ranks(self.args.rank, len(self.workers))
+        self.shown = ranks.parse(self.args.rank, len(self.workers))
         return self.hosts != before
 
     def _would(self) -> int:

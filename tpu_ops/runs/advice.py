@@ -1,4 +1,4 @@
-"""Advice about a run, from the outcomes of its ranks; no other module of the controller makes this decision.
+"""Advice about a run, from the outcomes of its ranks or the probes of its workers; no other module decides it.
 
 A worker gives its own advice about the run that holds it (`host/fitness.py`).
 """
@@ -6,7 +6,7 @@ A worker gives its own advice about the run that holds it (`host/fitness.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.cloud.node import SERVING_STATES, TAKEN_STATES, label_of
@@ -152,6 +152,22 @@ def recovery(found: Recoverer | None) -> str:
 
 def _aside(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
+
+
+def other_environment(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Return in words how a worker's environment differs from that of most workers, from their probes."""
+    # Launchers of older versions report only some packages.
+    key = "installed" if "installed" in venv and "installed" in usual else "packages"
+    own, others, first = venv[key], usual[key], {*venv["packages"], *usual["packages"]}
+    parts = [
+        f"{name} {own.get(name, 'missing')} (others {others.get(name, 'none')})"
+        for name in sorted({*own, *others}, key=lambda name: (name not in first, name))
+        if own.get(name) != others.get(name)
+    ]
+    if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:
+        parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
+    difference = texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
+    return f"its environment differs: {difference}"
 
 
 def name_taken(run_id: str, *, resumes: bool = False) -> str:

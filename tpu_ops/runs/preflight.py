@@ -172,7 +172,7 @@ def differences(
             # A worker that is configured alone has no others to agree with.
             together = configure(texts.target([*probes]))
             fix = f"make {venv['path']} the same on all workers" if asked_venv else together
-            found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="same"))
+            found.append(Fault(host, advice.other_environment(venv, example), fix, check="same"))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = [name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"]]
             what = f"it is the same machine as {texts.folded(same)}"
@@ -180,20 +180,6 @@ def differences(
         if abs(off := clocks[host] - middle) > CLOCK_LIMIT:
             found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
-
-
-def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    # Launchers of older versions report only some packages.
-    key = "installed" if "installed" in venv and "installed" in usual else "packages"
-    own, others, first = venv[key], usual[key], {*venv["packages"], *usual["packages"]}
-    parts = [
-        f"{name} {own.get(name, 'missing')} (others {others.get(name, 'none')})"
-        for name in sorted({*own, *others}, key=lambda name: (name not in first, name))
-        if own.get(name) != others.get(name)
-    ]
-    if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:
-        parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
-    return texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
 
 
 def fault_of_reply(reply: Reply) -> Fault:

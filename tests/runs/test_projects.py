@@ -20,10 +20,11 @@ from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
 from tpu_ops.ansible.playbook import Outcome
-from tpu_ops.cli import main, projects, train
-from tpu_ops.cli.projects import Project
+from tpu_ops.cli import configure, main, train
 from tpu_ops.errors import HostError, UnreachableError, UsageError
 from tpu_ops.fleet import view
+from tpu_ops.runs import projects
+from tpu_ops.runs.projects import Project
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.replies import Reply, Result
 
@@ -76,7 +77,7 @@ def bring(tmp_path: Path, forge: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         variables = VARIABLES | {"workspace_projects": [vision | changes, *more], "workspace_on_local_changes": "warn"}
         (member.path / "inventory" / "group_vars" / "all.yml").write_text(json.dumps(variables))
         fleet = view.current(config.load())
-        return projects.bring(fleet.settings, fleet, fleet.workers, word, dry=True)
+        return configure.check_out(fleet.settings, fleet, fleet.workers, word, dry=True)
 
     return call
 

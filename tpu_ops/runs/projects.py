@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import configure
-from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import HostError, UnreachableError, UsageError
-from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Result
@@ -133,24 +130,9 @@ async def without_sudo(fanout: Fanout, hosts: Sequence[str]) -> list[str]:
     return [result.host for result in _answered(await fanout.run(hosts, ["sudo", "-n", "true"], limit=LIMIT))]
 
 
-def bring(settings: Settings, fleet: Fleet, workers: Sequence[Worker], word: str, *, dry: bool = False) -> Project:
-    """Bring a project to all workers. It blocks.
-
-    Args:
-        settings: Of the fleet.
-        fleet: The fleet.
-        workers: The workers.
-        word: PROJECT@REF, or REF.
-        dry: Whether it is only looked what would be brought.
-
-    Raises:
-        UnreachableError: A worker did not answer.
-        HostError: It failed on some, as where a clone has local changes.
-        UsageError: There is no such project, or not the same one everywhere.
-    """
-    variables = {ONLY: word, ON_CHANGES: "fail", DURING_RUNS: False}
-    outcome = configure.converge(settings, fleet, workers, PLAYBOOK, variables, check=dry)
-    return same(outcome.data.get("workspace") or {}, len(workers))
+def variables(word: str) -> dict[str, object]:
+    """Return the variables with which the playbook brings a project, given PROJECT@REF, or REF."""
+    return {ONLY: word, ON_CHANGES: "fail", DURING_RUNS: False}
 
 
 def same(told: Mapping[str, Mapping[str, Any]], count: int) -> Project:

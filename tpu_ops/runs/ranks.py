@@ -1,0 +1,56 @@
+"""The ranks of a run as words: what `--rank` means, and how a line names several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpu_ops.errors import UsageError
+
+#: Digits that a rank may have.
+_DIGITS = 9
+
+
+def parse(text: str, count: int) -> list[int]:
+    """Given `--rank`, return the ranks it means: ``all``, or a list like ``0,3`` or ``0-2``.
+
+    Raises:
+        UsageError: It is neither, or names a rank that the run does not have.
+    """
+    found: list[int] = []
+    for first, end in spans(text):
+        if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
+            fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
+            raise UsageError(f"there is no rank {wrong[0][:20]}: the run has {count}", where="--rank", fix=fix)
+        found += range(int(first), int(end) + 1)
+    return sorted(set(found)) or list(range(count))
+
+
+def spans(text: str) -> list[tuple[str, str]]:
+    """Given `--rank`, return the first and last number of each of its parts; none where it means all.
+
+    Raises:
+        UsageError: It is none, of whatever run.
+    """
+    found: list[tuple[str, str]] = []
+    for part in [] if text == "all" else text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(
+                f"{text!r} is not a list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2"
+            )
+        end = last if dash else first
+        if len(end) <= _DIGITS and len(first) <= _DIGITS and int(first) > int(end):
+            raise UsageError(f"{part} goes backwards", where="--rank", fix=f"write {end}-{first}")
+        found.append((first, end))
+    return found
+
+
+def folded(numbers: Sequence[int]) -> str:
+    """Return ranks as `parse` reads them, as in ``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
