@@ -157,7 +157,7 @@ def test_attach_and_recovery_tell_of_the_fleet_that_they_were_called_with(
         begun(workers, SimpleNamespace(run_id="r1", hosts=("pod-w0", "pod-w1")))
         raise BrokenPipeError
 
-    monkeypatch.setattr("tpu_ops.cli.following.followed", followed)
+    monkeypatch.setattr("tpu_ops.runs.attempts.followed", followed)
     monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: None)
     assert main(["attach", "--fleet", "other.tpu_vm.yml", "r1"]) == 130
     assert capsys.readouterr().err.splitlines()[-2:] == [

@@ -309,7 +309,7 @@ def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
 
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
     monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda s: SimpleNamespace(workers=(), settings=s))
-    monkeypatch.setattr("tpu_ops.cli.following.followed", found)
+    monkeypatch.setattr("tpu_ops.runs.attempts.followed", found)
     monkeypatch.setattr("tpu_ops.cli.attach.runs_output.finish", Mock(side_effect=full))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
@@ -330,7 +330,7 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
     recovery.write(tmp_path, kept)
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda s: SimpleNamespace(workers=(), settings=s))
-    monkeypatch.setattr("tpu_ops.cli.following.followed", found)
+    monkeypatch.setattr("tpu_ops.runs.attempts.followed", found)
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
@@ -350,7 +350,7 @@ def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
     monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda s: SimpleNamespace(workers=(), settings=s))
-    monkeypatch.setattr("tpu_ops.cli.following.followed", found)
+    monkeypatch.setattr("tpu_ops.runs.attempts.followed", found)
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED

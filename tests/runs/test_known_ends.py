@@ -264,7 +264,7 @@ def test_copies_of_something_else_are_not_shown(
     records.write(world.folder, replace(KNOWN, **changes))
     world.told(*replies)
     copied(world, 2, b"", b"", b"other\n")
-    monkeypatch.setattr("tpu_ops.cli.following.the_run", AsyncMock(return_value=control.RunRef("r1", HOSTS)))
+    monkeypatch.setattr("tpu_ops.runs.attempts.the_run", AsyncMock(return_value=control.RunRef("r1", HOSTS)))
     code, out, _ = world(logs, "r1", "--rank", "all")
     assert (code, out) == (ExitCode.UNREACHABLE, "")
 
@@ -277,7 +277,7 @@ def test_all_commands_tell_that_ranks_of_a_refused_start_were_never_started(
         world.ends("failed")
     refusal = record(1, "refused") | {"reason": "not started: rank 1 (a-w1): no chips", "began": 0.0, "blamed": [1]}
     world.told(MISSING, Reply("", {"record": refusal, "already": True}))
-    monkeypatch.setattr("tpu_ops.cli.following.the_run", AsyncMock(return_value=control.RunRef("r1", HOSTS)))
+    monkeypatch.setattr("tpu_ops.runs.attempts.the_run", AsyncMock(return_value=control.RunRef("r1", HOSTS)))
     monkeypatch.setattr(control, "find", AsyncMock(return_value=control.Found([control.RunRef("r1", HOSTS)])))
     said = control.Stopped((), already=True)
     for command, code in ((status, ExitCode.FAILED), (attach, ExitCode.FAILED), (stop, ExitCode.OK)):
@@ -492,7 +492,7 @@ def test_a_worker_s_own_rank_is_shown(
         return_value=[Outcome(rank, host, "succeeded", record=record(rank)) for rank, host in enumerate(HOSTS)]
     )
     follower = Mock(return_value=SimpleNamespace(run=done))
-    monkeypatch.setattr("tpu_ops.cli.following.Follower", follower)
+    monkeypatch.setattr("tpu_ops.runs.attempts.Follower", follower)
     world(logs, "b-w1", *words)
     assert ranks.folded(follower.call_args.kwargs["shown"]) == shown
 
@@ -694,7 +694,7 @@ def test_lines_that_were_followed_while_the_run_went_on_are_no_success(
     """As with `attach`, the expected end has not come."""
     outcomes = [Outcome(0, "a-w0", "running", record=record(0)), Outcome(1, "a-w1", "succeeded", record=record(1))]
     following = AsyncMock(return_value=(control.RunRef("r1", ("a-w0", "a-w1")), outcomes, [0]))
-    monkeypatch.setattr("tpu_ops.cli.following.followed", following)
+    monkeypatch.setattr("tpu_ops.runs.attempts.followed", following)
     assert world(logs, "r1", "--follow")[0] == ExitCode.FAILED
     assert world(logs, "r1")[0] == ExitCode.OK
 

@@ -20,9 +20,9 @@ import pytest
 from tests.support.specs import good, myself
 from tpu_ops import texts
 from tpu_ops.cli import doctor as doctor_command
-from tpu_ops.cli import following, runs_output, who
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
+from tpu_ops.cli import runs_output, who
 from tpu_ops.cloud.node import Node, Worker, workers_of
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.host import environment as host_environment
@@ -30,7 +30,7 @@ from tpu_ops.host import fitness
 from tpu_ops.protocol import spec as protocol_spec
 from tpu_ops.protocol import wire
 from tpu_ops.protocol.wire import Refused, require_protocol
-from tpu_ops.runs import control, doctor, preflight, ranks, records, spec, sync
+from tpu_ops.runs import attempts, control, doctor, preflight, ranks, records, spec, sync
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines, Part
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
@@ -592,7 +592,7 @@ def test_ranks_that_are_none_are_refused(text: str) -> None:
 
 def test_impossible_ranks_are_refused_before_any_contact(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2-1 goes backwards"):
-        asyncio.run(following.followed(None, "nobody", "2-1", live=False, since=0.0))  # type: ignore[arg-type]
+        asyncio.run(attempts.followed(None, "nobody", "2-1", runs_output.terminal(), live=False, since=0.0))  # type: ignore[arg-type]
 
 
 def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tpu_ops import config, texts
 from tpu_ops.cli import (
     faults,
-    following,
     foreground,
     interrupts,
     logs,
@@ -25,7 +24,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.recovery import decide
-from tpu_ops.runs import endings, nodes, ranks, records, recovery
+from tpu_ops.runs import attempts, endings, nodes, ranks, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
@@ -67,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
             output.info(f"run {run_.run_id} on {texts.count(len(run_.hosts), 'worker')}; Ctrl-C detaches")
 
     async def follow() -> int:
-        run_, outcomes, shown = await following.to_the_last(
-            fleet, args.run, args.rank, since=since, aside=args.json, begun=begun, on=on, over=found.clear
+        terminal = runs_output.terminal(aside=args.json)
+        run_, outcomes, shown = await attempts.to_the_last(
+            fleet, args.run, args.rank, terminal, since=since, begun=begun, on=on, over=found.clear
         )
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), outcomes=outcomes)

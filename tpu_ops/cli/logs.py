@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import following, interrupts, options, output, runs_output
+from tpu_ops.cli import interrupts, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, copies, fetch, nodes, ranks, records, recovery
+from tpu_ops.runs import attempts, control, copies, fetch, nodes, ranks, records, recovery
 from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome
 
@@ -167,12 +167,14 @@ async def _shown(
     """Show the lines that are asked for; add the ranks that have said some to those that were heard."""
     since = args.since or 0.0
     if args.follow:
-        return await following.to_the_last(fleet, args.run, args.rank, since=since)
-    return await following.followed(fleet, args.run, args.rank, live=False, since=since, heard=heard.update)
+        return await attempts.to_the_last(fleet, args.run, args.rank, runs_output.terminal(), since=since)
+    return await attempts.followed(
+        fleet, args.run, args.rank, runs_output.terminal(), live=False, since=since, heard=heard.update
+    )
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
-    run_ = await following.the_run(fleet, fanout, word, live=live)
+    run_ = await attempts.the_run(fleet, fanout, word, output.info, live=live)
     copied = await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet, run_.run_id))
     return run_, copied._replace(outcomes=[*remembered(fleet, run_.run_id, run_.hosts, copied.outcomes)])

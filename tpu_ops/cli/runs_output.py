@@ -10,7 +10,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode
-from tpu_ops.runs import advice, holders, ranks
+from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, raised_before
 
@@ -43,6 +43,11 @@ def part(said_by: Sequence[int], text: str, ended: bool) -> None:
 def part_aside(said_by: Sequence[int], text: str, ended: bool) -> None:
     """Print a part of a line of the log of some ranks where the result is JSON."""
     output.piece(_lead(said_by), _bytes(text), ended=ended, aside=True)
+
+
+def terminal(*, aside: bool = False) -> attempts.Terminal:
+    """Return what prints the output of a run; ``aside`` tells whether standard output is for something else."""
+    return attempts.Terminal(line_aside if aside else line, part_aside if aside else part, output.info)
 
 
 def _lead(said_by: Sequence[int]) -> str:

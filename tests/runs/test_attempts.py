@@ -14,9 +14,9 @@ import pytest
 
 from tests.runs.test_parts import pod, stand_in
 from tests.runs.world import DONE, FAILED, STOPPED
-from tpu_ops.cli import following
+from tpu_ops.cli import runs_output
 from tpu_ops.cloud.remaking import Plan
-from tpu_ops.runs import records, recovery
+from tpu_ops.runs import attempts, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, outcome_of
 from tpu_ops.runs.spec import RunSpec
@@ -47,10 +47,10 @@ class Recoverer:
         self.told = 1
         self.followed: list[tuple[str, int, float]] = []
         self.fleet: Any = SimpleNamespace(settings=stand_in(state_dir), workers=pod(2), unlisted=(), path="")
-        monkeypatch.setattr(following, "LOOK", 0.01)
-        monkeypatch.setattr("tpu_ops.cli.following.view.current", lambda _: self.fleet)
-        monkeypatch.setattr(following, "_newest", self.newest)
-        monkeypatch.setattr("tpu_ops.cli.following.asyncio.sleep", self.look)
+        monkeypatch.setattr(attempts, "LOOK", 0.01)
+        monkeypatch.setattr("tpu_ops.runs.attempts.view.current", lambda _: self.fleet)
+        monkeypatch.setattr(attempts, "_newest", self.newest)
+        monkeypatch.setattr("tpu_ops.runs.attempts.asyncio.sleep", self.look)
 
     async def look(self, _: float) -> None:
         next(self.steps, lambda: pytest.fail("somebody waits for what never comes"))()
@@ -85,18 +85,20 @@ class Recoverer:
         records.close(self.state_dir, "r1", "stopped")
         self.ends()
 
-    def follow(self, *attempts: list[Outcome], word: str = "r1") -> tuple[list[Outcome], list[str]]:
+    def follow(self, *ends: list[Outcome], word: str = "r1") -> tuple[list[Outcome], list[str]]:
         """Follow the run, whose attempts are seen to end so; return how it ended, and what was told to the caller."""
-        endings, said = iter(attempts), []
+        endings, said = iter(ends), []
 
-        async def followed(_: object, word: str, __: object, *, since: float, begun: Any, **___: Any) -> Any:
+        async def followed(_: object, word: str, *__: object, since: float, begun: Any, **___: Any) -> Any:
             self.followed.append((word, recovery_attempt(self), since))
             begun(None, RunRef("r1", HOSTS))
             return RunRef("r1", HOSTS), next(endings), [0]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(following, "followed", followed)
-            work = following.to_the_last(self.fleet, word, None, since=9.0, over=lambda: said.append("over"))
+            patch.setattr(attempts, "followed", followed)
+            work = attempts.to_the_last(
+                self.fleet, word, None, runs_output.terminal(), since=9.0, over=lambda: said.append("over")
+            )
             _, outcomes, _ = asyncio.run(work)
         assert next(endings, None) is None
         return outcomes, said

@@ -1,4 +1,4 @@
-"""Follows a run through all its attempts, where another process of this machine starts it again."""
+"""The attempts of a run, followed one after the other while another process of this machine starts them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from tpu_ops.cli import output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
@@ -24,14 +24,28 @@ from tpu_ops.ssh.renewal import in_thread
 LOOK = 1.0
 
 
+class Terminal(NamedTuple):
+    """What prints the output of a run, and messages.
+
+    Attributes:
+        line: Prints one line of some ranks; see `Follower`.
+        part: Prints a part of a line; see `Follower`.
+        say: Prints a message.
+    """
+
+    line: Callable[[Sequence[int], str], None]
+    part: Callable[[Sequence[int], str, bool], None]
+    say: Callable[[str], None]
+
+
 async def followed(
     fleet: view.Fleet,
     word: str,
     rank: str | None,
+    terminal: Terminal,
     *,
     live: bool,
     since: float,
-    aside: bool = False,
     begun: Callable[[Fanout, control.RunRef], None] = lambda *_: None,
     on: Callable[[], object] = lambda: None,
     heard: Callable[[Sequence[int]], object] = lambda _: None,
@@ -42,9 +56,9 @@ async def followed(
         fleet: The fleet.
         word: A run, or a node or worker whose run is meant.
         rank: As of `ranks.parse`; None is that of the worker, where the word is one, or else 0.
+        terminal: Prints the lines.
         live: Whether to wait for the end.
         since: Lines from that time on (seconds since 1970); 0 is all.
-        aside: Whether standard output is for something else.
         begun: Called with the run once it is found, and how its workers are reached.
         on: As of `Follower`.
         heard: Called with the ranks that said a line, before it is shown.
@@ -52,20 +66,18 @@ async def followed(
     # What means no ranks of any run is said before somebody is asked.
     ranks.spans(rank or "all")
     fanout = contact.fanout(fleet)
-    run_ = await the_run(fleet, fanout, word, live=live)
+    run_ = await the_run(fleet, fanout, word, terminal.say, live=live)
     own = str(run_.hosts.index(word)) if word in run_.hosts else "0"
     shown = ranks.parse(own if rank is None else rank, len(run_.hosts))
     begun(fanout, run_)
-    show = runs_output.line_aside if aside else runs_output.line
-    show_part = runs_output.part_aside if aside else runs_output.part
 
     def line(said_by: Sequence[int], text: str) -> None:
         heard(said_by)
-        show(said_by, text)
+        terminal.line(said_by, text)
 
     def part(said_by: Sequence[int], text: str, ended: bool) -> None:
         heard(said_by)
-        show_part(said_by, text, ended)
+        terminal.part(said_by, text, ended)
 
     follower = Follower(
         fanout,
@@ -74,7 +86,7 @@ async def followed(
         shown=shown,
         line=line,
         part=part,
-        say=output.info,
+        say=terminal.say,
         live=live,
         since=since,
         taken=nodes.taken(fleet, run_.run_id),
@@ -87,9 +99,9 @@ async def to_the_last(
     fleet: view.Fleet,
     word: str,
     rank: str | None,
+    terminal: Terminal,
     *,
     since: float,
-    aside: bool = False,
     begun: Callable[[Fanout, RunRef], None] = lambda *_: None,
     on: Callable[[], object] = lambda: None,
     over: Callable[[], object] = lambda: None,
@@ -100,8 +112,8 @@ async def to_the_last(
         fleet: The fleet.
         word: As of `followed`.
         rank: The same.
+        terminal: The same.
         since: The same; of attempts that begin later it is all.
-        aside: The same.
         begun: Called with each attempt that is followed.
         on: As of `followed`.
         over: Called when an attempt is followed no more.
@@ -109,7 +121,7 @@ async def to_the_last(
     settings, kept = fleet.settings, _kept(fleet.settings, word)
     seen = kept.attempt if kept else 0
     # One that is being asked for may take a moment to begin.
-    if kept and (now := await _later(settings, word, seen - (not kept.pending))):
+    if kept and (now := await _later(settings, word, seen - (not kept.pending), terminal.say)):
         fleet, since = now, 0.0 if kept.pending else since
 
     def began(fanout: Fanout, run: RunRef) -> None:
@@ -118,14 +130,12 @@ async def to_the_last(
         begun(fanout, run)
 
     while True:
-        run, outcomes, shown = await followed(
-            fleet, word, rank, live=True, since=since, aside=aside, begun=began, on=on
-        )
+        run, outcomes, shown = await followed(fleet, word, rank, terminal, live=True, since=since, begun=began, on=on)
         over()
         seen = max([seen, *(int(outcome.record["attempt"]) for outcome in outcomes if outcome.record)])
         if endings.ending(outcomes, {})[0] in (endings.SUCCEEDED, endings.STOPPED):
             return run, outcomes, shown
-        now = await _later(settings, run.run_id, seen)
+        now = await _later(settings, run.run_id, seen, terminal.say)
         if now is None:
             # What it was seen to end with from here is known by now.
             return run, [*remembered(fleet, run.run_id, run.hosts, outcomes)], shown
@@ -145,13 +155,14 @@ def _attempt(settings: Settings, run_id: str) -> int:
     return known.attempt if known else 0
 
 
-async def _later(settings: Settings, run_id: str, seen: int) -> view.Fleet | None:
+async def _later(settings: Settings, run_id: str, seen: int, say: Callable[[str], None]) -> view.Fleet | None:
     """Wait for an attempt that another process of this machine starts; None where it starts none.
 
     Args:
         settings: Of the fleet.
         run_id: The run.
         seen: The attempt that is over, or was lost.
+        say: Prints a message.
 
     Returns:
         The fleet as it is known once workers tell of a later attempt.
@@ -161,7 +172,7 @@ async def _later(settings: Settings, run_id: str, seen: int) -> view.Fleet | Non
         kept = _kept(settings, run_id)
         if kept and kept.pending and not said:
             what = recovery.under_way(settings.state_dir, run_id)
-            output.info(f"{what}; waiting for that")
+            say(f"{what}; waiting for that")
             said = bool(what)
         elif kept and not kept.pending and kept.attempt > seen:
             fleet = await in_thread(lambda: view.current(settings))
@@ -206,13 +217,16 @@ def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
     return nodes.last_started(fleet, word)
 
 
-async def the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -> control.RunRef:
+async def the_run(
+    fleet: view.Fleet, fanout: Fanout, word: str, say: Callable[[str], None], *, live: bool
+) -> control.RunRef:
     """Return the one run that a word means: for workers the run on them, or else the last one there.
 
     Args:
         fleet: The fleet.
         fanout: Reaches the workers.
         word: A run, or a node or worker.
+        say: Prints a message.
         live: Whether the end is waited for, which then is that of a run that is on.
 
     Raises:
@@ -220,7 +234,7 @@ async def the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -
     """
     runs, _, last = found = await control.find(fleet, fanout, word)
     if not runs and last and not live:
-        output.info(f"no run is active on {word}; the last one there was {last.run_id}")
+        say(f"no run is active on {word}; the last one there was {last.run_id}")
         return await control.last(fleet, fanout, last)
     if not runs and (problem := found.problem()):
         problem.fix = "; ".join(filter(None, (problem.fix, _shows_last(fleet, word, last))))
