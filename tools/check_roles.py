@@ -311,8 +311,8 @@ role's variables; set them in `inventory/group_vars/`.
 
 `tools/molecule.sh test -s NAME` runs a scenario on the lab's workers. `make molecule` runs all of them, on Debian 12
 and 13, and on Ubuntu 22.04 and 24.04 if an image registry answers. In each scenario, check mode has to report what
-converge then changes, and a second run must change nothing. In that of a role, a worker that was broken by hand must be
-repaired.
+converge then changes, and a second run must change nothing. The scenario of a role
+also breaks workers by hand, and the role has to repair them.
 [unproved.md](unproved.md) lists what no test here executes.
 
 ## When variables are at fault

@@ -57,9 +57,12 @@ class OpsError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        # A fix that is only a command has no backticks yet; within a message, every command has.
-        fix = f"`{self.fix}`" if self.fix.startswith("tpu_ops ") else self.fix
-        return f"{text} ({fix})" if fix else text
+        return f"{text} ({within(self.fix)})" if self.fix else text
+
+
+def within(fix: str) -> str:
+    """Return a fix for use within a message: one that is only a command gets the backticks that every command has."""
+    return f"`{fix}`" if fix.startswith("tpu_ops ") else fix
 
 
 class UsageError(OpsError):

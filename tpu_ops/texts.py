@@ -1,4 +1,4 @@
-"""Numbers, names and times in sentences for users."""
+"""Numbers, names, times and commands in sentences for users."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str])
         ]
         if busy:
             found[node] = (
-                f"a run is active on {names(node, count, busy, workers)}: wait for it, or end it with tpu_ops stop"
+                f"a run is active on {names(node, count, busy, workers)}: wait for it, or end it with `tpu_ops stop`"
             )
         elif left_out:
             outside = names(node, count, left_out, workers)

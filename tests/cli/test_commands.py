@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ OPTION = "--fleet /f.tpu_vm.yml"
 
 
 @pytest.fixture
-def named() -> list[str]:
+def named() -> Iterator[list[str]]:
     """Have the writer name a fleet; each time that the option is looked up adds to the list."""
     lookups: list[str] = []
 
@@ -35,7 +35,8 @@ def named() -> list[str]:
 
     output.begin()
     output.name_fleet(option)
-    return lookups
+    yield lookups
+    output.end()
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,30 @@ def test_package_lists_are_refreshed_after_a_change_of_mirrors(known: dict[str, 
     worker = {"apt_lists": {"filled": True, "age": 0}}
     variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
     variables |= {"__base_mirrors": known} if known else {}
+    variables |= {"__base_archive_stale": False, "ansible_check_mode": False}
     assert holds(task_of_install("Refresh the package lists"), variables) is refreshed
+
+
+@pytest.mark.parametrize(
+    ("stale", "check", "removed", "refreshed"),
+    [
+        (None, False, False, True),
+        (False, True, False, True),
+        (True, False, True, True),
+        # Check mode leaves the archive, and it may be what apt cannot read.
+        (True, True, True, False),
+    ],
+)
+def test_an_archive_that_is_not_asked_for_goes_before_the_refresh(
+    stale: bool | None, check: bool, removed: bool, refreshed: bool
+) -> None:
+    kept = DataLoader().load_from_file(str(ROOT / "roles/base/vars/main.yml"), trusted_as_template=True)
+    variables = {"ansible_facts": {"worker": {"apt_lists": {"filled": False, "age": 0}}}, "ansible_check_mode": check}
+    variables |= {"base_apt_cache_valid_time": 60, "__base_archive_stale": kept["__base_archive_stale"]}
+    # Not every play has the role python.
+    variables |= {} if stale is None else {"python_archive_stale": stale}
+    names = ("Remove an archive that is not the one the fleet asks for", "Refresh the package lists")
+    assert [holds(task_of_install(name), variables) for name in names] == [removed, refreshed]
 
 
 AWAY = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_an_interrupted_change_of_python_is_gone_on_with(run: Run, tmp_path: Pat
     assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
 
 
+def test_a_python_that_does_not_answer_is_a_fault_and_no_reason_to_make_another(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    monkeypatch.setattr("ansible.module_utils.environment_work.START", 0.2)
+    said = run(uv_environments, arguments)["msg"]
+    assert said.startswith(f"environment jax: {tmp_path}/venv/bin/python did not report its version within 0.2 s")
+    assert not list((tmp_path / "venv").glob(".old-*"))
+
+
 def test_a_download_that_fails_comes_with_ways_out(run: Run, arguments: dict[str, Any], tmp_path: Path) -> None:
     Path(arguments["uv"]).write_text("#!/bin/sh\necho 'dns error' >&2\nexit 2\n")
     asked = arguments | {"step": "pythons", "pythons": ["3.13"], "python_dir": str(tmp_path / "none")}
@@ -82,15 +96,25 @@ def test_a_download_that_fails_comes_with_ways_out(run: Run, arguments: dict[str
 
 
 @pytest.mark.parametrize(
-    ("found", "state"),
-    [("uv 1.2.3 (x86_64)", None), ("uv 1.2.3", None), ("uv 1.2.30", "forcereinstall"), ("", "forcereinstall")],
+    ("found", "disks", "state"),
+    [
+        ("uv 1.2.3 (x86_64)", {}, None),
+        ("uv 1.2.3", {"__disks_done": {"changed": False}}, None),
+        ("uv 1.2.3", {"__disks_done": {"changed": False, "skipped": True}}, None),
+        # A disk that was unmounted, or mounted over it, may have taken what was there when the worker was read.
+        ("uv 1.2.3", {"__disks_done": {"changed": True}}, "present"),
+        ("uv 1.2.30", {}, "forcereinstall"),
+        ("", {"__disks_done": {"changed": True}}, "forcereinstall"),
+    ],
 )
-def test_uv_of_another_version_is_replaced(found: str, state: str | None) -> None:
+def test_uv_is_looked_for_again_after_a_disk_was_mounted_or_unmounted(
+    found: str, disks: dict[str, Any], state: str | None
+) -> None:
     def load(name: str) -> Any:
         return DataLoader().load_from_file(str(ROLE / name), trusted_as_template=True)
 
     programs = {"/opt/uv/bin/uv": found} if found else {}
-    variables = {"python_uv": "/opt/uv/bin/uv", "python_uv_version": "1.2.3", "ansible_check_mode": False}
+    variables = {"python_uv": "/opt/uv/bin/uv", "python_uv_version": "1.2.3", "ansible_check_mode": False, **disks}
     variables |= {"ansible_facts": {"worker": {"programs": programs, "skip_done": True}}}
     variables["__python_uv_known"] = load("vars/main.yml")["__python_uv_known"]
     (task,) = (task for task in load("tasks/main.yml") if task["name"] == "Install uv")
@@ -108,6 +132,30 @@ def variable_of_role(name: str, **variables: Any) -> Any:
     """Return a variable of the role as it is with others."""
     kept = DataLoader().load_from_file(str(ROLE / "vars/main.yml"), trusted_as_template=True)
     return Templar(DataLoader(), kept | variables).template(kept[name])
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "stale"),
+    [
+        ({}, ["3.12"], False),
+        ({}, [], False),
+        (None, ["3.12"], False),
+        ("http://mirror/a", ["3.12"], False),
+        ("http://mirror/typo", ["3.12"], True),
+        ("http://mirror/a", [], True),
+        ({"state": "link", "target": "/x"}, ["3.12"], True),
+    ],
+)
+def test_an_archive_that_is_not_asked_for_is_told_from_one_that_is(
+    found: str | dict[str, str] | None, wanted: list[str], stale: bool
+) -> None:
+    if isinstance(found, str):
+        line = f"deb [signed-by=/etc/apt/keyrings/tpu_ops-deadsnakes.asc] {found} jammy main\n"
+        found = {"state": "file", "digest": sha256(line.encode()).hexdigest()}
+    facts = {"distribution_release": "jammy", "worker": {"files": {} if found is None else {ARCHIVE: found}}}
+    variables = {"ansible_facts": facts, "__python_deadsnakes": wanted, "python_deadsnakes_url": "http://mirror/a"}
+    assert variable_of_role("python_archive_stale", **variables) is stale
+    assert variable_of_role("python_archive", **variables) == ARCHIVE
 
 
 @pytest.mark.parametrize(
@@ -175,7 +223,7 @@ def test_an_archive_is_read_in_the_run_that_writes_it(
     missing: list[str], wanted: list[str], written: bool, check: bool, done: list[str]
 ) -> None:
     variables = {"__python_install": missing, "__python_deadsnakes": wanted, "ansible_check_mode": check}
-    variables |= {"__python_configured": {"changed_paths": [ARCHIVE] if written else []}, "__python_archive": ARCHIVE}
+    variables |= {"__python_configured": {"changed_paths": [ARCHIVE] if written else []}, "python_archive": ARCHIVE}
     templar = Templar(DataLoader(), variables)
     tasks = [task_of_role("install.yml", name) for name in ("Refresh the package lists", "Install Python")]
     runs = [task["name"] for task in tasks if all(map(templar.evaluate_conditional, task["when"]))]

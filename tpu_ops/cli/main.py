@@ -203,6 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = exc.filename if isinstance(exc.filename, str) else ""
         fix = "check that it can be read and written (ls -l, df)"
         return _failed(OpsError(exc.strerror or str(exc), where=path, fix=fix), words)
+    finally:
+        output.end()
 
 
 if __name__ == "__main__":

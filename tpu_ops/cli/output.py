@@ -43,6 +43,11 @@ def begin() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def end() -> None:
+    """End the output of a command: commands in later messages name no fleet until `name_fleet` is called again."""
+    _fleet.clear()
+
+
 def name_fleet(option: Callable[[], str]) -> None:
     """Set what returns the option that names the fleet in commands; it is called at most once, when it is needed."""
     _fleet[:] = [functools.cache(option)]
@@ -53,7 +58,7 @@ def on_fleet(text: str) -> str:
 
     Messages need no call: `info`, `warning` and `error` print them so. A result does.
     """
-    bare = text.startswith("tpu_ops ") and text.split()[1] in COMMANDS
+    bare = text.startswith("tpu_ops ") and text.split()[1:2] != [] and text.split()[1] in COMMANDS
     return texts.on_fleet(text, _fleet[0], bare=bare, without=WITHOUT_FLEET) if _fleet else text
 
 

@@ -1,1 +1,1 @@
-"""The Cloud TPU API: client, nodes, guest attributes and the accelerator table. Imports no other package."""
+"""The Cloud TPU API: nodes, their listing, creation, deletion and recreation; credentials, accelerators, buckets."""

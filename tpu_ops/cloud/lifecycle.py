@@ -260,7 +260,7 @@ def must_match(wish: Wish, node: Node) -> None:
         raise CloudError(
             f"a node of this name exists {others[0]}",
             where=wish.where,
-            fix=f"take another name, or delete it first: {node_deletion(wish.name, wish.zone)}",
+            fix=f"take another name, or delete it first: `{node_deletion(wish.name, wish.zone)}`",
         )
     has = node.labels
     lacking = [
@@ -294,7 +294,7 @@ def _must_be_ready(wish: Wish, node: Node | None) -> None:
 
 
 def _removal(wish: Wish) -> str:
-    return f"delete it ({node_deletion(wish.name, wish.zone)})"
+    return f"delete it (`{node_deletion(wish.name, wish.zone)}`)"
 
 
 def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Fixes for a node that does not serve, in words and command lines."""
+"""Fixes for nodes that do not serve, and the commands that delete nodes, as texts for messages."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def ssh_config(settings: Settings) -> Path:
 
 
 def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
-    """Return paths and texts of the fleet's ssh_config, of those for other login names, and of the jump's."""
+    """Return paths and texts of the fleet's ssh_config, of those for other logins, and of the jump's."""
     found, files = ways_of(settings, listed), Files(settings.state_dir)
     own = client_config.ssh_config(
         [(worker, found.of(worker)) for worker in reached(settings, listed)],
@@ -82,7 +82,7 @@ def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, 
         forward_agent=settings.forward_agent,
     )
     written = [(ssh_config(settings), own), *([(files.jump_config, found.jump_config)] if found.jump_config else [])]
-    # Addresses are the same for every login name, so all files are updated together.
+    # Addresses are the same for every login, so all files are updated together.
     return list(dict([*(ssh_configs(settings.shared, listed) if settings.shared else ()), *written]).items())
 
 

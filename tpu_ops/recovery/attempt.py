@@ -23,7 +23,8 @@ from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
 
-#: Seconds between two checks of the nodes while a rank does not answer, and at most until the first check.
+#: Seconds from a check of the nodes that found nothing to the next one, and until the first check, while a rank does
+#: not answer.
 LOOK, FIRST_LOOK = 10.0, 1.0
 #: Seconds to wait for the last lines of the remaining ranks after a node was lost and these ranks have ended.
 ENDS = 5.0

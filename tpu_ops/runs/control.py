@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.cloud.node import SERVING_STATES, TAKEN_STATES, Worker, label_of
-from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError, within
 from tpu_ops.fleet import contact, targets
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.record import ON, grace
@@ -148,7 +148,7 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     try:
         return Found([await _ask_for(fleet, fanout, word)])
     except OpsError as exc:
-        exc.fix = "; ".join(filter(None, (shells.shown_by(fleet.settings, word), exc.fix)))
+        exc.fix = "; ".join(filter(None, (shells.shown_by(fleet.settings, word), within(exc.fix))))
         raise
 
 

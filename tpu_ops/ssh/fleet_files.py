@@ -26,7 +26,7 @@ class FleetFiles:
         self.directory = directory
 
     def ssh_config(self, login: str = "") -> Path:
-        """OpenSSH configuration with one host per worker; a login name that a shell overrides has its own file."""
+        """OpenSSH configuration with one host per worker; a login that only a shell sets has its own file."""
         return self.directory / (f"ssh_config-{login}" if login else "ssh_config")
 
     @property

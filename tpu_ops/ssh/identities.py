@@ -1,4 +1,4 @@
-"""The user's ssh keys: those that their ssh config names, and why ssh does not use one."""
+"""The user's ssh keys: those that their ssh config names, the one for a new node, and why ssh does not use one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,11 @@ START = 60.0
 
 
 def runs_version(python: str) -> str:
-    """Return the version of a Python as major.minor; empty if it does not run."""
+    """Return the version of a Python as major.minor; empty if it does not run.
+
+    Raises:
+        Fault: It runs but does not answer, as on a busy worker.
+    """
     try:
         return subprocess.run(
             [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -55,6 +59,8 @@ def runs_version(python: str) -> str:
             timeout=START,
             check=True,
         ).stdout.strip()
+    except subprocess.TimeoutExpired as exc:
+        raise Fault("%s did not report its version within %g s; it was left as it is" % (python, exc.timeout)) from exc
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -249,11 +249,11 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
         _too_large(source)
     if over or process.returncode:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        why = f"it did not end within {timeout:g} s" if over else lines[-1] if lines else "ssh failed"
+        why = f"ssh did not end within {timeout:g} s" if over else lines[-1] if lines else "ssh failed"
         raise CloudError(
             f"the published snapshot cannot be read: {why}",
             where=source,
-            fix=f"run it to see why: {shlex.join(ssh_command(host, path))}",
+            fix=f"this command shows the reason: `{shlex.join(ssh_command(host, path))}`",
         )
     # Login shells may print other text before the command's output.
     return data[max(0, data.find(BEGINNING)) :]
