@@ -212,7 +212,7 @@ def test_attach_shows_a_run_to_its_end(bench: Bench) -> None:
 
 
 def test_logs_are_fetched_byte_for_byte_and_from_a_time(bench: Bench) -> None:
-    bench.started("sh", "-c", r"printf 'a\000b\rc'; sleep 3; echo late", name="kept")
+    bench.started("sh", "-c", r"printf 'a\000b\rc'; sleep 6; echo late", name="kept")
     bench.tpu_ops("attach", "kept")
     folder = bench.folder / "fetched"
     done = bench.tpu_ops("logs", "kept", "--fetch", str(folder))
