@@ -185,13 +185,13 @@ def test_recovery_deletes_no_node_on_which_another_run_is_active(
     bench.inside(0, "pkill -u ada -x sleep")
     for index in BOTH:
         bench.await_clean(index)
-    begun = here.tpu_ops("train", "b", "--detach", "--name", "late", "--", "sleep", "600", person="bob")
+    begun = here.tpu_ops("train", "b", "--detach", "--name", "colleague", "--", "sleep", "600", person="bob")
     assert begun.returncode == 0, begun.stderr
     assert lab_api.call("POST", "lab/preempt", {"node": f"{LOCATION}/nodes/a"})[0] == 200
     resumed = here.tpu_ops("attach", "own", "--recover")
     assert resumed.returncode != 0
-    assert "recovery would delete all of its nodes, and run late of bob is active" in resumed.stderr
+    assert "recovery would delete all of its nodes, and run colleague of bob is active" in resumed.stderr
     assert lab_api.node("b")["id"] == ids["b"]
-    bench.await_state(1, "late", "running")
-    assert here.tpu_ops("stop", "late", person="bob").returncode == 0
+    bench.await_state(1, "colleague", "running")
+    assert here.tpu_ops("stop", "colleague", person="bob").returncode == 0
     bench.await_clean(1)
