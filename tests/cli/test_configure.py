@@ -135,10 +135,7 @@ def test_tags_of_dynamically_included_tasks_are_accepted(fleet):
     write(fleet, include + TOUCH.replace("[write]", "[other]").replace("{{ inventory_hostname }}", "not"))
     done = configure(fleet, "pod", "--tags", "write")
     assert done.returncode == 0, done.stderr
-    assert (
-        "warning: no task of site.yml has the tag write, unless the playbook includes tasks with this tag"
-        in done.stderr
-    )
+    assert "warning: no task of site.yml has the tag write, unless the playbook includes tasks" in done.stderr
     assert (fleet.path / "pod-w1").exists()
     assert not (fleet.path / "not").exists()
 

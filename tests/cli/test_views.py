@@ -111,7 +111,7 @@ def test_a_fleet_of_which_not_all_was_listed_is_not_said_to_be_empty(fleet, tpu_
         code, out, err = tpu_ops("list")
     finally:
         fleet.api.clear_faults()
-    assert (code, out, "no node is known, but not all could be listed" in err) == (0, "", True)
+    assert (code, out, "no node is known, but some nodes could not be listed" in err) == (0, "", True)
     assert "tpu_ops create" not in err
     assert "no node exists" in tpu_ops("list")[2]
 
@@ -511,7 +511,7 @@ def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):
 def test_a_member_of_an_empty_fleet_is_not_told_to_create_a_node(member, tpu_ops):
     member.published.write_text(text(nodes=()))
     member.write(snapshot=str(member.published))
-    assert "the published snapshot has no nodes; ask its publisher" in tpu_ops("list")[2]
+    assert "the published snapshot has no nodes; ask the snapshot's publisher" in tpu_ops("list")[2]
 
 
 def test_a_missing_project_has_a_project_as_its_example(member, tpu_ops):
