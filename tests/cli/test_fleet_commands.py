@@ -751,7 +751,7 @@ def test_a_run_cannot_have_the_name_of_a_node_or_worker(fleet, tpu_ops, ssh):
     fleet.create("pod")
     for name in ("pod", "pod-w0"):
         result = tpu_ops("train", "pod", "--name", name, "--", "true")
-        failed(result, 2, "--name", "the run could not be told apart from it")
+        failed(result, 2, "--name", "so it cannot be the id of a run")
 
 
 def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):

@@ -63,7 +63,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
         outcome = include.uninstall(file, fragment, dry_run=args.dry_run)
         problem = ""
     else:
-        # What is included must be there; where nothing may be written, nothing is asked either.
+        # Refresh the fleet first, so that the included file exists; a dry run writes nothing and needs no refresh.
         fleet = None if args.dry_run else view.current(settings)
         outcome = include.install(file, fragment, dry_run=args.dry_run)
         problem = include.unseen(file, fleet.workers[:1]) if fleet else ""
@@ -86,7 +86,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
 
 
 def _own_config() -> Path:
-    """Return the file that ssh reads for this person."""
+    """Return the path of the configuration file that ssh reads for this user."""
     home = openssh.home()
     said = os.environ.get("HOME")
     if said and Path(said).absolute() != home.absolute():
