@@ -342,7 +342,7 @@ def write_record(path: Path, shell: Shell) -> None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the demo's environment, from the user's; the variables of the lab are added by the first step."""
+    """Return the demo's environment variables, made from the user's; the demo's first step adds those of the lab."""
     # Of the user's settings, keep only those that select the lab.
     kept = ("TPU_OPS_LAB", "TPU_OPS_STATE", "TPU_OPS_ENGINE")
     clean = {

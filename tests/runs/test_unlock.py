@@ -203,7 +203,9 @@ async def test_of_what_a_run_has_left_on_chips_only_what_holds_them_still_is_tol
     runs_output.still_held(await holders.still_held(fanout, outcomes))
     assert capsys.readouterr().err.splitlines() == [
         "warning: pod-w0: the chips are still held by pid 9 of bob: python",
-        "  fix: `tpu_ops unlock pod-w0` ends your own processes; for other processes ask bob; "
-        "`tpu_ops who pod-w0` shows who holds them",
+        (
+            "  fix: `tpu_ops unlock pod-w0` ends your own processes; for other processes ask bob; "
+            "`tpu_ops who pod-w0` shows who holds them"
+        ),
     ]
     assert await holders.still_held(fanout, outcomes[1:]) == []

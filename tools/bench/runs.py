@@ -52,8 +52,8 @@ class RunSample:
         cpu: Processor time on the controller, in seconds.
         peak: Largest resident size of one process on the controller, in bytes.
         size: Bytes of logs that were received.
-        busy: Seconds for which the machine's processors, shared with the workers, were busy meanwhile, in total; None
-            if unknown.
+        busy: Seconds for which the machine's processors, shared with the workers, were busy during the command, in
+            total; None if unknown.
     """
 
     round: int

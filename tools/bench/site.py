@@ -125,7 +125,7 @@ class Site(Lab):
         """Run site.yml once.
 
         Raises:
-            OpsError: It failed, or changed something in a run without changes.
+            OpsError: The run failed, or changed something although it must not.
         """
         tasks = self.root / "tasks.json"
         counting = {

@@ -265,7 +265,7 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     # A site.yml in the fleet's directory may have no checks. Ansible's exit code is then 0, which is no error here.
     if outcome.code and exit_code(outcome, shown(file), ", ".join(hosts), settings):
         what = "site.yml would fail on these workers, and recovery runs site.yml on each recreated node"
-        fix = "see above; correct it first, or start anyway with --force"
+        fix = "correct the errors above first, or start anyway with --force"
         raise HostError(what, where=texts.folded([step.host for step in outcome.failures]), fix=fix)
 
 
