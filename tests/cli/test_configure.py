@@ -87,7 +87,7 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     done = configure(fleet, "pod-w0", "--check", "--tags", "write")
     assert "pod-w0: would change: Write a file" in done.stderr
     # The working directory is a fleet directory, too.
-    other = f"fleet {fleet.path} (TPU_OPS_FLEET), not that of this directory\n"
+    other = f"using fleet {fleet.path} (TPU_OPS_FLEET), not the fleet of this directory\n"
     assert done.stderr.startswith(other)
     done = configure(fleet, "--fleet", str(fleet.path), "--limit", "pod-w0", "--skip-tags", "write")
     assert other not in done.stderr
@@ -164,7 +164,7 @@ def test_without_sudo_configure_names_the_needed_rights(fleet, tmp_path):
     )
     done = configure(fleet, "pod")
     assert (done.returncode, done.stderr.count("  fix: ")) == (1, 1), done.stderr
-    assert "  fix: whoever configures workers needs full passwordless sudo there: " in done.stderr
+    assert "  fix: configuring workers needs full passwordless sudo on them: " in done.stderr
 
 
 def test_a_failure_is_printed_even_if_the_table_has_no_reader(fleet):
@@ -350,7 +350,7 @@ def test_a_recovery_whose_mounts_were_refused_gets_further_the_next_time(fleet, 
         monkeypatch.setenv(name, value)
     known = view.current(config.load())
     new = [worker for worker in known.workers if worker.host.startswith("pod")]
-    with pytest.raises(HostError, match=r"site\.yml failed there"):
+    with pytest.raises(HostError, match=r"site\.yml failed on these workers"):
         configuring.converge(known.settings, known, new)
     configuring.converge(known.settings, known, new)
     assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]

@@ -472,7 +472,7 @@ def test_list_filters_by_state_and_says_when_it_is_old(fleet, tpu_ops):
     fleet.act("stop", "off")
     _, out, err = tpu_ops("list", "--state", "stopped")
     assert [line.split()[0] for line in out.splitlines()] == ["HOST", "off-w0"]
-    assert err == "changed since the last refresh: `tpu_ops refresh` shows what\n", (
+    assert err == "the fleet has changed since the last refresh: `tpu_ops refresh` shows the changes\n", (
         "ssh_config is rewritten by any command"
     )
     assert "STOPPED" not in tpu_ops("list", "--cached")[1]

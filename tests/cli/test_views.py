@@ -70,7 +70,7 @@ def test_list_shows_what_passes_all_filters(mixed, tpu_ops, argv, nodes):
         (["--project", "nobodys"], "no node has the project 'nobodys'; there are: lab"),
         (["--label", "team=art"], "no node has the label 'team=art'; there are: spare, team=speech, team=vision, tier"),
         (["--state", "PREEMPTED"], "no node has the state 'PREEMPTED'; there are: READY, STOPPED"),
-        (["--name", "pod", "--zone", "us-west4-a"], "no node matches all of these"),
+        (["--name", "pod", "--zone", "us-west4-a"], "no node matches all of these options"),
     ],
 )
 def test_a_filter_that_nothing_passes_says_what_there_is(mixed, tpu_ops, argv, words):
@@ -100,7 +100,7 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
     failed(tpu_ops("delete", "pod", "--yes"), 2, "no node is called 'pod'", "the fleet's filters exclude it")
     made = tpu_ops("create", "new", "--type", "v4-8", "--zone", "us-central2-b")[2]
     assert "the new node is not part of this fleet" in made
-    assert "has filters that leave it out" in made
+    assert "has filters that exclude the node" in made
     fleet.write()
     assert "filters" not in tpu_ops("list")[2]
 

@@ -143,7 +143,7 @@ def test_a_run_of_one_s_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "tpu", "since": 5.0}, "chips": []})
     with pytest.raises(HostError, match="a run of tpu is active: r1") as caught:
         unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(), unlocked()]), "--user", "ada", "--force", me="tpu")
-    assert caught.value.fix == "it is yours: `tpu_ops stop r1` ends it"
+    assert caught.value.fix == "the run is yours: `tpu_ops stop r1` ends it"
 
 
 def test_a_free_pod_is_free(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     options.add_exit_code(parser)
     parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_OR_OWN)
-    parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since then (default: 60s)")
+    parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since this time (default: 60s)")
     recover_options.add_arguments(parser)
     parser.add_argument("run", help=runs_output.RUN)
 

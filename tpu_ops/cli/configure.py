@@ -39,7 +39,7 @@ VAULT = (
 #: Messages of Ansible and sudo for a user without full passwordless sudo, and the advice in this case.
 _REFUSED_BY_SUDO = re.compile("Missing sudo password|sudo: a password is required")
 FULL_SUDO = (
-    "whoever configures workers needs full passwordless sudo there: log in as the account that the node was made with,"
+    "configuring workers needs full passwordless sudo on them: log in as the account that the node was made with,"
     " or have `sudo: full` set for you in users_people (`sudo: launcher` lets you train only)"
 )
 #: Advice for an option that ssh rejects. Ansible's connections do not read ssh's own configuration files.
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops configure`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument("--playbook", default="site", metavar="NAME", help="one of playbooks/ (default: site)")
-    parser.add_argument("--tags", metavar="TAG,...", help="only these roles, as in --tags users,python")
-    parser.add_argument("--skip-tags", metavar="TAG,...", help="all but these roles")
+    parser.add_argument("--playbook", default="site", metavar="NAME", help="a playbook in playbooks/ (default: site)")
+    parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
+    parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
     parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
     parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
     parser.epilog = (
         "Runs the same playbook as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
-        "After a failure, run it again: what is done already stays as it is."
+        "After a failure, run the command again: finished steps stay as they are."
     )
 
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the playbook and print the result of each host."""
     settings = config.load(args.fleet)
     if not args.fleet and config.nearest_file(config.here()) not in (None, settings.file):
-        output.info(f"fleet {config.folder_of(settings.file)} (TPU_OPS_FLEET), not that of this directory")
+        output.info(f"using fleet {config.folder_of(settings.file)} (TPU_OPS_FLEET), not the fleet of this directory")
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(args.playbook)
     if args.target and args.limit:
@@ -189,7 +189,7 @@ def converge(
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, shown(file), names, settings, then):
-        raise HostError(f"{file.name} failed there", where=names, fix=f"correct the error above and {then}")
+        raise HostError(f"{file.name} failed on these workers", where=names, fix=f"correct the error above and {then}")
     return outcome
 
 
@@ -414,7 +414,7 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
             what = f"login was refused on {texts.count(len(refused), 'host')}"
             fix = contact.login_hint(settings, " ".join(said[host] for host in refused))
             raise RefusedError(what, where=texts.folded(refused), fix=fix)
-        fix = "; ".join(keys) or f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
+        fix = "; ".join(keys) or f"`tpu_ops list` shows which nodes are READY; {then} once these hosts answer"
         others = [message for host, message in said.items() if host not in refused]
         reasons = [openssh.reason(message.rpartition("via ssh: ")[2], None) for message in others]
         if causes := dict.fromkeys(reason for reason in reasons if not keys and not openssh.silent(reason)):

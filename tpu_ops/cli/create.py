@@ -77,7 +77,9 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
     ):
         if not text.isprintable():
             raise UsageError(
-                f"{shown(text)} contains characters that cannot be printed", where=option, fix="leave them out"
+                f"{shown(text)} contains characters that cannot be printed",
+                where=option,
+                fix="leave these characters out",
             )
     return Wish(
         name=lifecycle.check_name(args.name),
@@ -104,7 +106,7 @@ def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
 def _label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError(f"{text!r} is not a label", where="--label", fix="write it as KEY=VALUE")
+        raise UsageError(f"{text!r} is not a label", where="--label", fix="write the label as KEY=VALUE")
     return key, value
 
 
@@ -157,7 +159,7 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     elif not workers:
         lacks = f"does not list project {wish.project}, zone {wish.zone}"
         if any(node.full_name == wish.full_name for node in fleet.listed):
-            lacks = "has filters that leave it out"
+            lacks = "has filters that exclude the node"
         output.warning(f"the new node is not part of this fleet: {settings.file} {lacks}")
     return fleet
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             f"{texts.folded(list(silent))} cannot tell whether a run is active: {next(iter(silent.values()))}"
         )
         _warn_of_remembered(settings, node)
-    active = f"{who.named(runs)} on it" if runs else ""
+    active = f"{who.named(runs)} on this node" if runs else ""
     if active and (args.yes or args.dry_run):
         output.warning(f"{active}: `tpu_ops who {fleet.labels[node.full_name]}` shows more")
     for text in _recoveries(settings.state_dir, node):

@@ -107,7 +107,7 @@ async def followed(
             return ExitCode.INTERRUPTED
         if at_once.is_set():
             return ExitCode.INTERRUPTED
-        # Further presses until now also mean a stop. They must not end the wait for the stop, which has yet to begin.
+        # Drop further presses of Ctrl-C: they must not end the wait for the stop, which is only sent below.
         while not pressed.empty():
             pressed.get_nowait()
         if outcomes := await _stop(*run, pressed, as_json=as_json):

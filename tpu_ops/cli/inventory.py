@@ -32,10 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "groups: a ClusterShell file for groups.d; json: group -> hosts",
     )
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
-    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: all")
+    parser.add_argument(
+        "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
+    )
     parser.epilog = (
         "Lists only nodes in the configured states (default: READY). Uses the last known view of the fleet; "
-        f"`tpu_ops refresh` updates it. Groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
+        f"`tpu_ops refresh` updates the view. The groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
     )
 
 

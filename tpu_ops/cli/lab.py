@@ -40,15 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "instances (set TPU_OPS_LAB to the name) use free ports, and keep them if possible. An instance that is up is "
         "left unchanged; an instance that does not answer is restarted and keeps its nodes.",
     )
-    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: see above)")
+    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next port (default: see above)")
     up.add_argument("--seconds", type=_seconds, default=1.0, help="shortest duration of an operation (default: 1)")
     down = add(
         "down",
         "remove the lab's workers, networks and processes",
-        "Its files are removed too; images and downloads, which all labs share, stay unless --cache is given.",
+        "The lab's files are removed too; images and downloads, which all labs share, stay unless --cache is given.",
     )
-    down.add_argument("--all", action="store_true", help="every lab below TPU_OPS_STATE, not only this one")
-    down.add_argument("--cache", action="store_true", help="also the workers' images and downloads, which labs share")
+    down.add_argument("--all", action="store_true", help="remove every lab below TPU_OPS_STATE, not only this lab")
+    down.add_argument("--cache", action="store_true", help="also remove the images and downloads that all labs share")
     add(
         "env",
         'print variables for a shell: eval "$(tpu_ops lab env)"',
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         as_json=False,
     )
     api.add_argument("--state", required=True, metavar="FILE", help="the file that holds the fleet; created if missing")
-    api.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: free ports)")
+    api.add_argument("--port", type=_port, help="gRPC port; REST takes the next port (default: free ports)")
     api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
     api.add_argument("--seconds", type=_seconds, default=1.0, help="shortest duration of an operation (default: 1)")
     api.add_argument("--projects", default=instance.PROJECT, help="projects that exist, comma-separated")
@@ -132,7 +132,7 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
     with instance.locked(lab), instance.writing(lab):
         endpoints = lab.endpoints()
         if endpoints is not None and not instance.answers(lab):
-            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; ending it")
+            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; ending the API")
             instance.stop_api(lab, timeout=10)
             endpoints = None
         if endpoints is None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops list`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    only = parser.add_argument_group("only nodes that have (an option given several times: any of its values)")
+    only = parser.add_argument_group("list only nodes that have (for an option given several times: one of its values)")
 
     def add(name: str, metavar: str, text: str) -> None:
         only.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("type", "PATTERN", "this accelerator type, as in 'v4-*'")
     add("zone", "ZONE", "this zone, as in us-central2-b or 'us-*'")
     add("project", "PROJECT", "this project")
-    add("label", "KEY[=VALUE]", "this label; several keys: all of them")
+    add("label", "KEY[=VALUE]", "this label; for several keys: all of these labels")
     only.add_argument(
         "--state",
         action="append",
@@ -77,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
     elif not fleet.listed:
         output.info(_nothing(fleet))
     elif fleet.nodes and not unknown:
-        output.info("no node matches all of these")
+        output.info("no node matches all of these options")
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
-        output.info("changed since the last refresh: `tpu_ops refresh` shows what")
+        output.info("the fleet has changed since the last refresh: `tpu_ops refresh` shows the changes")
     return ExitCode.OK
 
 
@@ -109,7 +109,7 @@ class Wanted:
         pairs = [text.partition("=") for text in args.label]
         for key, _, _ in pairs:
             if not key:
-                raise UsageError("a label without a name", where="--label", fix="write it as KEY or KEY=VALUE")
+                raise UsageError("a label without a name", where="--label", fix="write the label as KEY or KEY=VALUE")
         labels = {
             # A key without a value matches any value, even if the same key is also given with values.
             key: () if (key, "", "") in pairs else tuple(value for name, _, value in pairs if name == key)

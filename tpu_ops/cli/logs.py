@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=moment,
         metavar="TIME",
-        help="show output since then: 90s, 10m, 2h or 1d ago, 2026-01-31T12:00 (local time), or "
+        help="show output since this time: 90s, 10m, 2h or 1d ago, 2026-01-31T12:00 (local time), or "
         "'2026-01-31 12:00:00 UTC', as tables print it",
     )
     parser.add_argument("--fetch", metavar="DIR", help="copy the logs of all ranks, unchanged, to DIR/RUN/rank-N.log")
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     heard: set[int] = set()
     if args.fetch and (args.since or args.rank):
         what = "--fetch copies whole logs" if args.since else "--fetch copies the logs of all ranks"
-        raise UsageError(what, where="--since" if args.since else "--rank", fix="leave out one of the two")
+        raise UsageError(what, where="--since" if args.since else "--rank", fix="leave out one of the two options")
     try:
         if args.fetch:
             run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, directory, live=args.follow))

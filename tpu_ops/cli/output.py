@@ -124,7 +124,9 @@ def _finish_line(stream: TextIO) -> None:
 def _result(data: str | bytes, *, goes_on: bool = False) -> None:
     _written[:] = [True]
     if sys.stdout is None:
-        raise OpsError("the result cannot be written: closed", where="standard output", fix="open it: no `>&-`")
+        raise OpsError(
+            "the result cannot be written: the output is closed", where="standard output", fix="open it: no `>&-`"
+        )
     try:
         if not goes_on:
             _finish_line(sys.stdout)

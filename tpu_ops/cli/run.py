@@ -27,8 +27,7 @@ _NOT_STARTED = re.compile(
 #: Characters and words that only a shell understands, and the advice for a command that contains them.
 _OF_A_SHELL = re.compile(rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$")
 _HINT = b"; for a shell line: --shell -- 'LINE'"
-#: Maximum length of the command line on a worker in bytes: it is one argument of a shell, which Linux limits to 128
-#: KiB.
+#: Maximum length in bytes of the command line on a worker: Linux limits one argument of a shell to 128 KiB.
 _LONGEST = 128 * 1024 - 64
 
 #: Tells the dispatcher that the words after `--` are a command.

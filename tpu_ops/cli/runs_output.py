@@ -26,22 +26,22 @@ RUN = "a run id; or a node or worker, which stands for the run on it"
 
 
 def line(said_by: Sequence[int], text: str) -> None:
-    """Print one line that these ranks have in common in their logs, on standard output."""
+    """Print a line from the logs of these ranks, with the ranks in front, on standard output."""
     output.raw(_bytes(f"{_lead(said_by)}{text}\n"))
 
 
 def line_aside(said_by: Sequence[int], text: str) -> None:
-    """Print one line that these ranks have in common in their logs, on standard error: the result is JSON."""
+    """Print a line from the logs of these ranks on standard error, because the result is JSON."""
     output.raw(_bytes(f"{_lead(said_by)}{text}\n"), aside=True)
 
 
 def part(said_by: Sequence[int], text: str, ended: bool) -> None:
-    """Print a part of such a line, on standard output; ``ended`` tells whether it is the last part of the line."""
+    """Print a part of a line from the logs of these ranks, on standard output; ``ended`` marks the last part."""
     output.piece(_lead(said_by), _bytes(text), ended=ended)
 
 
 def part_aside(said_by: Sequence[int], text: str, ended: bool) -> None:
-    """Print a part of a log line, on standard error because the result is JSON."""
+    """Print a part of a line from the logs of these ranks on standard error, because the result is JSON."""
     output.piece(_lead(said_by), _bytes(text), ended=ended, aside=True)
 
 

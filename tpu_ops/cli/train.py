@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(what, where="--name", fix="choose another name")
     if args.sync and args.user:
         what = f"--sync copies the directory to your home, but {args.user} would start in another home"
-        raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
+        raise UsageError(what, where="--sync and --user", fix="leave out one of the two options")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     line = " ".join(command)
     typed = line.split() if args.shell else command
@@ -383,7 +383,7 @@ class _Job:
             self.asked = True
             await launch.start(fanout, self.spec, self.workers)
         except (OpsError, launch.Interrupted, OSError) as exc:
-            # An error without `may_be_on` has another source, such as a changed host key: the run may be active.
+            # An error without `may_be_on`, such as a changed host key, does not tell whether the run has started.
             self.may_be_on = self.asked and getattr(exc, "may_be_on", not isinstance(exc, UsageError))
             if self.may_be_on:
                 # Keep this machine's record and the recovery state of the run: other commands find the run by them.

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--user", default="", metavar="NAME", help="whose runs and processes to end (with --force; default: your own)"
     )
-    parser.add_argument("--force", action="store_true", help="end what belongs to --user NAME (administrators only)")
+    parser.add_argument(
+        "--force", action="store_true", help="end runs and processes of --user NAME (administrators only)"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--grace",
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         for run_ in runs:
             if not set(run_.hosts) <= set(hosts):
                 output.info(f"run {run_.run_id} will be ended on all its workers: {texts.folded(run_.hosts)}")
-        if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
+        if not args.yes and not options.confirmed(
+            f"end these runs and processes on {args.target}?", "ending processes"
+        ):
             output.info("nothing was ended")
             return ExitCode.FAILED
     # A worker that did not answer is left out: the user has not seen its processes.
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         raise HostError(
             f"a run of {kept[0].user} is active: {kept[0].run}",
             where=texts.folded(sorted({holder.host for holder in kept})),
-            fix=f"it is yours: {ends}"
+            fix=f"the run is yours: {ends}"
             if is_theirs
             else f"ask {kept[0].user}, or an administrator: --force --user {kept[0].user}",
         )

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask the workers who holds their chips, and print the answers."""
     if args.watch and args.json:
-        raise UsageError("--watch cannot print JSON", where="--watch and --json", fix="leave out one of the two")
+        raise UsageError(
+            "--watch cannot print JSON", where="--watch and --json", fix="leave out one of the two options"
+        )
     settings = config.load(args.fleet)
     if args.target:
         fleet, workers = contact.find(settings, args.target)
