@@ -1,7 +1,8 @@
 """Run the fast tests with Debian 13's Python 3.13, in a container of the lab's image of that release.
 
-The results depend on Python, and on the ansible-core that the lock has for it; style and types do not. Tests marked
-`module` are left out: they run the modules of roles, which Molecule's scenarios run with Debian 13's own Python.
+Test results depend on the versions of Python and of ansible-core, which the lock pins for each Python. Checks of style
+and types do not, so they are not run. Tests marked `module` are left out: they run the modules of roles, which
+Molecule's scenarios run with Debian 13's own Python.
 
 The container copies this clone and is set up with `make env`. Its environment is kept in the cache of the lab's
 workers, one for each lock, for later runs.

@@ -1,8 +1,8 @@
 """Run the main job once on the local lab: from bare workers to a trained model and a change of addresses.
 
 Each line of the closing summary is a value that this program has checked itself: Ansible's statistics, an accuracy that
-another process computes from the checkpoint, the answer of an address. The first failing step ends it with exit code 1
-and a hint how to inspect and continue.
+another process computes from the checkpoint, the answer of an address. The first failing step ends the demo with exit
+code 1, and prints how to inspect the lab and continue.
 """
 
 from __future__ import annotations

@@ -43,14 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
-    parser.add_argument("--workers", default="1,8,16", help="of site.yml's fleets (default %(default)s)")
+    parser.add_argument("--workers", default="1,8,16", help="workers of the fleets for site.yml (default %(default)s)")
     parser.add_argument(
         "--one-fleet",
         action="store_true",
         help="for site.yml, measure only runs that change nothing, on one fleet",
     )
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
+    parser.add_argument(
+        "--out", type=Path, default=measure.ROOT / "docs", help="the directory of the page (default docs)"
+    )
     options = parser.parse_args(argv)
     # SIGTERM works like Ctrl-C: measurements remove their workers.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -266,7 +266,7 @@ def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], N
             say(f"{fleet.name}: making ready")
             commands = served.commands()
             if index == 0:
-                # The floor is made in the same way for every fleet, and reading a large one twice takes half a minute.
+                # Check only the floor of the smallest fleet: reading a large inventory twice takes half a minute.
                 served.check_floor(commands)
             ready.append((served, {rival: commands[rival] for rival in rivals_of(fleet, smallest=index == 0)}))
         for number in range(1, rounds + 1):

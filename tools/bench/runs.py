@@ -244,11 +244,11 @@ class Pod(Lab):
 
 
 def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]) -> list[RunSample]:
-    """Take all samples.
+    """Measure the commands on nodes of these sizes; return the samples.
 
     Args:
         sizes: Numbers of workers.
-        rounds: Number of rounds for each of them.
+        rounds: Number of rounds for each size.
         root: A directory for the lab's state.
         say: Called with lines of progress.
 
