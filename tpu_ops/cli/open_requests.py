@@ -1,4 +1,4 @@
-"""Open requests: nodes that a run's recovery has requested from the API and that no run uses. List or delete them."""
+"""List or delete open requests: nodes or queued resources that a run's recovery has requested and no run uses."""
 
 from __future__ import annotations
 

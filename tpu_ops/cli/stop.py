@@ -153,7 +153,10 @@ async def _end_of_all(
         output.warning(f"run {run_.run_id}: {why}; its workers were told to stop anyway")
     if not deaf or not stopped.already:
         return stopped, None
-    what = f"the process here that recovers the run could not be told to stop, and may start the run again: {deaf.what}"
+    what = (
+        "the process on this machine that recovers the run could not be told to stop, and may start the run again: "
+        f"{deaf.what}"
+    )
     fix = f"end that process with Ctrl-C, or check that the disk has space (df); repeat `tpu_ops stop {run_.run_id}`"
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
 
