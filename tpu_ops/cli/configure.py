@@ -27,7 +27,7 @@ from tpu_ops.ssh import openssh
 
 #: Advice: what to do after correcting an error.
 AGAIN = "run the same command again"
-#: Columns of the table of hosts.
+#: Columns of the table of results, which has one row for each host.
 COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
 #: Tags with a special meaning in Ansible, so that they are valid for every playbook.
 ANY_PLAYBOOK = frozenset({"all", "always", "never", "tagged", "untagged"})

@@ -17,7 +17,7 @@ from tpu_ops.fleet.view import Fleet
 
 FORMATS = ("nodeset", "list", "groups", "json")
 
-#: Name of the group source in a file of groups: `@tpu:node_pod`.
+#: Name of the group source in the file for ClusterShell, as in `@tpu:node_pod`.
 SOURCE = "tpu"
 
 

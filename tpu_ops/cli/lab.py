@@ -110,7 +110,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one subcommand."""
+    """Run one subcommand of `tpu_ops lab`."""
     lab = instance.instance()
     if args.command == "up":
         return _up(lab, args)
@@ -195,7 +195,7 @@ def _say_down(results: Sequence[Mapping[str, object]], others: Sequence[str], *,
 
 
 def _down_one(lab: Instance) -> dict[str, object]:
-    """Take one lab down and return what was there."""
+    """Remove one lab; return its name and what was removed."""
     from tpu_ops.lab import removal
 
     with instance.locked(lab):

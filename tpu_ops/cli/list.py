@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the workers."""
+    """List the workers of the nodes that match the options."""
     if args.target is not None:
         name = shlex.quote(args.target)
         raise UsageError("list does not take a target", where=args.target, fix=f"tpu_ops list --name {name}")

@@ -224,7 +224,7 @@ def error(failure: OpsError) -> None:
 
 
 def at(moment: float) -> str:
-    """Return a time (seconds since 1970) for people."""
+    """Return a time (seconds since 1970) as text for users."""
     return texts.at(moment)
 
 

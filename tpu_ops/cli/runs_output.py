@@ -21,7 +21,7 @@ _WORKERS_NAMED = 4
 #: Help of --rank, and help of --rank for commands whose RUN may be a worker.
 RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (default: 0)"
 RANKS_OR_OWN = RANKS_SHOWN.replace("(default: 0)", "(default: that of the worker, if RUN is one, else 0)")
-#: Help of an argument that names a run.
+#: Help of the argument RUN.
 RUN = "a run id; or a node or worker, which stands for the run on it"
 
 

@@ -199,7 +199,7 @@ class _Job:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The workers by rank."""
+        """The names of the workers, ordered by rank."""
         return tuple(worker.host for worker in self.workers)
 
     def recovered(self) -> recovering.Recovering:
