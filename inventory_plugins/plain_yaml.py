@@ -1,4 +1,4 @@
-"""YAML inventories written by hand, except the files of tpu_vm."""
+"""Inventory plugin for YAML inventories written by hand; it ignores the files of the plugin tpu_vm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ansible.plugins.inventory import yaml
 
 
 class InventoryModule(yaml.InventoryModule):  # type: ignore[misc] # Ansible ships no types
-    """`ansible.builtin.yaml` that ignores the files of `tpu_vm`."""
+    """The plugin `ansible.builtin.yaml`, except that it ignores the files of the plugin `tpu_vm`."""
 
     NAME = "plain_yaml"
 

@@ -397,7 +397,7 @@ class Host:
 
 
 class Choice:
-    """Decides which workers become hosts, and their names, by the expressions in the fleet's file."""
+    """Decides which workers become hosts, and the hosts' names, with the expressions in the fleet's file."""
 
     def __init__(self, plugin: InventoryModule, file: Path, groups: set[str], others: frozenset[str]) -> None:
         self._templar = plugin.templar
@@ -407,7 +407,7 @@ class Choice:
         self._file, self._groups, self._others = file, groups, others
         self._taken = hostnames.Taken(f"{file}, key 'hostnames'")
         self._passed_over: dict[tuple[str, str], list[str]] = {}
-        # Key -> number of workers for which it was evaluated.
+        # Key of the file -> number of workers for which its expressions were evaluated.
         self._decided = {"include": 0, "exclude": 0}
 
     def stays(self, worker: Worker, variables: dict[str, Any]) -> bool:
@@ -445,7 +445,7 @@ class Choice:
                 raise UsageError(
                     f"{expression!r} fails for every worker: {reasons[0]}",
                     where=f"{self._file}, key {key!r}",
-                    fix="correct it; if some workers lack a label, write tpu_labels.team | default('') == 'vision'",
+                    fix="correct it; if a label is missing on some, write tpu_labels.team | default('') == 'vision'",
                 )
         return [
             f"{self._file}, key {key!r}, {expression!r}: {reasons[0]}"
@@ -500,7 +500,7 @@ class Said(logging.Handler):
         self._display, self._named = display, named
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a message on standard error."""
+        """Show a log message on standard error."""
         if record.levelno >= logging.WARNING:
             self._display.warning(self._named(record.getMessage()))
         else:
@@ -509,11 +509,11 @@ class Said(logging.Handler):
 
 @contextmanager
 def heard(display: Any, named: Callable[[str], str]) -> Iterator[None]:
-    """Show log messages of tpu_ops through Ansible for as long as the block lasts.
+    """Show log messages of tpu_ops through Ansible for the duration of the block.
 
     Args:
         display: Ansible's display.
-        named: Adds the fleet to the commands in a message.
+        named: Adds the option --fleet to the commands in a message.
     """
     log, said = logging.getLogger("tpu_ops"), Said(display, named)
     level = log.level
@@ -532,7 +532,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     NAME = "tpu_vm"
 
     inventory: Any
-    #: Returns the option that names the fleet in commands.
+    #: A function that returns the option --fleet for the commands in messages.
     _option: Callable[[], str] = staticmethod(str)
 
     def verify_file(self, path: str) -> bool:
@@ -546,7 +546,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 "installed in (.venv/bin/ansible-inventory after `make env`)"
             )
         try:
-            # Checked first: Ansible ignores unknown keys.
+            # Check the file before Ansible reads it: Ansible ignores unknown keys.
             settings = config.load_file(Path(path))
             self._option = functools.cache(lambda: config.fleet_option(settings.file))
             self._read_options(path)
@@ -554,11 +554,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 nodes = self._nodes(settings, path, cache)
             self._add(settings, nodes)
         except OpsError as failure:
-            # Without `from None`, Ansible would print the causes again.
+            # Without `from None`, Ansible would print the causes of the error twice.
             raise AnsibleParserError(self._on_fleet(str(failure))) from None
 
     def _on_fleet(self, text: str) -> str:
-        """Add the fleet to the commands in a text."""
+        """Add the option --fleet to the commands in a text."""
         return texts.on_fleet(text, self._option)
 
     def _read_options(self, path: str) -> None:
@@ -568,7 +568,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         for key in EXPRESSIONS:
             listed = [options[key]] if isinstance(options.get(key), str) else options.get(key) or []
             if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
-                raise UsageError("expected a list of strings", where=f"{path}, key {key!r}", fix="put each in quotes")
+                raise UsageError(
+                    "expected a list of strings", where=f"{path}, key {key!r}", fix="put each string in quotes"
+                )
             options[key] = listed
         try:
             self.set_options(direct=options, var_options=self._vars)
@@ -579,7 +581,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             raise UsageError(
                 f"{self._variable('<name>')!r} is not valid as the name of a variable",
                 where=f"{path}, key 'hostvars_prefix' or 'hostvars_suffix'",
-                fix="use letters, digits and underscores, and no digit first",
+                fix="use letters, digits and underscores; do not begin with a digit",
             )
         if self._variable("x").startswith("ansible_"):
             raise UsageError(
@@ -594,11 +596,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 raise UsageError(
                     f"the cache cannot be used: {exc}",
                     where=f"{path}, key 'cache_plugin' or 'cache_connection'",
-                    fix="leave both out: the fleet's snapshot is a cache already",
+                    fix="leave both keys out: the fleet's snapshot is a cache already",
                 ) from exc
 
     def _check_syntax(self, path: str) -> None:
-        """Reject invalid expressions, which Ansible would silently skip."""
+        """Reject expressions with invalid syntax, which Ansible would silently skip."""
         for key in ("include", "exclude"):
             for expression in self.get_option(key):
                 self._check_condition(expression, f"{path}, key {key!r}")
@@ -611,25 +613,25 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 composed.check_syntax(str(entry["key"]), f"{path}, key 'keyed_groups', entry {number}")
 
     def _check_condition(self, expression: Any, where: str) -> None:
-        # A condition may also be a template.
+        # A condition can also be a template, which has another syntax.
         if isinstance(expression, str) and not self.templar.is_template(expression):
             composed.check_syntax(expression, where)
 
     def extra_variables(self) -> dict[str, Any]:
-        """Return the variables of the command line if expressions may use them."""
+        """Return the variables of the command line (-e) if `use_extra_vars` is on, else none."""
         return dict(self._vars) if self.get_option("use_extra_vars") else {}
 
     def _variable(self, name: str) -> str:
         return f"{self.get_option('hostvars_prefix')}{name}{self.get_option('hostvars_suffix')}"
 
     def _variables(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return facts as host variables; those that roles and playbooks read also keep their usual names."""
+        """Return facts as host variables; variables that roles or playbooks read also keep their usual names."""
         values = {name: _plain(value) for name, value in facts.items()}
         usual = {f"tpu_{name}": values[name] for name in values.keys() & hostvars.READ_BY_ROLES}
         return {self._variable(name): value for name, value in values.items()} | usual
 
     def _nodes(self, settings: config.Settings, path: str, cache: bool) -> Sequence[Node]:
-        """Return the nodes from the cache or the snapshot if these may and can be used, else from the API."""
+        """Return the nodes from the cache or the snapshot if one of these is usable, else from the API."""
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
         if caching and cache and (known := self._remembered(settings, key)) is not None:
@@ -642,7 +644,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         for text in changes.news():
             self.display.v(f"tpu_vm: {text}")
         if caching:
-            # Written only after the API was asked: reading the cache never renews its age.
+            # Write the cache only after the API was asked, so that reading the cache never renews its age.
             self._cache[key] = {
                 "version": CACHE_VERSION,
                 "asked_at": fleet.asked_at,
@@ -669,7 +671,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return newest
 
     def _cached(self, key: str) -> Snapshot | None:
-        """Return the cached answer; None if there is none or it is damaged."""
+        """Return the cached answer of the API; None if there is no answer, or the answer is damaged."""
         try:
             data = self._cache[key]
             if data["version"] != CACHE_VERSION:
@@ -688,15 +690,16 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return Snapshot(fleet.asked_at, fleet.listed, fleet.source, fleet.unlisted) if fleet else None
 
     def _young(self, asked_at: float) -> bool:
-        """Return whether an answer is recent enough; its age counts from the request to the API."""
+        """Return whether an answer is recent enough; its age is counted from the request to the API."""
         timeout, age = self.get_option("cache_timeout"), time.time() - asked_at
-        # The time is in the future if the clock was set back: the age is unknown.
+        # A negative age means that the clock was set back: the real age is unknown.
         return age >= 0 and (not timeout or age <= timeout)
 
     def _add(self, settings: config.Settings, nodes: Sequence[Node]) -> None:
-        """Add the workers of these nodes to the inventory; a wrong name, `include` or `exclude` adds none.
+        """Add the workers of these nodes to the inventory.
 
-        A wrong `compose`, `groups` or `keyed_groups` is reported after some hosts were added.
+        After an error in `hostnames`, `include` or `exclude`, no host was added. After an error in `compose`, `groups`
+        or `keyed_groups`, some hosts were added.
         """
         groups = hostvars.groups(nodes)
         hosts = self._hosts(settings, nodes, {name for names in groups.values() for name in names})
@@ -720,7 +723,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             for group in groups[host.worker.node.full_name]:
                 self.inventory.add_group(group)
                 self.inventory.add_child(group, host.name)
-            # Set on the host itself, since Inventory.set_variable would copy every value.
+            # Set the variables on the host itself: Inventory.set_variable would copy every value.
             entry = self.inventory.get_host(host.name)
             for name, value in host.variables.items():
                 entry.set_variable(name, value)
@@ -735,14 +738,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         self.inventory = filled
         try:
             add(said, host.variables, host.name, strict=strict)
-        except Exception as exc:  # Ansible raises a plain Exception for groups in a circle
+        except Exception as exc:  # Ansible raises a plain Exception for circular groups
             passed_over = "; `strict: false` skips expressions that fail" if strict else ""
             raise UsageError(str(exc), where=where, fix=f"correct it{passed_over}") from exc
         finally:
             self.inventory = inventory
 
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
-        """Return the inventory hosts of these nodes, with their names and variables."""
+        """Return the hosts for the workers of these nodes, with the hosts' names and variables."""
         workers = selection.of(settings, nodes)[1]
         found = selection.ways_of(settings, nodes)
         shared = self._shared(settings)
@@ -764,7 +767,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             if choice.stays(worker, variables):
                 hosts.append(Host(choice.name(worker, variables), worker, variables))
                 reached.append((worker, way))
-        # Nodes without endpoints are only reported if the file lists serving nodes.
+        # Report nodes without endpoints only if the file lists nodes in states that should have endpoints.
         serves = not set(settings.states).isdisjoint(SERVING_STATES)
         lacking = selection.without_endpoints(settings, nodes) if serves else ()
         for text in (*choice.warnings(), *ways.problems(reached), *lacking):
@@ -772,7 +775,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return hosts
 
     def _connection(self, worker: Worker, way: Way, options: str) -> dict[str, str]:
-        """Return the variables with which Ansible connects to a worker: the same options as in ssh_config."""
+        """Return the variables with which Ansible connects to a worker; they have the options of the ssh config."""
         own = client_config.arguments(client_config.own_options(worker, way))
         variables = {"ansible_host": ways.host_name(worker, way), "ansible_ssh_common_args": f"{own} {options}"}
         return {name: _own(value) for name, value in variables.items()}
@@ -804,7 +807,7 @@ def _plain(value: Any) -> Any:
 
 
 def _own(value: str) -> str:
-    """Return a text of this plugin, such as a connection variable, marked in the same way."""
+    """Return a text of the plugin, such as a connection variable, marked as trusted unless it looks like a template."""
     return value if "{" in value or "#" in value else trust_as_template(value)
 
 

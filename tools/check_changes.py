@@ -10,8 +10,7 @@ out.
 Exceptions are in .config/molecule/exceptions.yml, for the runs before side effects (workers: prepared) or after them
 (workers: broken). A run without skips must not change anything, or skip a task that has changed something in converge;
 exceptions are in .config/molecule/looked_at.yml. Each exception has its reason, and is reported when it is no longer
-needed. Every scenario needs a run in check mode, and each
-scenario of a role also one that skips nothing.
+needed. Every scenario needs a run in check mode. Each scenario of a role also needs a run without skips.
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -32,7 +31,7 @@ LOOKED_AT = ROOT / ".config" / "molecule" / "looked_at.yml"
 ALL_ROLES = "site"
 Record = dict[str, Any]
 Change = tuple[str, str, tuple[str, ...]]
-#: Scenario and task; for check mode also the workers: prepared or broken.
+#: An exception: scenario and task; for a check-mode exception also the kind of workers (prepared or broken).
 Exemption = tuple[str, ...]
 
 
@@ -73,7 +72,11 @@ def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str]
         needed |= {(scenario, task, workers) for task, _, _ in differing}
         found += [
             f"{scenario}: {words(change)} "
-            + ("was changed, and check mode did not say so" if change in done else "was announced, and not changed")
+            + (
+                "was changed, but not announced by check mode"
+                if change in done
+                else "was announced by check mode, but not changed"
+            )
             for change in sorted(differing)
             if (scenario, change[0], workers) not in excepted
         ]
@@ -86,7 +89,7 @@ def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str]
 def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[list[str], set[Exemption]]:
     """Return what runs without skips changed or skipped, and the exceptions that were not needed.
 
-    Whether a task changes something depends on the worker. If it has not, its exception is not checked.
+    Whether a task changes something depends on the worker. If a task has changed nothing, its exception is not checked.
     """
     found: list[str] = []
     judged: set[Exemption] = set()

@@ -1,7 +1,8 @@
 """Run the fast tests with Debian 13's Python 3.13, in a container of the lab's image of that release.
 
-The results depend on Python, and on the ansible-core that the lock has for it; style and types do not. Tests marked
-`module` are left out: they run the modules of roles, which Molecule's scenarios run with Debian 13's own Python.
+Test results depend on the versions of Python and of ansible-core, which the lock pins for each Python. Checks of style
+and types do not, so they are not run. Tests marked `module` are left out: they run the modules of roles, which
+Molecule's scenarios run with Debian 13's own Python.
 
 The container copies this clone and is set up with `make env`. Its environment is kept in the cache of the lab's
 workers, one for each lock, for later runs.
@@ -87,7 +88,7 @@ def say(text: str) -> None:
 
 def without_image(failure: OpsError) -> int:
     """Print why there is no image or engine; return the exit code."""
-    # Only this failure leaves the tests out; docs/unproved.md has a row for it.
+    # Skip the tests only if Debian 13 is not available (docs/unproved.md has a row for this); all else is an error.
     if "this machine's own archive has no" in failure.what:
         say(f"left out: {failure.what}")
         return 0

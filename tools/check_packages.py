@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tpu_ops"
 
-#: Every package may import these, but the launcher only the protocol.
+#: Every package may import these parts of tpu_ops; but the launcher may import only the protocol.
 LOWEST = {"errors", "protocol"}
 #: Package or module -> further parts of tpu_ops that it may import.
 ALLOWED: dict[str, set[str]] = {
@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "texts": set(),
 }
-#: The only module of the command line that may use the lab.
+#: The only module of the package `cli` that may use the lab.
 LAB_USERS = {"cli/lab.py"}
 #: Places that must not mention the lab: a mention could be a special case for it.
 LAB_BLIND = (
@@ -114,5 +114,5 @@ def faults() -> list[str]:
 
 if __name__ == "__main__":
     problems = faults()
-    print("\n".join(problems) or "packages: every import points the right way")
+    print("\n".join(problems) or "packages: every import is allowed")
     sys.exit(bool(problems))

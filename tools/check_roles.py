@@ -22,7 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 Spec = dict[str, Any]
 
-#: The role that reads a worker's state for all others: the step "read" of each.
+#: The role that reads a worker's state for all other roles, so that it is their step "read".
 FACTS = "facts"
 
 #: The further steps, in the order of a role's tasks.
@@ -106,7 +106,7 @@ def each_task(tasks: list[Spec]) -> Iterator[Spec]:
 
 
 def task_step(about: Spec, task: Spec) -> str | None:
-    """Return the step of a task; None if it may be in any step."""
+    """Return the step of a task; None if the task can be in any step."""
     imported = str(task.get("ansible.builtin.import_tasks", ""))
     found = [MODULE_STEPS[key] for key in (imported, *task) if key in MODULE_STEPS]
     default = found[0] if found else "apply"
@@ -118,7 +118,7 @@ def step_faults(about: Spec, tasks: list[Spec]) -> list[str]:
 
     Args:
         about: The role's file ABOUT: `steps` of tasks by name, and reasons for `omitted` steps.
-        tasks: Its tasks.
+        tasks: The tasks of the role.
     """
     faults, last = [], 0
     steps = [(task["name"], step) for task in each_task(tasks) if (step := task_step(about, task))]
@@ -148,7 +148,7 @@ def apt_faults(tasks: list[Spec]) -> list[str]:
 
 
 def check_apt(root: Path) -> list[str]:
-    """Check all tasks of roles and playbooks; return all faults with their files."""
+    """Check that all tasks of roles and playbooks wait for apt's lock; return the faults with their files."""
     faults = []
     for path in sorted(each for place in TASK_FILES for each in root.glob(place)):
         content = load(path) or []

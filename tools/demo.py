@@ -1,8 +1,8 @@
 """Run the main job once on the local lab: from bare workers to a trained model and a change of addresses.
 
 Each line of the closing summary is a value that this program has checked itself: Ansible's statistics, an accuracy that
-another process computes from the checkpoint, the answer of an address. The first failing step ends it with exit code 1
-and a hint how to inspect and continue.
+another process computes from the checkpoint, the answer of an address. The first failing step ends the demo with exit
+code 1, and prints how to inspect the lab and continue.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def write_record(path: Path, shell: Shell) -> None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the demo's environment, from the user's; the variables of the lab are added by the first step."""
+    """Return the demo's environment variables, made from the user's; the demo's first step adds those of the lab."""
     # Of the user's settings, keep only those that select the lab.
     kept = ("TPU_OPS_LAB", "TPU_OPS_STATE", "TPU_OPS_ENGINE")
     clean = {

@@ -25,7 +25,7 @@ def environment(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
     _, _, lab = environ["ANSIBLE_INVENTORY"].partition(",")
     return {
         "ANSIBLE_INVENTORY": f"{FLEET},{lab},{LAB}",
-        # The scenarios' playbooks use this directory.
+        # The playbooks of the Molecule scenarios, which `PREPARE` runs, create their files in this directory.
         "MOLECULE_EPHEMERAL_DIRECTORY": str(directory),
         "WANDB_API_KEY": "void-wandb",
     }

@@ -126,7 +126,7 @@ def _fleet(place: Path, root: Path) -> None:
 
 
 def main() -> int:
-    """Record into a new directory."""
+    """Record the interfaces into a new directory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("directory", type=Path, help="a new directory for the files")
     place: Path = parser.parse_args().directory

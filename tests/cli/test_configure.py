@@ -87,7 +87,7 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     done = configure(fleet, "pod-w0", "--check", "--tags", "write")
     assert "pod-w0: would change: Write a file" in done.stderr
     # The working directory is a fleet directory, too.
-    other = f"fleet {fleet.path} (TPU_OPS_FLEET), not that of this directory\n"
+    other = f"using fleet {fleet.path} (TPU_OPS_FLEET), not the fleet of this directory\n"
     assert done.stderr.startswith(other)
     done = configure(fleet, "--fleet", str(fleet.path), "--limit", "pod-w0", "--skip-tags", "write")
     assert other not in done.stderr
@@ -135,7 +135,7 @@ def test_tags_of_dynamically_included_tasks_are_accepted(fleet):
     write(fleet, include + TOUCH.replace("[write]", "[other]").replace("{{ inventory_hostname }}", "not"))
     done = configure(fleet, "pod", "--tags", "write")
     assert done.returncode == 0, done.stderr
-    assert "warning: no task of site.yml has the tag write, unless it includes such tasks" in done.stderr
+    assert "warning: no task of site.yml has the tag write, unless the playbook includes tasks" in done.stderr
     assert (fleet.path / "pod-w1").exists()
     assert not (fleet.path / "not").exists()
 
@@ -150,7 +150,7 @@ def test_a_failure_is_printed_once_with_hosts_and_reason(fleet):
     assert done.returncode == 1
     assert "pod-w[0-1]: failed: Refuse\n" in done.stderr
     assert done.stderr.count("has no disk") == 1
-    assert "  fix: correct it and run the same command again" in done.stderr
+    assert "  fix: correct the error and run the same command again" in done.stderr
 
 
 def test_without_sudo_configure_names_the_needed_rights(fleet, tmp_path):
@@ -164,7 +164,7 @@ def test_without_sudo_configure_names_the_needed_rights(fleet, tmp_path):
     )
     done = configure(fleet, "pod")
     assert (done.returncode, done.stderr.count("  fix: ")) == (1, 1), done.stderr
-    assert "  fix: whoever configures workers needs full passwordless sudo there: " in done.stderr
+    assert "  fix: configuring workers needs full passwordless sudo on them: " in done.stderr
 
 
 def test_a_failure_is_printed_even_if_the_table_has_no_reader(fleet):
@@ -177,7 +177,7 @@ def test_a_failure_is_printed_even_if_the_table_has_no_reader(fleet):
     os.close(writer)
     assert done.returncode == 1, done.stderr
     assert "pod-w[0-1]: failed: Break\n  no space here\n" in done.stderr
-    assert "  fix: correct it and run the same command again" in done.stderr
+    assert "  fix: correct the error and run the same command again" in done.stderr
 
 
 def test_a_failure_that_the_play_itself_mends_is_none(fleet):
@@ -249,7 +249,7 @@ CHANGED = "Host key for tpu-1-w0 has changed and you have requested strict check
     ("said", "cause", "fix"),
     [
         ("command-line: line 0: Bad configuration option: foo", "Bad configuration option: foo", "ANSIBLE_SSH_ARGS"),
-        (CHANGED, "a key other than the known one", "mend that; then run the same command again"),
+        (CHANGED, "a key other than the known one", "correct the cause; then run the same command again"),
         ("ssh: connect to host 34.0.1.0 port 22: Connection refused", "1 host did not answer\n", "`tpu_ops list`"),
     ],
 )
@@ -314,7 +314,7 @@ def test_a_skipped_nfs_server_is_named_with_the_command_that_updates_it(fleet):
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith(
         "solo-w0 serves NFS to these workers, but was not configured\n"
-        "  if their addresses are new: `tpu_ops configure solo-w0 --tags nfs`\n"
+        "  if the addresses of these workers are new: `tpu_ops configure solo-w0 --tags nfs`\n"
     )
     for argv in ([], ["pod", "--check"]):
         assert "serves NFS" not in configure(fleet, *argv).stderr
@@ -340,7 +340,7 @@ def test_an_nfs_server_gets_the_addresses_of_recreated_workers(fleet, monkeypatc
     assert (fleet.path / "exports").read_text() == "pod-w0 pod-w1 solo-w0"
     # Of the server nothing else is changed.
     assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
-    refuses = "solo-w0 may refuse mounts to new workers; correct it and run"
+    refuses = "solo-w0 may refuse mounts to new workers; correct the error above and run"
     assert ("no kernel" in said, refuses in said) == (broken, broken)
 
 
@@ -350,7 +350,7 @@ def test_a_recovery_whose_mounts_were_refused_gets_further_the_next_time(fleet, 
         monkeypatch.setenv(name, value)
     known = view.current(config.load())
     new = [worker for worker in known.workers if worker.host.startswith("pod")]
-    with pytest.raises(HostError, match=r"site\.yml failed there"):
+    with pytest.raises(HostError, match=r"site\.yml failed on these workers"):
         configuring.converge(known.settings, known, new)
     configuring.converge(known.settings, known, new)
     assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]

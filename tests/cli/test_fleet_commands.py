@@ -64,7 +64,7 @@ def test_deleting_a_node_that_may_have_a_run_warns_with_its_name(fleet, tpu_ops)
     fleet.create("pod")
     state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
     records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
-    told = "warning: run exp, which was started here, may be running on it: `tpu_ops status exp`"
+    told = "warning: run exp, which was started on this machine, may be running on the node: `tpu_ops status exp`"
     silent = "warning: pod-w0 cannot tell whether a run is active: No route to host"
     assert [word for word in (told, silent) if word not in tpu_ops("delete", "pod", "--dry-run")[2]] == []
     records.close(state_dir, "exp", "failed")
@@ -108,7 +108,7 @@ def test_delete_names_a_recovery_that_needs_the_node_whatever_its_id(fleet, tpu_
     run = spec.RunSpec("exp", ("true",))
     plan = remaking.Plan((remaking.Made(f"{fleet.location()}/nodes/pod", "1", {}),))
     kept = recovery.Recovery("exp", 1, plan, recovery.options_of(run, {}))
-    needs = "it needs this node and recreates it unless `tpu_ops stop exp` ends the recovery\n"
+    needs = "recovery recreates this node unless `tpu_ops stop exp` ends the recovery\n"
     recovery.write(state_dir, kept)
     nobody = "warning: run exp: no process is recovering it; `tpu_ops attach exp --recover` resumes the recovery; "
     assert tpu_ops("delete", "pod", "--dry-run")[2].endswith(nobody + needs)
@@ -235,7 +235,7 @@ def test_a_node_is_deleted_though_its_fleet_cannot_be_listed_then(faulty, tpu_op
 
     monkeypatch.setattr(lifecycle, "delete", delete)
     code, out, err = tpu_ops("delete", "pod", "--yes")
-    assert (code, "deleted node pod" in out, "warning: the view of the fleet still has the node" in err) == (
+    assert (code, "deleted node pod" in out, "warning: the last known view of the fleet still has the node" in err) == (
         0,
         True,
         True,
@@ -339,7 +339,7 @@ def test_delete_names_the_queued_resource_left_behind_and_its_deletion(fleet, tp
         assert time.monotonic() < deadline
     deletes = f"gcloud compute tpus queued-resources delete spring --zone {rows[0]['zone']} --project {fleet.project}"
     err = tpu_ops("delete", "pod", "--dry-run")[2]
-    assert "queued resource spring, which made it, stays and may use quota until it is deleted" in err
+    assert "queued resource spring, which created the node, stays and may use quota" in err
     assert f"`{deletes} --force`" in err
 
 
@@ -472,7 +472,7 @@ def test_list_filters_by_state_and_says_when_it_is_old(fleet, tpu_ops):
     fleet.act("stop", "off")
     _, out, err = tpu_ops("list", "--state", "stopped")
     assert [line.split()[0] for line in out.splitlines()] == ["HOST", "off-w0"]
-    assert err == "changed since the last refresh: `tpu_ops refresh` shows what\n", (
+    assert err == "the fleet has changed since the last refresh: `tpu_ops refresh` shows the changes\n", (
         "ssh_config is rewritten by any command"
     )
     assert "STOPPED" not in tpu_ops("list", "--cached")[1]
@@ -744,14 +744,14 @@ def test_an_interrupted_command_names_what_continues(fleet, tpu_ops, monkeypatch
     fleet.create("pod")
     monkeypatch.setattr(contact, "run", pressed)
     code, _, err = tpu_ops("run", "pod", "--timeout", "60", "--", "true")
-    assert (code, "continues, for 60 s at most" in err) == (130, True)
+    assert (code, "continues for 60 s at most" in err) == (130, True)
 
 
 def test_a_run_cannot_have_the_name_of_a_node_or_worker(fleet, tpu_ops, ssh):
     fleet.create("pod")
     for name in ("pod", "pod-w0"):
         result = tpu_ops("train", "pod", "--name", name, "--", "true")
-        failed(result, 2, "--name", "the run could not be told apart from it")
+        failed(result, 2, "--name", "so it cannot be the id of a run")
 
 
 def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):

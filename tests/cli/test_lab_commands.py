@@ -127,7 +127,7 @@ def test_lab_env_names_the_fleet_and_defaults_to_the_last_one_used(lab, tmp_path
         (nowhere, None, lab.directory, [warned, "no people"], [this]),
         # What an earlier `lab env` has set is no choice of the person's.
         (one, lab.directory, one, [f"{this}{one}\n"], [warned, "before"]),
-        (nowhere, None, one, [f"{this}{one}, as when this lab was used last"], [warned, "before"]),
+        (nowhere, None, one, [f"{this}{one}, the fleet that was last used with this lab"], [warned, "before"]),
         (other, one, one, [f"{this}{one} (TPU_OPS_FLEET)", f"this directory, {other}: `unset"], ["before"]),
         (other, None, other, [f"{this}{other}\n", f"used with {one} before"], ["as when"]),
         (nowhere, None, other, [f"{this}{other}, as"], ["before"]),
@@ -169,7 +169,7 @@ def test_a_port_that_cannot_be_is_refused_before_anything_happens(port, capsys):
 def test_a_duration_that_cannot_be_is_refused_in_words(command, seconds, tpu_ops):
     code, out, err = tpu_ops("lab", *command, f"--seconds={seconds}")
     assert (code, out) == (2, "")
-    assert f"{seconds!r} is not a duration" in err
+    assert f"{seconds!r} is not a valid duration" in err
     assert "--seconds" in err
     assert not instance.instance().directory.exists()
 

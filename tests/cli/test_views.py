@@ -70,7 +70,7 @@ def test_list_shows_what_passes_all_filters(mixed, tpu_ops, argv, nodes):
         (["--project", "nobodys"], "no node has the project 'nobodys'; there are: lab"),
         (["--label", "team=art"], "no node has the label 'team=art'; there are: spare, team=speech, team=vision, tier"),
         (["--state", "PREEMPTED"], "no node has the state 'PREEMPTED'; there are: READY, STOPPED"),
-        (["--name", "pod", "--zone", "us-west4-a"], "no node matches all of these"),
+        (["--name", "pod", "--zone", "us-west4-a"], "no node matches all of these options"),
     ],
 )
 def test_a_filter_that_nothing_passes_says_what_there_is(mixed, tpu_ops, argv, words):
@@ -100,7 +100,7 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
     failed(tpu_ops("delete", "pod", "--yes"), 2, "no node is called 'pod'", "the fleet's filters exclude it")
     made = tpu_ops("create", "new", "--type", "v4-8", "--zone", "us-central2-b")[2]
     assert "the new node is not part of this fleet" in made
-    assert "has filters that leave it out" in made
+    assert "has filters that exclude the node" in made
     fleet.write()
     assert "filters" not in tpu_ops("list")[2]
 
@@ -111,7 +111,7 @@ def test_a_fleet_of_which_not_all_was_listed_is_not_said_to_be_empty(fleet, tpu_
         code, out, err = tpu_ops("list")
     finally:
         fleet.api.clear_faults()
-    assert (code, out, "no node is known, but not all could be listed" in err) == (0, "", True)
+    assert (code, out, "no node is known, but some nodes could not be listed" in err) == (0, "", True)
     assert "tpu_ops create" not in err
     assert "no node exists" in tpu_ops("list")[2]
 
@@ -511,7 +511,7 @@ def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):
 def test_a_member_of_an_empty_fleet_is_not_told_to_create_a_node(member, tpu_ops):
     member.published.write_text(text(nodes=()))
     member.write(snapshot=str(member.published))
-    assert "the published snapshot has no nodes; ask its publisher" in tpu_ops("list")[2]
+    assert "the published snapshot has no nodes; ask the snapshot's publisher" in tpu_ops("list")[2]
 
 
 def test_a_missing_project_has_a_project_as_its_example(member, tpu_ops):

@@ -172,8 +172,8 @@ def test_strict_decides_about_expressions_that_fail(named, said, key, strict):
             {"keyed_groups": [{"key": "tpu_zone", "prefix": "a", "separator": "", "parent_group": "aus-central2-b"}]},
             ["tpu_vm.yml, key 'keyed_groups'", "itself", "correct it"],
         ),
-        ({"cache": True, "cache_plugin": "jsonfile"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both out"]),
-        ({"cache": True, "cache_plugin": "nope"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both out"]),
+        ({"cache": True, "cache_plugin": "jsonfile"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both keys out"]),
+        ({"cache": True, "cache_plugin": "nope"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both keys out"]),
         ({"cache_timeout": "x"}, ["tpu_vm.yml", "cache_timeout"]),
     ],
 )

@@ -33,14 +33,20 @@ BREAK = run(playbook="side_effect.yml")
     ("records", "fault"),
     [
         ([run(A, B, check=True), run(A, B), run()], None),
-        ([run(check=True), run(A)], "role : A on w0 (/etc/a) was changed, and check mode did not say so"),
-        ([run(A, B, check=True), run(A)], "role : B on w0 was announced, and not changed"),
+        ([run(check=True), run(A)], "role : A on w0 (/etc/a) was changed, but not announced by check mode"),
+        ([run(A, B, check=True), run(A)], "role : B on w0 was announced by check mode, but not changed"),
         ([run(("role : A", "w0", [], []), check=True), run(A)], "role : A on w0 was announced"),
         ([run(("role : A", "w1", ["/etc/a"], []), check=True), run(A)], "on w1 (/etc/a) was announced"),
         # Of a bare worker check mode cannot know every detail; of one that was broken it has to.
         ([run(B, check=True), run(B2), BREAK, run(B2, check=True), run(B2)], None),
-        ([BREAK, run(B, check=True), run(B2)], "role : B on w0 (one, two) was changed, and check mode did not say so"),
-        ([BREAK, run(B2, check=True), run(B)], "role : B on w0 (one, two) was announced, and not changed"),
+        (
+            [BREAK, run(B, check=True), run(B2)],
+            "role : B on w0 (one, two) was changed, but not announced by check mode",
+        ),
+        (
+            [BREAK, run(B2, check=True), run(B)],
+            "role : B on w0 (one, two) was announced by check mode, but not changed",
+        ),
         # A second check is held against the second converge, and what came first does not count.
         ([run(A, check=True), run(A), run(B, check=True), run(A)], "role : A on w0"),
         ([run(A), BREAK, run(check=True)], None),
@@ -56,7 +62,7 @@ def test_check_mode_has_to_name_exactly_what_is_changed(records: list[dict[str, 
 
 def test_check_mode_exceptions_count_for_one_task_and_stale_ones_are_found() -> None:
     prepared, broken = ("s", "role : A", "prepared"), ("s", "role : A", "broken")
-    missed = "s: role : A on w0 (/etc/a) was changed, and check mode did not say so"
+    missed = "s: role : A on w0 (/etc/a) was changed, but not announced by check mode"
     once = [run(check=True), run(A)]
     assert compared(once, {prepared, ("other", "role : A", "prepared")}) == ([], set())
     assert compared(once, {broken}) == ([missed], {broken})

@@ -220,9 +220,9 @@ def copied(world: World, attempt: int, *of: bytes) -> None:
         ([], ["[0] new"], "rank 0 (a-w0), attempt 10: this machine's copy of the log, last written 2001-09-09"),
         (["--rank", "all"], ["[0,2] new", "[2] cut"], "ranks 0,2 (a-w0,b-w0), attempt 10: "),
         (["--rank", "2"], ["[2] new", "[2] cut"], "rank 2: 3 bytes of its log are missing in the copy"),
-        (["--rank", "3"], [], "copies of its logs, attempt by attempt: "),
-        (["--since", "2001-01-01T00:00"], ["[0] new"], "it follows from its beginning, as copies have no times"),
-        (["--since", "2002-01-01T00:00"], [], "none of it was written since then"),
+        (["--rank", "3"], [], "copies of the run's logs, attempt by attempt: "),
+        (["--since", "2001-01-01T00:00"], ["[0] new"], "the whole copy follows: copies have no times"),
+        (["--since", "2002-01-01T00:00"], [], "nothing was written to the copy since --since"),
     ],
 )
 def test_logs_of_a_node_that_is_gone_are_those_that_were_copied_here(

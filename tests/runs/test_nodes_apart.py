@@ -59,7 +59,7 @@ def test_delete_names_the_run_that_another_machine_has_started(bench: Bench, des
     assert begun.returncode == 0, begun.stderr
     looked = here.tpu_ops("delete", "a", "--dry-run", "--json")
     assert json.loads(looked.stdout)["runs"] == [{"run_id": "busy", "person": "bob"}]
-    assert looked.stderr == "warning: run busy of bob is active on it: `tpu_ops who a` shows more\n"
+    assert looked.stderr == "warning: run busy of bob is active on this node: `tpu_ops who a` shows more\n"
     terminal, stdin = os.openpty()
     os.write(terminal, b"n\n")
     command = [sys.executable, "-m", "tpu_ops.cli.main", "delete", "a"]
@@ -68,7 +68,7 @@ def test_delete_names_the_run_that_another_machine_has_started(bench: Bench, des
     )
     os.close(terminal)
     os.close(stdin)
-    assert asked.stderr.startswith("run busy of bob is active on it; delete node a, zone")
+    assert asked.stderr.startswith("run busy of bob is active on this node; delete node a, zone")
     assert asked.stderr.endswith("[y/N]\nnothing was deleted\n")
     assert elsewhere.tpu_ops("stop", "busy", person="bob").returncode == 0
     free = here.tpu_ops("delete", "a", "--dry-run", "--json")

@@ -213,7 +213,7 @@ def test_stop_deletes_a_queued_resource_that_is_not_active_if_wanted(
 def test_stop_keeps_the_request_for_a_node_that_has_not_appeared(fleet: Any, capsys: Any) -> None:
     path = recovery.requests_file(fleet.state_dir, "r1")
     Requests(path).send(NODE, CREATE, lambda: "operation")
-    with pytest.raises(CloudError, match="has not appeared yet"):
+    with pytest.raises(CloudError, match="the API does not list this resource yet"):
         stopped(fleet.state_dir, "--delete-requested")
     assert "not seen yet; it is billed once it is READY" in capsys.readouterr().err
     assert [request.name for request in read(path)] == [NODE], "the queued resource was deleted"
@@ -225,7 +225,7 @@ def test_stop_deletes_nothing_that_another_run_uses(fleet: Any, lab_api: LabApi)
 
     keep(fleet.state_dir)
     left, problem = open_requests.settle(fleet, "r1", delete=True, ask=False, used=used)
-    assert "it was not deleted: run late of bob is active there" in str(problem)
+    assert "not deleted: run late of bob is active there" in str(problem)
     assert [one["deleted"] for one in left] == [False]
     assert is_there(lab_api)
 

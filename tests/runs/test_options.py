@@ -102,11 +102,11 @@ LEAVE = "to leave something running, redirect its output: `... >/tmp/log 2>&1 &`
 @pytest.mark.parametrize(
     ("results", "code", "fix"),
     [
-        ([Result("a", 0), MUTE], 4, "  fix: give it more time with --timeout"),
+        ([Result("a", 0), MUTE], 4, "  fix: give the command more time with --timeout"),
         (
             [LATE, MUTE],
             1,
-            f"  fix: give it more time with --timeout; {LEAVE}",
+            f"  fix: give the command more time with --timeout; {LEAVE}",
         ),
         ([Result("a", 0)], 0, ""),
     ],

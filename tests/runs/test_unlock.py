@@ -108,8 +108,8 @@ def test_unlock_ends_nothing_on_a_worker_that_reports_no_holders(
     ("left", "fix"),
     [
         (process(7), "a process in state D waits inside the kernel"),
-        (process(9), "pid 9 came after the list was shown: run this command again"),
-        (process(7) | {"start": 1}, "pid 7 came after the list was shown"),
+        (process(9), "pid 9 took a chip after the list was shown: run this command again"),
+        (process(7) | {"start": 1}, "pid 7 took a chip after the list was shown"),
         (process(9, "bob"), "ask bob, or an administrator"),
     ],
 )
@@ -123,10 +123,10 @@ def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left
 @pytest.mark.parametrize(
     ("left", "fix"),
     [
-        ([process(7, "tpu")], "end your own with `tpu_ops unlock pod-w1`"),
+        ([process(7, "tpu")], "end your own processes with `tpu_ops unlock pod-w1`"),
         (
             [process(7, "tpu"), process(9, "bob")],
-            "end your own with `tpu_ops unlock pod-w1`; ask bob, or an administrator: --force --user bob",
+            "end your own processes with `tpu_ops unlock pod-w1`; ask bob, or an administrator: --force --user bob",
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_run_of_one_s_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "tpu", "since": 5.0}, "chips": []})
     with pytest.raises(HostError, match="a run of tpu is active: r1") as caught:
         unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(), unlocked()]), "--user", "ada", "--force", me="tpu")
-    assert caught.value.fix == "it is yours: `tpu_ops stop r1` ends it"
+    assert caught.value.fix == "the run is yours: `tpu_ops stop r1` ends it"
 
 
 def test_a_free_pod_is_free(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +203,9 @@ async def test_of_what_a_run_has_left_on_chips_only_what_holds_them_still_is_tol
     runs_output.still_held(await holders.still_held(fanout, outcomes))
     assert capsys.readouterr().err.splitlines() == [
         "warning: pod-w0: the chips are still held by pid 9 of bob: python",
-        "  fix: `tpu_ops unlock pod-w0` ends what is yours, else ask bob; `tpu_ops who pod-w0` shows who holds them",
+        (
+            "  fix: `tpu_ops unlock pod-w0` ends your own processes; for other processes ask bob; "
+            "`tpu_ops who pod-w0` shows who holds them"
+        ),
     ]
     assert await holders.still_held(fanout, outcomes[1:]) == []

@@ -1,11 +1,11 @@
-"""Measure the inventory and runs beside other tools, and site.yml; repeat tests; write docs/benchmarks.md.
+"""Compare the inventory and runs with other tools, measure site.yml, repeat tests, and write docs/benchmarks.md.
 
     python -m tools.bench                measure, write the samples and the page
-    python -m tools.bench --part site    measure one part again; the page keeps the others
-    python -m tools.bench --part site --workers 8    of site.yml, measure fleets of one size again
+    python -m tools.bench --part site    measure one part again; the page keeps the other parts
+    python -m tools.bench --part site --workers 8    measure site.yml again for fleets of one size
     python -m tools.bench --docs         write the page again from the samples
 
-Exit codes: those of tpu_ops.
+The exit codes are the same as those of `tpu_ops`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POD, SINGLE = "v4-128", "v4-8"
 ROUNDS = 5
 #: Prefix of the names of site.yml's samples; the number of workers follows.
 SITE = "site-"
-#: Load from which on the results are not worth keeping.
+#: Load average above which the results are not usable.
 BUSY = 0.5
 
 
@@ -43,14 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
-    parser.add_argument("--workers", default="1,8,16", help="of site.yml's fleets (default %(default)s)")
+    parser.add_argument("--workers", default="1,8,16", help="workers of the fleets for site.yml (default %(default)s)")
     parser.add_argument(
         "--one-fleet",
         action="store_true",
-        help="of site.yml, measure only what changes nothing, on one fleet",
+        help="for site.yml, measure only runs that change nothing, on one fleet",
     )
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
+    parser.add_argument(
+        "--out", type=Path, default=measure.ROOT / "docs", help="the directory of the page (default docs)"
+    )
     options = parser.parse_args(argv)
     # SIGTERM works like Ctrl-C: measurements remove their workers.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {failure}")
         return int(failure.exit_code)
     except KeyboardInterrupt:
-        say("interrupted: what was being measured was not written")
+        say("interrupted: the samples of the unfinished measurement were not written")
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -115,7 +117,7 @@ def faults_part(_: argparse.Namespace) -> Iterator[tuple[str, FaultSeries]]:
     yield "faults", FaultSeries(commit, date, described, tuple(faults.run(measure.ROOT, say)))
 
 
-#: The series that a part of the measurement may yield.
+#: The types of series that the parts of the measurement yield.
 AnySeries = Series | SiteSeries | RunSeries | FaultSeries
 
 #: Part -> the function that measures it.
@@ -136,7 +138,7 @@ def numbers(text: str, option: str) -> list[int]:
     """Return the numbers of a comma-separated list.
 
     Raises:
-        UsageError: The text is not such a list.
+        UsageError: The text is not a comma-separated list of numbers.
     """
     try:
         return [int(part) for part in text.split(",") if part]
@@ -168,7 +170,7 @@ def circumstances() -> tuple[str, str, dict[str, str]]:
 
 
 def take(fleets: Sequence[Fleet], rounds: int) -> Series:
-    """Measure, and return the series.
+    """Measure the inventory on these fleets, and return the series.
 
     Raises:
         OpsError: A measured command failed.
@@ -180,7 +182,7 @@ def take(fleets: Sequence[Fleet], rounds: int) -> Series:
 
 
 def store(series: AnySeries, name: str, out: Path) -> None:
-    """Write samples to the file of their name."""
+    """Write a series of samples to the file with this name."""
     path = samples_file(out, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(series.text())
@@ -188,10 +190,10 @@ def store(series: AnySeries, name: str, out: Path) -> None:
 
 
 def render(out: Path) -> None:
-    """Write the page from the samples; only those of the inventory are required.
+    """Write the page from the samples; only the samples of the inventory are required.
 
     Raises:
-        UsageError: There are none, or they are invalid.
+        UsageError: The samples of the inventory are missing, or some samples are invalid.
     """
     folder, page = out / "benchmarks", out / "benchmarks.md"
     try:
@@ -206,7 +208,7 @@ def document(out: Path) -> str:
     """Return the page made from the samples.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some are invalid.
+        OSError, ValueError, KeyError, TypeError: The samples of the inventory are missing, or some are invalid.
     """
     parts = []
     if sizes := [read_part(path, SiteSample) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:

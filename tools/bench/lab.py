@@ -17,7 +17,7 @@ CORES = 8
 
 
 class Lab:
-    """The lab.
+    """A lab for one benchmark, and the environment of a shell that uses the lab.
 
     Args:
         root: A directory for its state.

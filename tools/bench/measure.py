@@ -1,4 +1,4 @@
-"""Fleets served by the lab's API, the rivals as commands, and rounds in which each runs once."""
+"""Measure inventories: serve fleets from the lab's API, and run the command of each rival once per round."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Took(NamedTuple):
         cpu: Seconds of processor time, user and system, of the command and its children.
         peak: Largest resident size of the command or one of its children, in bytes.
         began: When it started, in seconds since 1970.
-        busy: Seconds for which this machine's processors were busy meanwhile, in total and for any process; None if
+        busy: Seconds for which this machine's processors were busy during the command, for any process; None if
             unknown.
     """
 
@@ -147,7 +147,7 @@ class Served:
         return path
 
     def commands(self) -> dict[str, Command]:
-        """Prepare the fleet, run commands that have to run once, and return the rivals.
+        """Prepare the fleet, run the commands that are needed before, and return the rivals' commands.
 
         Raises:
             OpsError: A command failed, or does not list the fleet.
@@ -189,19 +189,19 @@ class Served:
         return found
 
     def check_floor(self, commands: Mapping[str, Command]) -> None:
-        """Check that the floor prints the same as the plugin.
+        """Check that the floor (a script that prints a file) prints the same inventory as the plugin.
 
         Raises:
             OpsError: The outputs differ, or a command failed.
         """
         texts = []
-        # The floor's file is the plugin's output for `cached`; that of `again` names another known_hosts.
+        # The floor's file is the plugin's output for `cached`; the output for `again` has another known_hosts.
         for rival in ("cached", "floor"):
             output = self.root / f"{rival}.json"
             self.time(commands[rival], output)
             texts.append(json.loads(output.read_text()))
         if texts[0] != texts[1]:
-            raise OpsError("the floor's inventory is not the plugin's", where=self.fleet.name)
+            raise OpsError("the floor's inventory differs from the plugin's", where=self.fleet.name)
 
     def time(self, command: Command, stdout: Path = Path(os.devnull)) -> Took:
         """Run a command and return the measured resources.
@@ -266,7 +266,7 @@ def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], N
             say(f"{fleet.name}: making ready")
             commands = served.commands()
             if index == 0:
-                # The floor is made in the same way for every fleet, and reading a large one twice takes half a minute.
+                # Check only the floor of the smallest fleet: reading a large inventory twice takes half a minute.
                 served.check_floor(commands)
             ready.append((served, {rival: commands[rival] for rival in rivals_of(fleet, smallest=index == 0)}))
         for number in range(1, rounds + 1):

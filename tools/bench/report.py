@@ -1,4 +1,4 @@
-"""The page of the samples: pure functions from numbers to text."""
+"""Make the page of the benchmarks from samples: pure functions from numbers to text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tools.bench.samples import RIVALS, Fleet, Sample, Series
 PAGE_SIZE = 1000
 #: The sizes of the fleets in the targets, in workers.
 SMALL, MIDDLE, LARGE = 16, 1024, 10_000
-#: Targets. The first two are the maximum ratio of the plugin's time, and of a list's, to the floor's. The third is that
-#: of the cost of a worker in the large fleet to the cost in the middle one; with quadratic growth, it would be 11.
+#: Targets. The first two are the maximum ratios of the plugin's time, and of the time of `tpu_ops list`, to the floor's
+#: time. The third is the maximum ratio of the cost of a worker in the large fleet to the cost in the middle fleet; with
+#: quadratic growth, this ratio would be 11.
 PLUGIN_LIMIT, LIST_LIMIT, GROWTH_LIMIT = 1.15, 0.25, 1.5
 
 
@@ -28,7 +29,7 @@ class Spread:
     high: float
 
     def text(self, number: Callable[[float], str]) -> str:
-        """Return the median, with the range in brackets if it differs."""
+        """Return the median; the smallest and largest number follow in brackets if they differ."""
         middle, low, high = number(self.median), number(self.low), number(self.high)
         return middle if low == high else f"{middle} ({low}..{high})"
 
@@ -55,7 +56,7 @@ def of(samples: Iterable[Sample], fleet: Fleet, rival: str) -> dict[int, Sample]
 
 
 def ratios(samples: Sequence[Sample], fleet: Fleet, rival: str, base: str = "floor") -> list[float]:
-    """Return the ratios of a rival's wall time to the base's, one for each round."""
+    """Return the ratios of a rival's wall time to the wall time of the rival ``base``, one for each round."""
     bases = of(samples, fleet, base)
     return [sample.wall / bases[number].wall for number, sample in of(samples, fleet, rival).items() if number in bases]
 
@@ -63,8 +64,8 @@ def ratios(samples: Sequence[Sample], fleet: Fleet, rival: str, base: str = "flo
 def growth(samples: Sequence[Sample], fleets: tuple[Fleet, Fleet, Fleet], rival: str) -> list[float]:
     """Return the ratio of CPU time per worker between middle and large fleet to that between small and middle.
 
-    1 is linear. Only differences are used, so that constant costs cancel out. These are so small that wall time, which
-    other processes lengthen, would say little.
+    1 is linear. Only differences are used, so that constant costs cancel out. The differences are so small that wall
+    time, which other processes lengthen, would say little.
     """
     small, middle, large = (of(samples, fleet, rival) for fleet in fleets)
     sizes = [fleet.workers for fleet in fleets]

@@ -52,8 +52,8 @@ class RunSample:
         cpu: Processor time on the controller, in seconds.
         peak: Largest resident size of one process on the controller, in bytes.
         size: Bytes of logs that were received.
-        busy: Seconds for which the machine's processors, shared with the workers, were busy meanwhile, in total; None
-            if unknown.
+        busy: Seconds for which the machine's processors, shared with the workers, were busy during the command, in
+            total; None if unknown.
     """
 
     round: int
@@ -244,11 +244,11 @@ class Pod(Lab):
 
 
 def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]) -> list[RunSample]:
-    """Take all samples.
+    """Measure the commands on nodes of these sizes; return the samples.
 
     Args:
         sizes: Numbers of workers.
-        rounds: Number of rounds for each of them.
+        rounds: Number of rounds for each size.
         root: A directory for the lab's state.
         say: Called with lines of progress.
 

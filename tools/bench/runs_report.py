@@ -25,7 +25,7 @@ class Target:
         number: Computes the number from these samples.
         limit: The maximum, or the minimum if `least` is set.
         least: Whether the limit is a minimum.
-        workers: The number of workers for which it is judged; 0 means any.
+        workers: The number of workers for which the target is judged; 0 means any.
     """
 
     title: str

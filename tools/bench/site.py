@@ -122,10 +122,10 @@ class Site(Lab):
                 self.do("tpu_ops", "delete", row, "--yes")
 
     def sample(self, number: int, workers: int, kind: str) -> SiteSample:
-        """Run site.yml once.
+        """Run site.yml once on the workers of the lab; return the sample.
 
         Raises:
-            OpsError: It failed, or changed something in a run without changes.
+            OpsError: The run failed, or changed something although it must not.
         """
         tasks = self.root / "tasks.json"
         counting = {
@@ -147,7 +147,7 @@ class Site(Lab):
 def run(
     sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None], *, anew: bool = True
 ) -> Iterator[tuple[int, list[SiteSample]]]:
-    """Take all samples; yield those of each size once they are complete.
+    """Measure site.yml on fleets of these sizes; yield each size with its samples once they are complete.
 
     Args:
         sizes: Numbers of workers, at least one each.

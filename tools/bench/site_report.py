@@ -69,7 +69,7 @@ def targets(measured: Sequence[SiteSeries]) -> list[str]:
 
 
 def of_one_size(series: SiteSeries) -> list[str]:
-    """Return the lines for one size of fleet."""
+    """Return the page's lines for fleets of one size: heading, circumstances and table."""
     machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
     rounds = f"{len({sample.round for sample in series.samples})} rounds"
     if not of(series, "first"):

@@ -1,6 +1,6 @@
 """Run one command and print its measured resources.
 
-These are: wall s, user s, system s, peak kB, exit code, start (s since 1970), s that the processors were busy.
+It prints wall s, user s, system s, peak kB, exit code, start (s since 1970), and s that the processors were busy.
 
     python -I -S stopwatch.py STDOUT STDERR COMMAND...
 
@@ -25,7 +25,7 @@ def busy() -> float:
 
 
 def main() -> None:
-    """Run the command in the arguments, with its output in two files, which may be the same."""
+    """Run the command in the arguments, with its output in two files (or one file) named before it."""
     stdout, stderr, *command = sys.argv[1:]
     writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     outputs = [(os.POSIX_SPAWN_OPEN, number, path, writing, 0o600) for number, path in ((1, stdout), (2, stderr))]

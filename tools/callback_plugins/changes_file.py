@@ -31,7 +31,7 @@ def details(values: dict[str, Any]) -> list[str]:
     """Return the changes that a task's result or a loop's item names, except paths."""
     found = [str(entry) for key in LISTS if isinstance(values.get(key), list) for entry in values[key]]
     environments = values.get("environments")
-    if environments == {}:  # Only Pythons were installed, which other steps name as well.
+    if environments == {}:  # only Pythons were installed: the result names them
         found += values.get("missing_pythons", [])
     for name, state in environments.items() if isinstance(environments, dict) else ():
         found += [f"{name}: {line}" for line in state["plan"]]

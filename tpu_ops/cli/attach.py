@@ -1,4 +1,4 @@
-"""`tpu_ops attach`: follow a run that is on, from its last lines to its end, as `train` would have."""
+"""`tpu_ops attach`: follow an active run to its end, as `tpu_ops train` does; recent output is shown first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
 
-#: Seconds of the past whose lines are shown first.
+#: Without --since, the output of this many last seconds is shown first.
 PAST = 60.0
 
 
@@ -39,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     options.add_exit_code(parser)
     parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_OR_OWN)
-    parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since then (default: 60s)")
+    parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since this time (default: 60s)")
     recover_options.add_arguments(parser)
     parser.add_argument("run", help=runs_output.RUN)
 
 
 @interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
-    """Follow it, with --recover as the one who starts it again."""
+    """Follow the run; with --recover, also start the run again when its nodes are taken away."""
     settings = config.load(args.fleet)
     if args.recover:
         args.rank = args.rank or "0"
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             states=lambda: nodes.states(fleet),
         )
         is_over = endings.ending(outcomes, {})[0] in (endings.SUCCEEDED, endings.STOPPED)
-        # Whoever recovers it is about to end that.
+        # After success or a stop, the process that recovers the run is about to end: print no note on recovery.
         if not is_over and (note := recovery.note_of(settings.state_dir, run_.run_id)):
             output.info(note)
         return code
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             state = runs_output.run_state(outcomes)
             records.close(settings.state_dir, run_.run_id, state, endings.STOPPED, outcomes)
-            # A process of this machine that recovers it learns from the workers as well that it was stopped.
+            # If this fails, a process that recovers the run still learns of the stop from the workers.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)
 
@@ -109,14 +109,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
-    """Go on where whoever recovered the run has ended."""
+    """Resume the recovery of a run whose recovering process has ended."""
     if args.since:
         what = "with --recover, output is shown from where the copy of the logs on this machine ends"
-        raise UsageError(what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older ones")
-    # Nothing is made for a run that is none.
+        raise UsageError(
+            what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older output"
+        )
+    # Fail for an unknown run before `alone` creates a lock file for it.
     recovery.read(settings.state_dir, args.run)
     with recovering.alone(settings, args.run):
-        # Whoever recovered it until just now may have ended that for good.
+        # Read again under the lock: until now, another process may have ended the recovery for good.
         kept = recovery.read(settings.state_dir, args.run)
         if kept.pending and (over := decide.over_budget(kept)):
             recovery.forget(settings.state_dir, args.run)

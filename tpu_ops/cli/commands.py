@@ -26,5 +26,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check the workers and show what is wrong"),
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
-#: Those that have no fleet.
+#: Commands that do not use a fleet.
 WITHOUT_FLEET = ("lab",)

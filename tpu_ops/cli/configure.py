@@ -1,4 +1,4 @@
-"""`tpu_ops configure`: site.yml, or another playbook, on the workers of a target; failures gathered at the end."""
+"""`tpu_ops configure`: run site.yml or another playbook on the workers of a target; list the failures at the end."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from tpu_ops.runs import projects
 from tpu_ops.runs.projects import Project
 from tpu_ops.ssh import openssh
 
-#: What to do once what is wrong is mended.
+#: Advice: what to do after correcting an error.
 AGAIN = "run the same command again"
-#: Columns of the table of hosts.
+#: Columns of the table of results, which has one row for each host.
 COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
-#: Tags that Ansible itself knows.
+#: Tags with a special meaning in Ansible, so that they are valid for every playbook.
 ANY_PLAYBOOK = frozenset({"all", "always", "never", "tagged", "untagged"})
-#: The way out where variables are encrypted; nobody can be asked here, as --ask-vault-pass of ansible-playbook does.
+#: Advice for encrypted variables. Unlike ansible-playbook with --ask-vault-pass, this command asks for no password.
 VAULT = (
     "export ANSIBLE_VAULT_PASSWORD_FILE=FILE, which holds Ansible Vault's password or is a program that prints it, and"
     " run the same command again"
 )
-#: What Ansible and sudo say to who may not do everything there without a password, and the way out.
+#: Messages of Ansible and sudo for a user without full passwordless sudo, and the advice in this case.
 _REFUSED_BY_SUDO = re.compile("Missing sudo password|sudo: a password is required")
 FULL_SUDO = (
-    "whoever configures workers needs full passwordless sudo there: log in as the account that the node was made with,"
+    "configuring workers needs full passwordless sudo on them: log in as the account that the node was made with,"
     " or have `sudo: full` set for you in users_people (`sudo: launcher` lets you train only)"
 )
-#: The way out where ssh refuses an option. Nothing of ssh's own configuration files reaches Ansible.
+#: Advice for an option that ssh rejects. Ansible's connections do not read ssh's own configuration files.
 _SSH_OPTIONS = "correct ANSIBLE_SSH_ARGS, ssh_args in ansible.cfg, or what the variables named ansible_ssh_*_args hold"
-#: Letters of a line and lines of one failure's message that are printed; all of it stands in --json.
+#: Of a failure's message, at most this many characters per line and this many lines are printed. --json has all.
 _LONGEST, _LINES = 600, 100
 
 
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops configure`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument("--playbook", default="site", metavar="NAME", help="one of playbooks/ (default: site)")
-    parser.add_argument("--tags", metavar="TAG,...", help="only these roles, as in --tags users,python")
-    parser.add_argument("--skip-tags", metavar="TAG,...", help="all but these roles")
+    parser.add_argument("--playbook", default="site", metavar="NAME", help="a playbook in playbooks/ (default: site)")
+    parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
+    parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
     parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
     parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
@@ -63,16 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
     parser.epilog = (
         "Runs the same playbook as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
-        "After a failure, run it again: what is done already stays as it is."
+        "After a failure, run the command again: finished steps stay as they are."
     )
 
 
 @interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
-    """Run the playbook and show how every host came out of it."""
+    """Run the playbook and print the result of each host."""
     settings = config.load(args.fleet)
     if not args.fleet and config.nearest_file(config.here()) not in (None, settings.file):
-        output.info(f"fleet {config.folder_of(settings.file)} (TPU_OPS_FLEET), not that of this directory")
+        output.info(f"using fleet {config.folder_of(settings.file)} (TPU_OPS_FLEET), not the fleet of this directory")
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(args.playbook)
     if args.target and args.limit:
@@ -104,26 +104,27 @@ def run(args: argparse.Namespace) -> int:
             output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
     if servers:
-        # Where mounts have failed this is why, perhaps.
+        # Mounts may have failed because the NFS servers do not know these workers yet.
         serves, was = ("serves", "was") if len(servers) == 1 else ("serve", "were")
         output.info(f"{texts.folded(servers)} {serves} NFS to these workers, but {was} not configured")
-        output.info(f"  if their addresses are new: {letting_in(servers, settings, file)}")
+        output.info(f"  if the addresses of these workers are new: {letting_in(servers, settings, file)}")
     then = AGAIN if args.verbose else f"{AGAIN} (--verbose shows every task)"
     return exit_code(outcome, shown(file), target or "the fleet", settings, then)
 
 
 def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]) -> None:
-    """Refuse tags that no task has: Ansible would do nothing, or what was to be left out, and call that well.
+    """Refuse tags that no task has: Ansible would run too few tasks (--tags) or too many (--skip-tags), unnoticed.
 
-    Playbooks of the fleet's own may include tasks that have them while they run: of these it is a warning.
+    For a playbook in the fleet's directory, an unknown tag is only a warning: the playbook may include tasks with the
+    tag while it runs.
 
     Args:
-        project: Where the playbook is.
+        project: The Ansible project that has the playbook.
         file: The playbook.
-        chosen: Option -> the tags that it names, as Ansible takes them.
+        chosen: Option (--tags or --skip-tags) -> its value, a comma-separated list.
 
     Raises:
-        UsageError: There are some.
+        UsageError: No task has one of the tags.
     """
     known = playbook.tags_of(project, file) if chosen else set()
     for option, text in chosen.items():
@@ -134,14 +135,14 @@ def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]
             fix = f"use some of {ways}" if ways else f"leave out {option}: {file.name} has no tags"
             if not project.of_fleet:
                 raise UsageError(what, where=f"{option} {text}", fix=fix)
-            output.warning(f"{what}, unless it includes such tasks while it runs; {fix}")
+            output.warning(f"{what}, unless the playbook includes tasks with this tag while it runs; {fix}")
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
-    """Refuse workers whose nodes do not serve: Ansible would say that no host matches, or wait for them.
+    """Refuse workers whose nodes are not running: Ansible would report that no host matches, or wait for the workers.
 
     Raises:
-        UnreachableError: There are some.
+        UnreachableError: The node of a worker is not running.
     """
     names = {worker.host for worker in workers}
     if away := [one for one in fleet.workers if one.host in names and one.node.state not in SERVING_STATES]:
@@ -160,21 +161,21 @@ def converge(
     check: bool = False,
     then: str = AGAIN,
 ) -> Outcome:
-    """Run site.yml, or another playbook, on some workers; return how it ended.
+    """Run site.yml, or another playbook, on some workers; return the playbook's outcome.
 
     Args:
-        settings: Of the fleet.
+        settings: The settings of the fleet.
         fleet: The fleet.
         workers: The workers.
-        name: As of `Project.playbook`.
-        variables: Win over all others.
-        check: Whether nothing is changed.
-        then: As of `exit_code`.
+        name: The name of the playbook, as for `Project.playbook`.
+        variables: Extra variables, which override all others.
+        check: Whether to run Ansible in check mode, which changes nothing.
+        then: Advice: what the user does after correcting an error.
 
     Raises:
-        UnreachableError: Some did not answer, or refused the person.
-        HostError: It failed on some.
-        UsageError: Ansible did not run it.
+        UnreachableError: Workers did not answer, or refused the login.
+        HostError: The playbook failed on a worker.
+        UsageError: Ansible did not run the playbook.
     """
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(name)
@@ -183,12 +184,12 @@ def converge(
     outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), options=given, told=progress)
     progress.end()
     if (servers := left_out(outcome)) and not check:
-        # Also where site.yml has failed: a mount that was refused is why, perhaps, and the next try is to go further.
+        # Also after a failure of site.yml: the cause may be a refused mount, which the next try needs.
         _let_in(project, settings, file, servers)
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, shown(file), names, settings, then):
-        raise HostError(f"{file.name} failed there", where=names, fix=f"see above; correct it and {then}")
+        raise HostError(f"{file.name} failed on these workers", where=names, fix=f"correct the error above and {then}")
     return outcome
 
 
@@ -196,40 +197,40 @@ def check_out(settings: Settings, fleet: Fleet, workers: Sequence[Worker], word:
     """Check out a project of the fleet on all workers.
 
     Args:
-        settings: Of the fleet.
+        settings: The settings of the fleet.
         fleet: The fleet.
         workers: The workers.
-        word: PROJECT@REF, or REF.
-        dry: Whether nothing is changed.
+        word: PROJECT@REF, or only REF.
+        dry: Whether to run Ansible in check mode, which changes nothing.
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: It failed on some, for example because a clone has local changes.
-        UsageError: There is no such project, or not the same one everywhere.
+        HostError: The checkout failed on a worker, for example because its clone has local changes.
+        UsageError: The project does not exist, or is not the same one on all workers.
     """
     outcome = converge(settings, fleet, workers, projects.PLAYBOOK, projects.variables(word), check=dry)
     return projects.same(outcome.data.get("workspace") or {}, len(workers))
 
 
 def left_out(outcome: Outcome) -> list[str]:
-    """Return the servers of NFS that a playbook's hosts mount from, and that were none of its hosts themselves."""
+    """Return the NFS servers that the hosts of a playbook mount from, and that the playbook did not run on."""
     return sorted(set(outcome.data.get("nfs_left_out") or ()))
 
 
 def letting_in(servers: Sequence[str], settings: Settings, file: Path) -> str:
-    """Return the command that has servers of NFS let in the addresses that the fleet has now."""
+    """Return the command that makes NFS servers accept mounts from the fleet's present addresses."""
     names = shlex.quote(",".join(servers))
     fleet = view.known(settings)
     if fleet and {*servers} <= {worker.host for worker in fleet.workers}:
         which = "" if file.name == "site.yml" else f" --playbook {shlex.quote(file.stem)}"
         return f"`tpu_ops configure {names}{which} --tags nfs`"
-    # Hosts of other inventories are no target of a command here.
+    # A server in another inventory cannot be the target of `tpu_ops configure`.
     inventory = "" if os.environ.get(exported.VARIABLE) else f"-i {shlex.quote(str(settings.file))} "
     return f"`ansible-playbook {inventory}{shlex.quote(shown(file))} --tags nfs --limit {names}`"
 
 
 def _let_in(project: playbook.Project, settings: Settings, file: Path, servers: Sequence[str]) -> None:
-    """Have servers of NFS let in workers that are new; where that fails, whatever needs no such mount goes on."""
+    """Make NFS servers accept mounts from new workers. A failure is only a warning: most tasks need no mount."""
     output.info(f"letting new workers mount NFS from {texts.folded(servers)}")
     progress = Progress()
     outcome = playbook.run(project, file, hosts=servers, options=["--tags", "nfs"], told=progress)
@@ -237,20 +238,20 @@ def _let_in(project: playbook.Project, settings: Settings, file: Path, servers: 
     if outcome.code:
         show_failures(outcome.failures)
         output.warning(
-            f"{texts.folded(servers)} may refuse mounts to new workers; correct it and run "
+            f"{texts.folded(servers)} may refuse mounts to new workers; correct the error above and run "
             f"{letting_in(servers, settings, file)}"
         )
 
 
 def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> None:
-    """Have Ansible do what site.yml does before its first change, on one worker of each node; changes nothing.
+    """Run only the initial checks of site.yml, on one worker of each node; this changes nothing.
 
-    That tells whether it has all that the inventory's files ask for: passwords of vaults, exported variables.
+    The checks fail if Ansible lacks what the inventory's files need, such as vault passwords or exported variables.
 
     Raises:
-        UnreachableError: Some did not answer, or refused the person.
-        HostError: A variable is not as it has to be.
-        UsageError: Ansible did not begin.
+        UnreachableError: Workers did not answer, or refused the login.
+        HostError: A variable has an invalid value.
+        UsageError: Ansible did not start.
     """
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook("site")
@@ -261,18 +262,18 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
         project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress(check=True)
     )
     show_failures(outcome.failures)
-    # A site.yml of the fleet's own may have no task of this kind.
+    # A site.yml in the fleet's directory may have no checks. Ansible's exit code is then 0, which is no error here.
     if outcome.code and exit_code(outcome, shown(file), ", ".join(hosts), settings):
-        what = "site.yml would fail there, and recovery runs it on each recreated node"
-        fix = "see above; correct it first, or start anyway with --force"
+        what = "site.yml would fail on these workers, and recovery runs site.yml on each recreated node"
+        fix = "correct the errors above first, or start anyway with --force"
         raise HostError(what, where=texts.folded([step.host for step in outcome.failures]), fix=fix)
 
 
 def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:
-    """Return what means these workers to Ansible.
+    """Return the host patterns that select these workers in Ansible.
 
     Raises:
-        UsageError: They have names of the person's own in the inventory, and are no whole nodes.
+        UsageError: The inventory sets `hostnames`, so only whole nodes can be selected, but the workers are not.
     """
     if not read_file(settings.file).get("hostnames"):
         return [worker.host for worker in workers]
@@ -289,11 +290,11 @@ def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> lis
 
 
 class Progress:
-    """Says what changes, fails and is reported while the playbook runs; equal steps of several hosts in one line.
+    """Prints changes, failures and reports while a playbook runs; equal steps of several hosts are one line.
 
     Args:
-        verbose: Whether steps that change nothing are said as well.
-        check: Whether nothing is changed in truth.
+        verbose: Whether to print also the steps that change nothing.
+        check: Whether the playbook runs in check mode, which changes nothing.
     """
 
     def __init__(self, *, verbose: bool = False, check: bool = False) -> None:
@@ -304,7 +305,7 @@ class Progress:
         self._warned: set[str] = set()
 
     def __call__(self, note: Step | Said) -> None:
-        """Be told of a step."""
+        """Print a failed step or a text of Ansible at once; collect any other step until its task ends."""
         if isinstance(note, Said):
             for text in note.text.splitlines():
                 output.info(text)
@@ -315,7 +316,7 @@ class Progress:
         self._hosts.setdefault(note.outcome, []).append(note.host)
         self._reported.update(dict.fromkeys(note.report))
         for text in note.warnings:
-            # Hosts that warn of the same do so once.
+            # Equal warnings of several hosts are printed once.
             if text not in self._warned:
                 self._warned.add(text)
                 output.warning(text)
@@ -323,7 +324,7 @@ class Progress:
             output.info(f"{note.host}: {note.outcome}: {note.title}")
 
     def end(self) -> None:
-        """Say how the last task went."""
+        """Print the collected steps of the task that has ended."""
         hosts, self._hosts = self._hosts, {}
         shown = ("ok", "changed", "skipped") if self._verbose else ("changed",)
         for outcome in shown:
@@ -338,10 +339,10 @@ class Progress:
 
 
 def show_failures(failures: Sequence[Step]) -> None:
-    """Say what failed, equal failures of several hosts once."""
+    """Print the failed steps; equal failures of several hosts are printed once."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for step in failures:
-        # Messages that differ in the host's own name alone are equal.
+        # Messages that differ only in the host's name are equal.
         key = (step.outcome, step.title, step.message.replace(step.host, "HOST"))
         groups.setdefault(key, []).append(step.host)
     for (outcome, title, message), hosts in groups.items():
@@ -354,25 +355,25 @@ def show_failures(failures: Sequence[Step]) -> None:
 
 
 def shown(file: Path) -> str:
-    """Return a playbook's file as ansible-playbook takes it here."""
+    """Return the path of a playbook as a user types it in the current directory."""
     return os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
 
 
 def no_yaml(inventory: Path) -> str:
-    """Return where the first of the inventory's files that is no YAML goes wrong, and why; empty where all are.
+    """Return file, position and cause of the first YAML error in the inventory's files; empty if there is none.
 
-    Ansible names no file where it is one of variables.
+    For an error in group_vars or host_vars, the message of Ansible does not name the file.
     """
     import yaml
 
-    # Nothing else below it is read: it may be anybody's home.
+    # Search no other directories: the inventory's directory may be a home directory.
     folders = [inventory.parent / name for name in ("group_vars", "host_vars")]
     found = [*inventory.parent.glob("*.y*ml"), *(path for folder in folders for path in folder.rglob("*.y*ml"))]
     for file in sorted(path for path in found if path.is_file()):
         try:
             list(yaml.parse(file.read_text(encoding="utf-8")))
         except OSError:
-            continue  # Ansible has named it
+            continue  # the message of Ansible names an unreadable file
         except (yaml.YAMLError, UnicodeDecodeError) as exc:
             mark = getattr(exc, "problem_mark", None)
             place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -381,20 +382,20 @@ def no_yaml(inventory: Path) -> str:
 
 
 def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then: str = AGAIN) -> int:
-    """Return the command's exit code, and say what to do where it is not 0.
+    """Return the command's exit code; after a failure, print what to do.
 
     Args:
-        outcome: Of the playbook.
-        name: The playbook's file.
-        target: Which workers were meant.
-        settings: Of the fleet.
-        then: What to do once what is wrong is mended.
+        outcome: The outcome of the playbook.
+        name: The path of the playbook.
+        target: The target of the command, for messages.
+        settings: The settings of the fleet.
+        then: Advice: what the user does after correcting an error.
 
     Raises:
-        UnreachableError: Hosts did not answer, or refused the person.
-        UsageError: The playbook did not begin, or met no host.
+        UnreachableError: Hosts did not answer, or refused the login.
+        UsageError: The playbook did not start, or no task or host matched.
     """
-    again = f"correct it and {then}"
+    again = f"correct the error and {then}"
     if outcome.locked:
         again = VAULT
     elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
@@ -413,12 +414,12 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
             what = f"login was refused on {texts.count(len(refused), 'host')}"
             fix = contact.login_hint(settings, " ".join(said[host] for host in refused))
             raise RefusedError(what, where=texts.folded(refused), fix=fix)
-        fix = "; ".join(keys) or f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
+        fix = "; ".join(keys) or f"`tpu_ops list` shows which nodes are READY; {then} once these hosts answer"
         others = [message for host, message in said.items() if host not in refused]
         reasons = [openssh.reason(message.rpartition("via ssh: ")[2], None) for message in others]
         if causes := dict.fromkeys(reason for reason in reasons if not keys and not openssh.silent(reason)):
             what = f"Ansible did not reach {who}: {'; '.join(causes)}"
-            fix = f"{_SSH_OPTIONS if any(map(openssh.of_options, causes)) else 'mend that'}; then {then}"
+            fix = f"{_SSH_OPTIONS if any(map(openssh.of_options, causes)) else 'correct the cause'}; then {then}"
         raise UnreachableError(what, where=texts.folded(outcome.unreachable), fix=fix)
     if outcome.failures:
         output.info(f"  fix: {again}")

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops create`."""
     parser.add_argument("name", help="name of the node")
     parser.add_argument("--type", required=True, help="accelerator type, as in v4-32")
-    parser.add_argument("--zone", help="its zone (default: the fleet's, if it has only one)")
-    parser.add_argument("--project", help="its project (default: the fleet's, if it has only one)")
-    parser.add_argument("--runtime", help="runtime version (default: that of the type's generation)")
+    parser.add_argument("--zone", help="zone of the node (default: the fleet's, if it has only one)")
+    parser.add_argument("--project", help="project of the node (default: the fleet's, if it has only one)")
+    parser.add_argument("--runtime", help="runtime version (default: the usual one for this TPU generation)")
     parser.add_argument("--spot", action="store_true", help="create a spot node: cheaper, but it may be preempted")
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
     options.add_waiting(parser, 1800)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     settings = config.load(args.fleet)
     wish = wished(args, settings)
     with origin.api(settings) as tpu:
-        # Who has no credentials is told that first: another key would be of no use.
+        # Read the ssh keys after the credentials: without credentials, a missing key is not the first problem.
         body = lifecycle.request(wish, identities.ssh_keys(settings))
         if not wish.runtime_version:
             _refuse_unknown_generation(tpu, wish)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         fleet = _refresh(settings, wish)
     except OpsError as exc:
-        then = "run the same command again: it learns the node's addresses and host keys"
+        then = "run the same command again: it gets the node's addresses and host keys"
         exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
         raise
     output.info(f"node {wish.name}: {outcome}, {time.monotonic() - start:.0f} s")
@@ -68,7 +68,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
     """Return the node that the arguments ask for.
 
     Raises:
-        UsageError: A name or label has a wrong form, or zone or project are not given and not plain.
+        UsageError: A name or label is malformed, or the zone or project is not given and the fleet has not exactly one.
     """
     for option, text in (
         ("--type", args.type),
@@ -77,7 +77,9 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
     ):
         if not text.isprintable():
             raise UsageError(
-                f"{shown(text)} contains characters that cannot be printed", where=option, fix="leave them out"
+                f"{shown(text)} contains characters that cannot be printed",
+                where=option,
+                fix="leave these characters out",
             )
     return Wish(
         name=lifecycle.check_name(args.name),
@@ -104,12 +106,12 @@ def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
 def _label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError(f"{text!r} is not a label", where="--label", fix="write it as KEY=VALUE")
+        raise UsageError(f"{text!r} is not a label", where="--label", fix="write the label as KEY=VALUE")
     return key, value
 
 
 def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
-    """Without a runtime version nothing can be created: say whether the type or only the default is unknown."""
+    """Raise an error that says whether the accelerator type is unknown, or only its default runtime version."""
     if wish.accelerator_type.startswith("tpu7x"):
         raise UsageError(
             "the Cloud TPU API has no TPU7x (Ironwood): these are made with Google Kubernetes Engine",
@@ -136,7 +138,7 @@ def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) ->
         output.as_json({"parent": wish.parent, "node_id": wish.name, "node": body, "exists": state})
         return ExitCode.OK
     if existing is not None:
-        output.line(f"exists already, state {existing.state}: nothing would be created")
+        output.line(f"the node exists already, state {existing.state}: nothing would be created")
         return ExitCode.OK
     output.line(f"would create {wish.full_name}")
     for key, value in body.items():
@@ -145,7 +147,7 @@ def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) ->
 
 
 def _refresh(settings: Settings, wish: Wish) -> Fleet:
-    """Refresh the fleet until the new node's host keys are known, or its time is over."""
+    """Refresh the fleet until the new node's host keys are known, or the time limit is over."""
     fleet, workers = view.with_host_keys(settings, {wish.full_name}, options.Waiting(f"node {wish.name}"))
     for text in fleet.warnings:
         output.warning(text)
@@ -157,7 +159,7 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     elif not workers:
         lacks = f"does not list project {wish.project}, zone {wish.zone}"
         if any(node.full_name == wish.full_name for node in fleet.listed):
-            lacks = "has filters that leave it out"
+            lacks = "has filters that exclude the node"
         output.warning(f"the new node is not part of this fleet: {settings.file} {lacks}")
     return fleet
 

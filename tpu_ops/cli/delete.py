@@ -23,8 +23,8 @@ from tpu_ops.runs import records, recovery
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops delete`."""
     parser.add_argument("name", help="name of the node")
-    parser.add_argument("--zone", help="its zone, if several nodes share the name")
-    parser.add_argument("--project", help="its project, if several nodes share name and zone")
+    parser.add_argument("--zone", help="zone of the node, if several nodes share the name")
+    parser.add_argument("--project", help="project of the node, if several nodes share name and zone")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     options.add_waiting(parser, 900)
     parser.add_argument("--dry-run", action="store_true", help="show what would be deleted")
@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
             f"{texts.folded(list(silent))} cannot tell whether a run is active: {next(iter(silent.values()))}"
         )
         _warn_of_remembered(settings, node)
-    active = f"{who.named(runs)} on it" if runs else ""
+    active = f"{who.named(runs)} on this node" if runs else ""
     if active and (args.yes or args.dry_run):
         output.warning(f"{active}: `tpu_ops who {fleet.labels[node.full_name]}` shows more")
     for text in _recoveries(settings.state_dir, node):
         output.warning(text)
     if node.queued_resource:
-        stays = f"queued resource {node.queued_resource}, which made it, stays and may use quota until it is deleted"
-        output.warning(f"{stays}, with all nodes that it made: `{queued_deletion(node)}`")
+        stays = f"queued resource {node.queued_resource}, which created the node, stays and may use quota"
+        output.warning(f"{stays}; to delete it with all its nodes: `{queued_deletion(node)}`")
     if args.dry_run:
         return _say(args, node, runs, f"would delete {what} ({size})")
     if not args.yes and not options.confirmed(f"{active}; " * bool(active) + f"delete {what} ({size})?", "deleting"):
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         view.refresh(settings)
     except (CloudError, UnwritableError) as exc:
-        # What was asked for is done.
-        output.warning(f"the view of the fleet still has the node: {exc}; `tpu_ops refresh` looks again")
+        # The node was deleted, so a failed refresh is only a warning.
+        output.warning(f"the last known view of the fleet still has the node: {exc}; `tpu_ops refresh` updates it")
     return _say(args, node, runs, f"{'deleting' if args.no_wait else 'deleted'} {what}")
 
 
@@ -85,33 +85,33 @@ def _warn_of_remembered(settings: Settings, node: Node) -> None:
     last = next((known for known in recent if node.node_id in known.node_ids), None)
     if last and not last.ended:
         look = f"`tpu_ops status {last.run_id}`"
-        output.warning(f"run {last.run_id}, which was started here, may be running on it: {look}")
+        output.warning(f"run {last.run_id}, which was started on this machine, may be running on the node: {look}")
 
 
 def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:
-    """Yield what is said of each run that is recovered on this machine, or could be, and that has the node.
+    """Yield a warning for each run that uses the node and that is, or could be, recovered on this machine.
 
-    It is known by its name: a recovery may have made it anew since, under another id.
+    Nodes are compared by name: a recovery may have recreated the node with another id.
     """
     for path in sorted((state_dir / "runs").glob("*/recovery.json")):
         run_id = path.parent.name
         with contextlib.suppress(OpsError):
             if node.full_name in {made.name for made in recovery.read(state_dir, run_id).plan.nodes}:
                 what = recovery.note_of(state_dir, run_id) or f"run {run_id}: a process on this machine recovers it"
-                yield f"{what}; it needs this node and recreates it unless `tpu_ops stop {run_id}` ends the recovery"
+                yield f"{what}; recovery recreates this node unless `tpu_ops stop {run_id}` ends the recovery"
 
 
 def _requested_no_more(state_dir: Path, node: Node) -> None:
     if any((state_dir / "runs").glob("*/requests.json")):
-        # Its queued resource stays.
+        # The node's queued resource was not deleted.
         recovery.taken_up(state_dir, [node._replace(queued_resource="")])
 
 
 def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) -> Node:
-    """Return the one node that is meant: by its name, or by its label where names are shared.
+    """Return the node with this name, or with this label if several nodes share the name.
 
     Raises:
-        UsageError: None or several are.
+        UsageError: No node or more than one node matches.
     """
     labels = {node.full_name: fleet.labels[node.full_name] for node in fleet.nodes}
     found = [
@@ -124,7 +124,7 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
         place = "".join(f", {kind} {value}" for kind, value in (("zone", zone), ("project", project)) if value)
         fix = f"known nodes: {known}"
         if any(name in (node.name, fleet.labels[node.full_name]) for node in fleet.listed if node not in fleet.nodes):
-            fix = f"it exists, but the fleet's filters exclude it: {targets.FILTERS}"
+            fix = f"the node exists, but the fleet's filters exclude it: {targets.FILTERS}"
         raise UsageError(f"no node is called {name!r}", where=f"this fleet{place}", fix=fix)
     if len(found) > 1:
         names = " or ".join(sorted(labels[node.full_name] for node in found))

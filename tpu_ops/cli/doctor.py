@@ -1,4 +1,4 @@
-"""`tpu_ops doctor`: what is well with the workers and what is not, each with its fix."""
+"""`tpu_ops doctor`: check the workers; print which checks passed, which failed, and how to fix the failures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
     parser.epilog = (
-        "Workers of a target that a run can have are compared with each other, otherwise those of each node. Exits "
-        "with 1 if a check fails, and with 4 if a worker does not answer."
+        "If one run could use the whole target, all its workers are compared with each other; otherwise only the "
+        "workers of each node. Exits with 1 if a check fails, and with 4 if a worker does not answer."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at the workers and say what was found."""
+    """Check the workers and print the findings."""
     settings = config.load(args.fleet)
     if args.target:
         fleet, workers = contact.find(settings, args.target)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
-    """Return findings in which nobody is told to mend workers that a recovery of this machine brings back."""
+    """Return the findings; for workers that a recovery on this machine brings back, the fix is to wait for it."""
     asked = {fault.worker for finding in findings for fault in finding.faults if fault.is_absence}
     fixes = {host: work.fix for host, work in preparations.each_at_work(state_dir, asked).items()}
 
@@ -64,7 +64,7 @@ def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
 
 
 def row(finding: Finding) -> dict[str, object]:
-    """Return a finding for --json; where no worker could say, it has neither passed nor failed: None."""
+    """Return a finding for --json; ``passed`` is None if no worker could be checked."""
     return {
         "check": finding.check,
         "passed": finding.passed if finding.asked or finding.faults else None,
@@ -75,7 +75,7 @@ def row(finding: Finding) -> dict[str, object]:
 
 
 def show(finding: Finding) -> None:
-    """Print a finding: one line where it passed, else one more for each kind of fault."""
+    """Print a finding: one line for the check, and two more lines for each kind of fault."""
     title = doctor.CHECKS[finding.check] + (", node by node" if finding.each_node else "")
     if not finding.faults:
         count = texts.count(len(finding.asked), "worker")
@@ -92,7 +92,7 @@ def show(finding: Finding) -> None:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return the command's exit code: workers that did not answer count before what is wrong with others."""
+    """Return the command's exit code: a worker that did not answer takes precedence over any other fault."""
     faults = [fault for finding in findings for fault in finding.faults]
     if any(fault.unreachable for fault in faults):
         return ExitCode.UNREACHABLE

@@ -1,4 +1,4 @@
-"""How faults of workers that are to run something are shown: each once, with all its workers."""
+"""Show why workers cannot start a run: each fault is shown once, with all its workers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tpu_ops.ssh.replies import Reply
 def told(
     run_id: str, settings: Settings, *, as_json: bool, more: Callable[[], Mapping[str, Any]] = dict
 ) -> Iterator[None]:
-    """Print the faults of all workers where some are not fit for a run; the error that goes on tells of the first.
+    """Print the faults of all workers if workers cannot start a run; the raised error names only the first fault.
 
-    Where the result is JSON, the error tells them all, those of a start that was refused later as well.
+    In JSON, the error has all faults, including those of workers that refused the start after the checks.
 
     Args:
-        run_id: The run.
-        settings: Of the fleet.
+        run_id: The id of the run.
+        settings: The settings of the fleet.
         as_json: Whether the result is JSON.
-        more: Returns what else is in the JSON.
+        more: Returns further facts for the JSON.
     """
 
     def facts(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def told(
 
 
 def of_silent(replies: Iterable[Reply]) -> list[dict[str, str]]:
-    """Given the answers of workers that could not say, return for --json what is wrong with each."""
+    """Return for --json the problem of each worker that could not answer, given the workers' replies."""
     found = (Fault(reply.host, reply.problem, reply.fix) for reply in replies)
     return [_row(fault) for fault in named(found)]
 
@@ -65,14 +65,14 @@ def _row(fault: Fault) -> dict[str, str]:
 
 
 def named(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Return faults in which commands name the fleet."""
+    """Return the faults with the option --fleet added to the commands in their texts, where it is needed."""
     return tuple(
         replace(fault, problem=output.on_fleet(fault.problem), fix=output.on_fleet(fault.fix)) for fault in faults
     )
 
 
 def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Given the faults of all workers, return each once with its workers, and with them together in its fix."""
+    """Return each fault once, with all workers that have the fault; its fix names these workers as one target."""
     groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for row in rows:
         groups.setdefault((row["problem"], for_any(row["fix"], row["worker"])), []).append(row)
@@ -84,7 +84,7 @@ def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def overriding() -> Callable[[Fault], None]:
-    """Return what says that a run is started in spite of a fault: once of each, however often it is found."""
+    """Return a function that warns of a fault that --force overrides, once for each worker and check."""
     said: set[tuple[str, str]] = set()
 
     def say(fault: Fault) -> None:

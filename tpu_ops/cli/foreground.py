@@ -1,6 +1,6 @@
-"""A run that is followed is left alone by an error and by the first Ctrl-C; a second one soon after stops it.
+"""Follow a run: an error or the first Ctrl-C only ends the following; a second Ctrl-C soon after stops the run.
 
-SIGTERM and SIGHUP leave it alone as well, and nobody is asked anything then.
+SIGTERM and SIGHUP also end only the following, and the command then waits for no second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
 
-#: Seconds after the first Ctrl-C in which a second one stops the run.
+#: Seconds after the first Ctrl-C in which a second Ctrl-C stops the run.
 AGAIN = 3.0
-#: Seconds after which the event loop stands still where a signal has had no turn, as before a pipe that nobody reads:
-#: the next one ends the command at once.
+#: If the event loop has not handled a signal after this many seconds, it is blocked, for example by a pipe that nobody
+#: reads. The next signal then ends the command at once.
 STANDS = 0.5
 
 
@@ -33,22 +33,22 @@ def to_its_end(
     *,
     as_json: bool,
 ) -> int:
-    """Do as `followed`, for a run that nobody starts again: an error of this machine does not end it, and that is said.
+    """Follow a run without recovery, as `followed` does; after an error of this machine, say that the run continues.
 
     Raises:
-        OpsError, OSError: It cannot be followed.
+        OpsError, OSError: The run cannot be followed.
     """
     try:
         return asyncio.run(followed(work, running, left, stopped, as_json=as_json))
     except BrokenPipeError:
-        # Whoever read the lines has gone, as `head` does.
+        # The reader of the output has ended, as `head` does.
         if running() is None:
             raise
         output.give_up()
         left()
         return ExitCode.INTERRUPTED
     except KeyboardInterrupt:
-        # Nobody reads the lines, so that the first one has had no turn and has said nothing.
+        # The event loop was blocked, so the first Ctrl-C had no effect and printed nothing.
         left()
         return ExitCode.INTERRUPTED
     except (OpsError, OSError):
@@ -65,13 +65,13 @@ async def followed(
     *,
     as_json: bool,
 ) -> int:
-    """Do the work and return its exit code. Ctrl-C, SIGTERM or SIGHUP ends the work, and not the run.
+    """Do the work and return its exit code. Ctrl-C, SIGTERM or SIGHUP ends the work, but not the run.
 
     Args:
-        work: What starts or follows the run.
-        running: Returns the run once it is on, and how to reach its workers.
-        left: Called after the first Ctrl-C, to say what goes on and how to get at it.
-        stopped: Called with how its ranks have ended when a second one has stopped the run and nothing of it is left.
+        work: Starts or follows the run.
+        running: Returns the run and the connections to its workers; None before the run is active.
+        left: Called after the first Ctrl-C: prints what continues and which commands reach it.
+        stopped: Called with the outcomes of the ranks after a second Ctrl-C has stopped the whole run.
         as_json: Whether the outcome of a stop is printed as JSON.
     """
     task = asyncio.ensure_future(work)
@@ -79,7 +79,7 @@ async def followed(
     at_once = asyncio.Event()
 
     def press() -> None:
-        # The second one is no reason to end in disorder what the first is ending, but where no run is on, to give up.
+        # A second Ctrl-C must not disturb the clean-up after the first, unless no run is active: then it gives up.
         if pressed.empty() or running() is None:
             task.cancel()
         pressed.put_nowait(None)
@@ -107,7 +107,7 @@ async def followed(
             return ExitCode.INTERRUPTED
         if at_once.is_set():
             return ExitCode.INTERRUPTED
-        # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
+        # Drop further presses of Ctrl-C: they must not end the wait for the stop, which is only sent below.
         while not pressed.empty():
             pressed.get_nowait()
         if outcomes := await _stop(*run, pressed, as_json=as_json):
@@ -116,7 +116,7 @@ async def followed(
 
 
 async def _end_of(task: asyncio.Future[int]) -> None:
-    """Wait until a task has ended; who is cancelled meanwhile ends it first."""
+    """Wait until a task has ended; if the wait is cancelled, cancel the task and wait for its end first."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -126,7 +126,7 @@ async def _end_of(task: asyncio.Future[int]) -> None:
 
 
 async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> Sequence[Outcome]:
-    """Stop the run, report its outcome and return it where nothing is left; one more Ctrl-C is not to wait for that."""
+    """Stop the run and print the outcome; return it if no rank is left. Another Ctrl-C ends the wait for the stop."""
     stopping = asyncio.ensure_future(stop.end(fanout, run))
     given_up = asyncio.ensure_future(pressed.get())
     try:
@@ -139,7 +139,7 @@ async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as
                 else:
                     stop.report([(run, stopped)], as_json=False)
             except BrokenPipeError:
-                # Ctrl-C ends whatever reads the lines as well; the run was stopped all the same.
+                # Ctrl-C also ends the program that reads the output; the run was stopped all the same.
                 output.give_up()
             return stopped.outcomes if stop.exit_code(stopped.outcomes) == ExitCode.OK else ()
         output.info(f"no longer waiting for the end of run {run.run_id}")
@@ -152,7 +152,7 @@ async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as
 
 @contextlib.contextmanager
 def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) -> Iterator[None]:
-    """Let signals call something for as long as the block lasts; a process that is to ignore one goes on ignoring it.
+    """Let signals call functions for the duration of the block; a signal that the process ignores stays ignored.
 
     Args:
         press: Called for each Ctrl-C.
@@ -162,7 +162,7 @@ def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) ->
     waiting: list[float] = []
 
     def in_turn(call: Callable[[], None]) -> None:
-        """Call something in the loop, or end all here and now where an earlier signal has had no turn for so long."""
+        """Call a function in the event loop; end the command at once if an earlier signal was not handled in time."""
 
         def take_turn() -> None:
             waiting.clear()

@@ -1,4 +1,4 @@
-"""Ends what blocks, as Ctrl-C does, once a signal or another process of this machine has asked for it."""
+"""Interrupt blocking work, as Ctrl-C does, after SIGTERM or SIGHUP or when another process asks for it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds between two looks whether another process has.
+#: Seconds between two checks whether another process has asked this one to end.
 EVERY = 0.5
-#: By these a service manager ends a process, and a terminal that closes those that were begun on it.
+#: A service manager ends a process with SIGTERM; a terminal that is closed sends SIGHUP to its processes.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-#: Seconds within which these are one, as a service manager may send both.
+#: Signals within this many seconds count as one: a service manager may send both.
 TOGETHER = 1.0
 
 
 class Asked(KeyboardInterrupt):
-    """Another process has; whoever cleans up behind Ctrl-C cleans up behind this."""
+    """Another process has asked this one to end. Code that cleans up after Ctrl-C also cleans up after this error."""
 
 
 def _end(error: type[KeyboardInterrupt], raised: list[bool], *, again: bool = False) -> None:
-    """Raise an error in the midst of whatever the main thread does.
+    """Raise an error in the main thread, whatever it is doing.
 
     Args:
-        error: Raised at once, or from `asyncio.run` when what runs there has cleaned up.
-        raised: Of all calls that mean the same end; one entry for each time that it was raised.
-        again: Whether that was asked for before: nothing cleans up then.
+        error: The error: raised at once, or by `asyncio.run` after the main task has cleaned up.
+        raised: A list that gets an entry when the error is raised; several calls for the same end share it.
+        again: Whether the end was requested before: then the error is raised without any clean-up.
     """
 
     def end() -> None:
@@ -42,10 +42,10 @@ def _end(error: type[KeyboardInterrupt], raised: list[bool], *, again: bool = Fa
 
     def cancel() -> None:
         if raised:
-            # Behind that, `asyncio.run` lets all that is left clean up.
+            # The error was raised already: `asyncio.run` lets the remaining tasks clean up.
             return
-        # As Ctrl-C does: where all tasks are cancelled together, those of asyncio among them, one that just starts a
-        # process waits for it for ever.
+        # Cancel the main task only, as Ctrl-C does. If asyncio's internal tasks were cancelled at the same time, a task
+        # that is starting a process would wait for it for ever.
         main = min(asyncio.all_tasks(), key=_number, default=None)
         if main is None:
             end()
@@ -54,31 +54,31 @@ def _end(error: type[KeyboardInterrupt], raised: list[bool], *, again: bool = Fa
             main.cancel()
 
     if again:
-        # Here and now: what blocks the loop, such as a pipe that nobody reads, may never let go of it.
+        # Do not wait for the event loop: it may be blocked for ever, for example by a pipe that nobody reads.
         end()
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         end()
     else:
-        # Between two steps: within one of a task that task would never learn that it is to clean up.
+        # Cancel between two steps of the event loop: an error raised within a step would skip the task's clean-up.
         loop.call_soon_threadsafe(cancel)
 
 
 def _number(task: asyncio.Task[Any]) -> int:
-    """Return the number of a task, in the order in which they were made: `asyncio.run` makes the first one."""
+    """Return the number of a task in the order of creation: the main task of `asyncio.run` has the lowest number."""
     number = task.get_name().rpartition("-")[2]
     return int(number) if number.isdecimal() else sys.maxsize
 
 
 @contextlib.contextmanager
 def signals(call: Callable[[bool], object]) -> Iterator[None]:
-    """Have SIGTERM and SIGHUP call something for the length of a block.
+    """Let SIGTERM and SIGHUP call a function for the duration of the block.
 
-    What ignores one of them, as below nohup, goes on ignoring it. Elsewhere than in the main thread nothing is changed.
+    A signal that the process ignores, as under nohup, stays ignored. Outside the main thread nothing changes.
 
     Args:
-        call: Called in the main thread, whatever that does, with whether it was called before.
+        call: Called in the main thread, whatever it is doing; the argument tells whether `call` was called before.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     main = threading.current_thread() is threading.main_thread()
@@ -102,10 +102,10 @@ def signals(call: Callable[[bool], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a block as Ctrl-C does: whoever cleans up behind that cleans up behind these.
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that the same clean-up runs.
 
     Raises:
-        KeyboardInterrupt: One of them came.
+        KeyboardInterrupt: The process received SIGTERM or SIGHUP.
     """
     raised: list[bool] = []
     with signals(lambda again: _end(KeyboardInterrupt, raised, again=again)):
@@ -114,13 +114,13 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by(asked: Callable[[], bool]) -> Iterator[None]:
-    """End a block of the main thread once something is true, also where Ctrl-C is ignored.
+    """End a block of the main thread once a condition is true, even if the process ignores Ctrl-C.
 
     Args:
-        asked: Looked at from another thread.
+        asked: Returns whether the condition is true; called from another thread.
 
     Raises:
-        Asked: It was.
+        Asked: The condition became true.
     """
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""`tpu_ops inventory`: the workers that serve, as other programs want them: clush, pdsh, scripts."""
+"""`tpu_ops inventory`: print the workers of nodes that are ready, in a format for clush, pdsh or scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.fleet.view import Fleet
 
 FORMATS = ("nodeset", "list", "groups", "json")
 
-#: Name of the group source in a file of groups: `@tpu:node_pod`.
+#: Name of the group source in the file for ClusterShell, as in `@tpu:node_pod`.
 SOURCE = "tpu"
 
 
@@ -32,15 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "groups: a ClusterShell file for groups.d; json: group -> hosts",
     )
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
-    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: all")
+    parser.add_argument(
+        "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
+    )
     parser.epilog = (
         "Lists only nodes in the configured states (default: READY). Uses the last known view of the fleet; "
-        f"`tpu_ops refresh` updates it. Groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
+        f"`tpu_ops refresh` updates the view. The groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them."""
+    """Print the chosen workers in the chosen format."""
     fleet = view.current(config.load(args.fleet))
     workers = chosen(fleet, args.target)
     hosts = [worker.host for worker in workers]
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             for host in hosts:
                 output.line(host)
         case "groups":
-            # JSON is YAML, and leaves no doubt about what is a text.
+            # ClusterShell reads YAML. JSON is valid YAML, and its quotes mark every string as a string.
             sets = {name: folded(members) for name, members in groups(fleet, workers).items()}
             output.as_it_is(json.dumps({SOURCE: sets}, indent=2))
         case _:
@@ -60,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen(fleet: Fleet, target: str | None) -> list[Worker]:
-    """Return the workers of a target, or all, whose nodes are in the configured states.
+    """Return the workers of a target, or of the fleet, whose nodes are in the configured states.
 
     Raises:
-        UsageError: The target is unknown, or none of its workers is in such a state.
+        UsageError: The target is unknown, or none of its nodes is in a configured state.
     """
     states = fleet.settings.states
     workers = targets.select(fleet.workers, target, listed=fleet.listed) if target else list(fleet.workers)
@@ -74,13 +76,13 @@ def chosen(fleet: Fleet, target: str | None) -> list[Worker]:
             f"no worker{' of the target' if target else ''} is in state {' or '.join(states)}"
             + (f", only in {' and '.join(found)}" if found else ""),
             where=f"target {target!r}" if target else str(fleet.settings.path),
-            fix="`tpu_ops refresh` asks again; `states` in inventory/tpu_vm.yml says which are listed",
+            fix="`tpu_ops refresh` asks the API again; `states` in inventory/tpu_vm.yml sets the listed states",
         )
     return serving
 
 
 def groups(fleet: Fleet, workers: Iterable[Worker]) -> dict[str, list[Worker]]:
-    """Return the inventory's own groups with their workers, and `all`."""
+    """Return the workers of each group of the inventory, and of the group `all`."""
     names = hostvars.groups(fleet.listed)
     found: dict[str, list[Worker]] = {"all": []}
     for worker in workers:
@@ -90,10 +92,10 @@ def groups(fleet: Fleet, workers: Iterable[Worker]) -> dict[str, list[Worker]]:
 
 
 def folded(workers: Sequence[Worker]) -> str:
-    """Return workers as one node set, as in ``pod-w[0-3],solo-w0``, folded over their indices only.
+    """Return workers as one node set, for example ``pod-w[0-3],solo-w0``; only the workers' indices are folded.
 
-    Names whose nodes have numbers could be folded further, but pdsh takes one range a name, and for thousands of
-    hosts that costs ClusterShell seconds.
+    Numbers in the names of nodes are not folded: pdsh accepts only one range per name, and folding thousands of hosts
+    takes ClusterShell seconds.
     """
     nodes: dict[str, list[int]] = {}
     for worker in workers:

@@ -1,4 +1,4 @@
-"""`tpu_ops lab`: bring the lab up and down, look at it, and let happen to it what happens to real pods."""
+"""`tpu_ops lab`: start and remove the lab, show its state, and simulate preemptions and maintenance events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
 
-#: Longest time that an operation may be made to take: a day.
+#: Upper limit of --seconds, the shortest duration of an operation: one day.
 _MAX_SECONDS = 86400.0
 
 
@@ -37,64 +37,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "up",
         "start the lab's API (nodes are created through it)",
         f"The instance `default` serves gRPC on port {grpc} and REST on {rest}; a taken port is an error. Other "
-        "instances (TPU_OPS_LAB names one) use free ports, the same ones again if they can. An instance that is up is "
-        "left alone; one that does not answer is restarted and keeps its nodes.",
+        "instances (set TPU_OPS_LAB to the name) use free ports, and keep them if possible. An instance that is up is "
+        "left unchanged; an instance that does not answer is restarted and keeps its nodes.",
     )
-    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: see above)")
+    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next port (default: see above)")
     up.add_argument("--seconds", type=_seconds, default=1.0, help="shortest duration of an operation (default: 1)")
     down = add(
         "down",
         "remove the lab's workers, networks and processes",
-        "Its files are removed too; images and downloads, which all labs share, stay unless --cache is given.",
+        "The lab's files are removed too; images and downloads, which all labs share, stay unless --cache is given.",
     )
-    down.add_argument("--all", action="store_true", help="every lab below TPU_OPS_STATE, not only this one")
-    down.add_argument("--cache", action="store_true", help="also the workers' images and downloads, which labs share")
+    down.add_argument("--all", action="store_true", help="remove every lab below TPU_OPS_STATE, not only this lab")
+    down.add_argument("--cache", action="store_true", help="also remove the images and downloads that all labs share")
     add(
         "env",
         'print variables for a shell: eval "$(tpu_ops lab env)"',
-        "They point tpu_ops, ansible and gcloud to this lab, and away from any credentials.",
+        "The variables make tpu_ops, ansible and gcloud use this lab, without any credentials.",
     )
     add("status", "show the lab's nodes, workers and the images behind them")
     for name, text, more in (
         (
             "maintenance",
             "simulate a maintenance event: all workers of a node reboot with new external addresses",
-            "Returns when they serve again. The node must be READY.",
+            "Returns when the workers serve again. The node must be READY.",
         ),
         (
             "preempt",
             "preempt a node: its workers are killed",
-            "It stays listed as PREEMPTED until it is deleted. The node must be READY.",
+            "The node stays listed as PREEMPTED until it is deleted. The node must be READY.",
         ),
     ):
         event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
-        event.add_argument("--zone", help="its zone, if several nodes share the name")
+        event.add_argument("--zone", help="zone of the node, if several nodes share the name")
     api = add(
         "api",
         "serve a fleet without containers, in the foreground",
-        "Prints one JSON line with both endpoints when it serves; SIGTERM or Ctrl-C ends it.",
+        "Prints one JSON line with both endpoints when it serves; SIGTERM or Ctrl-C ends the command.",
         as_json=False,
     )
     api.add_argument("--state", required=True, metavar="FILE", help="the file that holds the fleet; created if missing")
-    api.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: free ports)")
+    api.add_argument("--port", type=_port, help="gRPC port; REST takes the next port (default: free ports)")
     api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
     api.add_argument("--seconds", type=_seconds, default=1.0, help="shortest duration of an operation (default: 1)")
     api.add_argument("--projects", default=instance.PROJECT, help="projects that exist, comma-separated")
 
 
 def _port(text: str) -> int:
-    """Return the gRPC port, for argparse; the next one is REST's."""
+    """Return the gRPC port, for argparse; the next port is for REST."""
     if not text.isdecimal() or not 0 < int(text) < 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65534")
     return int(text)
 
 
 def _seconds(text: str) -> float:
-    """Return the least duration of an operation, for argparse.
+    """Return the shortest duration of an operation, for argparse.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not a valid duration.
     """
     try:
         seconds = float(text)
@@ -102,7 +102,7 @@ def _seconds(text: str) -> float:
         seconds = -1
     if not 0 <= seconds <= _MAX_SECONDS:
         raise UsageError(
-            f"{text!r} is not a duration of an operation",
+            f"{text!r} is not a valid duration of an operation",
             where="--seconds",
             fix=f"use seconds from 0 to {_MAX_SECONDS:.0f}, for example 0.5",
         )
@@ -110,7 +110,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one subcommand."""
+    """Run one subcommand of `tpu_ops lab`."""
     lab = instance.instance()
     if args.command == "up":
         return _up(lab, args)
@@ -132,11 +132,11 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
     with instance.locked(lab), instance.writing(lab):
         endpoints = lab.endpoints()
         if endpoints is not None and not instance.answers(lab):
-            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; ending it")
+            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; ending the API")
             instance.stop_api(lab, timeout=10)
             endpoints = None
         if endpoints is None:
-            # One that an interrupted command left before it served still has the ports and the state file.
+            # An interrupted command may have left an API process that does not serve but holds the ports.
             instance.stop_api(lab)
             output.info(f"lab {lab.name}: starting the API ({found.name} plays the workers)")
             instance.ensure_key(lab)
@@ -177,7 +177,7 @@ def _down(lab: Instance, args: argparse.Namespace) -> int:
 
 
 def _say_down(results: Sequence[Mapping[str, object]], others: Sequence[str], *, all_of: bool) -> None:
-    """Say what went, and which labs of other state directories still have containers."""
+    """Print which labs were removed, and which labs of other state directories still have containers."""
     for result in results:
         was_up = result["api_stopped"] or result["removed"]
         output.line(
@@ -195,7 +195,7 @@ def _say_down(results: Sequence[Mapping[str, object]], others: Sequence[str], *,
 
 
 def _down_one(lab: Instance) -> dict[str, object]:
-    """Take one lab down and return what was there."""
+    """Remove one lab; return its name and what was removed."""
     from tpu_ops.lab import removal
 
     with instance.locked(lab):
@@ -205,9 +205,9 @@ def _down_one(lab: Instance) -> dict[str, object]:
         if left:
             raise OpsError(
                 f"lab {lab.name!r} could not be removed completely: {', '.join(left)} still there",
-                fix="run `tpu_ops lab down` again; if it stays, remove it with the container engine's own command",
+                fix="run `tpu_ops lab down` again; if parts stay, remove them with the container engine's own command",
             )
-        # Under the lock, so that no other command's new lab is taken along; the lock's own file goes as well.
+        # Remove the files while holding the lock: another command may be about to create this lab anew.
         shutil.rmtree(lab.directory, ignore_errors=True)
         if lab.directory.exists():
             raise OpsError("the lab's files could not be removed", where=str(lab.directory), fix="remove them as root")
@@ -230,19 +230,19 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
     else:
         for name, value in found.items():
             output.as_it_is(f"export {name}={shlex.quote(value)}")
-    # For a person alone: a shell evaluates what is printed above.
+    # The shell evaluates standard output, so messages for the user go to standard error.
     if file:
         _say_fleet(file, named=named, around=around, before=before)
     else:
         output.warning(
-            f"no fleet directory here: this shell gets the lab's own fleet, {lab.directory}, which has no people and "
-            "settings of yours; for a fleet of yours, change to its directory or set TPU_OPS_FLEET, and repeat this"
+            f"no fleet directory here: this shell uses the lab's own fleet, {lab.directory}, without your people and "
+            "settings; to use your own fleet, change to its directory or set TPU_OPS_FLEET, and repeat this command"
         )
     return ExitCode.OK
 
 
 def _named_fleet(lab: Instance) -> Path | None:
-    """Return the file of the fleet that TPU_OPS_FLEET names; None where that is the lab's own, as of an earlier env."""
+    """Return the file of the fleet in TPU_OPS_FLEET; None for the lab's own fleet, which an earlier `lab env` set."""
     if not os.environ.get("TPU_OPS_FLEET"):
         return None
     file = config.find_file(None, os.environ, config.here())
@@ -250,7 +250,7 @@ def _named_fleet(lab: Instance) -> Path | None:
 
 
 def _say_fleet(file: Path, *, named: Path | None, around: Path | None, before: Path | None) -> None:
-    """Say which fleet a shell gets, and why where that is not plain: whoever configures from it should know."""
+    """Print which fleet a shell uses, and why if it is not obvious: a user who configures workers has to know it."""
 
     def name(path: Path) -> str:
         return str(config.folder_of(path))
@@ -258,14 +258,14 @@ def _say_fleet(file: Path, *, named: Path | None, around: Path | None, before: P
     if named:
         why = " (TPU_OPS_FLEET)"
     else:
-        why = "" if around else ", as when this lab was used last: there is no fleet directory here"
+        why = "" if around else ", the fleet that was last used with this lab: there is no fleet directory here"
     output.info(f"this shell's fleet, in every directory: {name(file)}{why}")
     if named and around and around != named:
-        output.info(f"for the fleet of this directory, {name(around)}: `unset TPU_OPS_FLEET`, and repeat this")
+        output.info(f"for the fleet of this directory, {name(around)}: `unset TPU_OPS_FLEET`, and repeat this command")
     if before and before != file:
         output.info(
-            f"this lab was used with {name(before)} before: if you configure its workers from here, they get the "
-            "people and settings of this fleet instead"
+            f"this lab was used with {name(before)} before: if you configure its workers from this shell, they get the "
+            "people and settings of this shell's fleet instead"
         )
 
 

@@ -1,4 +1,4 @@
-"""`tpu_ops list`: the workers of the fleet."""
+"""`tpu_ops list`: list the workers of the fleet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.fleet import selection, view
 from tpu_ops.fleet.hostvars import facts, facts_without_worker
 from tpu_ops.fleet.view import Fleet
 
-#: Names that are listed where a filter's value is none of them.
+#: If no node has the value of an option, at most this many existing values are named.
 MOST = 12
 
 COLUMNS = ("host", "zone", "type", "state", "health", "internal", "external")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops list`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    only = parser.add_argument_group("only nodes that have (an option given several times: any of its values)")
+    only = parser.add_argument_group("list only nodes that have (for an option given several times: one of its values)")
 
     def add(name: str, metavar: str, text: str) -> None:
         only.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("type", "PATTERN", "this accelerator type, as in 'v4-*'")
     add("zone", "ZONE", "this zone, as in us-central2-b or 'us-*'")
     add("project", "PROJECT", "this project")
-    add("label", "KEY[=VALUE]", "this label; several keys: all of them")
+    add("label", "KEY[=VALUE]", "this label; for several keys: all of these labels")
     only.add_argument(
         "--state",
         action="append",
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the workers."""
+    """List the workers of the nodes that match the options."""
     if args.target is not None:
         name = shlex.quote(args.target)
         raise UsageError("list does not take a target", where=args.target, fix=f"tpu_ops list --name {name}")
@@ -77,31 +77,31 @@ def run(args: argparse.Namespace) -> int:
     elif not fleet.listed:
         output.info(_nothing(fleet))
     elif fleet.nodes and not unknown:
-        output.info("no node matches all of these")
+        output.info("no node matches all of these options")
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
-        output.info("changed since the last refresh: `tpu_ops refresh` shows what")
+        output.info("the fleet has changed since the last refresh: `tpu_ops refresh` shows the changes")
     return ExitCode.OK
 
 
 def _nothing(fleet: Fleet) -> str:
-    """Return what is said of a fleet without nodes."""
+    """Return the message for a fleet without nodes."""
     if fleet.unanswered:
-        return "no node is known, but not all could be listed: see the warnings"
+        return "no node is known, but some nodes could not be listed: see the warnings"
     if fleet.source:
-        return "the published snapshot has no nodes; ask its publisher"
+        return "the published snapshot has no nodes; ask the snapshot's publisher about this"
     return "no node exists; `tpu_ops create` creates one"
 
 
 class Wanted:
-    """Which nodes are to be shown.
+    """Selects the nodes that the options ask for.
 
     Args:
-        args: Of the command.
+        args: The arguments of the command.
 
     Raises:
-        UsageError: A label has no name.
+        UsageError: A value of --label has no key.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -109,16 +109,16 @@ class Wanted:
         pairs = [text.partition("=") for text in args.label]
         for key, _, _ in pairs:
             if not key:
-                raise UsageError("a label without a name", where="--label", fix="write it as KEY or KEY=VALUE")
+                raise UsageError("a label without a name", where="--label", fix="write the label as KEY or KEY=VALUE")
         labels = {
-            # A key alone stands for any value, whatever else is asked of it.
+            # A key without a value matches any value, even if the same key is also given with values.
             key: () if (key, "", "") in pairs else tuple(value for name, _, value in pairs if name == key)
             for key, _, _ in pairs
         }
         self._filters = Filters(tuple(args.name), tuple(labels.items()), tuple(args.type))
 
     def of(self, fleet: Fleet) -> list[Node]:
-        """Return these nodes of a fleet, by their labels."""
+        """Return the selected nodes of a fleet, sorted by their unique labels."""
         args = self._args
         found = [
             node
@@ -131,7 +131,7 @@ class Wanted:
         return sorted(found, key=lambda node: texts.natural(fleet.labels[node.full_name]))
 
     def unknown(self, fleet: Fleet) -> list[str]:
-        """Return a line for each value that no node of a fleet has: it says which there are."""
+        """Return a message for each value of an option that no node of the fleet has; it lists the existing values."""
         args = self._args
         found = []
         for kind, values, of in (
@@ -165,7 +165,7 @@ def _unknown(
 
 
 def _workers(fleet: Fleet) -> dict[str, list[Worker]]:
-    """Return the workers of each node that has some, by its label."""
+    """Return the workers of each node, by the node's label; nodes without workers are left out."""
     workers: dict[str, list[Worker]] = {}
     for worker in fleet.workers:
         workers.setdefault(worker.label, []).append(worker)
@@ -173,7 +173,7 @@ def _workers(fleet: Fleet) -> dict[str, list[Worker]]:
 
 
 def _json_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Return what is known of each worker of these nodes, and of each of these that has no worker yet."""
+    """Return the facts of each worker of these nodes for --json; a node without workers has a row of its own."""
     labels, workers = fleet.labels, _workers(fleet)
     rows = []
     for node in nodes:
@@ -183,7 +183,7 @@ def _json_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, Any]]:
 
 
 def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:
-    """Return one row per worker of these nodes, and one for each that has no worker yet."""
+    """Return one table row for each worker of these nodes, and one row for each node without workers."""
     labels, workers = fleet.labels, _workers(fleet)
     rows = []
     for node in nodes:

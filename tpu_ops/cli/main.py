@@ -1,4 +1,4 @@
-"""Parses and dispatches: one module per command, imported only when that command is asked for."""
+"""Parse the command line and run the command. Each command has a module, which is imported only for this command."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tpu_ops.errors import ExitCode, OpsError, UsageError
 
 #: Options that ask for help.
 _HELP = ("-h", "--help")
-#: First words of commands that stand where a target was to stand. A node may be called as some are, but without `--` no
-#: command stands behind it.
+#: Programs that users run. If one is given as TARGET and `--` is missing, the user has forgotten the target. (A node
+#: may have the name of a program, but then `--` follows.)
 _PROGRAM = re.compile(r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)")
-#: An argument that says nothing, or an option's.
+#: An empty argument, or an option with an empty value.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
 
@@ -44,7 +44,7 @@ def _usage() -> str:
 
 
 class _Misused(SystemExit):
-    """Ends a command whose words are wrong, which has been said."""
+    """Ends a command with invalid arguments after the message was printed."""
 
     def __init__(self, message: str, command: str) -> None:
         super().__init__(int(ExitCode.USAGE))
@@ -52,14 +52,14 @@ class _Misused(SystemExit):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints its help as any other result."""
+    """Prints help through `output`, and adds advice to the errors of argparse."""
 
     def print_help(self, file: object = None) -> None:
-        """Print it."""
+        """Print the help text as a result."""
         output.as_it_is(self.format_help().removesuffix("\n"))
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the words, and end."""
+        """Print what is wrong with the arguments, and end the command."""
         targets = any(action.dest == "target" for action in self._actions)
         if targets and message.startswith("unrecognized arguments: ") and " -" not in message:
             message += "; give several nodes or workers as one word, as in a,b"
@@ -94,10 +94,10 @@ def _dispatch(argv: Sequence[str]) -> int:
         behind = getattr(args, "command", ())
         _refuse_empty(rest[: len(rest) - len(behind)] if isinstance(behind, list) else rest, parser, args)
         return _run(module, args)
-    # What stands behind the first `--` is another program's business: argparse never sees it.
+    # The words after the first `--` are the command for the workers: argparse must not parse them.
     front = rest[: rest.index("--")] if "--" in rest else rest
     if "--" not in rest and len(bare := [word for word in front if word not in _HELP]) < len(front):
-        # Of a command whose `--` was forgotten -h is an option, and no question about this one.
+        # If `--` was forgotten, -h is an option of the command for the workers: do not print this command's help.
         others = [word for word in bare if not word.startswith("-")]
         if len(others) > 1 and parser.parse_known_args(bare)[1]:
             front = bare
@@ -115,12 +115,12 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def _alike(word: str, known: Iterable[str], before: str = "") -> str:
-    """Return which of the known words are meant, perhaps, with what stands before each; empty where none is like it."""
+    """Return up to two known words that are similar to a word, each after the prefix ``before``; empty if none is."""
     return " or ".join(f"{before}{close}" for close in difflib.get_close_matches(word, list(known), n=2))
 
 
 def _without_target(name: str, words: Sequence[str], program: str) -> UsageError:
-    """Return the error of a command that stands where its target was to stand."""
+    """Return the error for a command line that has a program in the place of the target."""
     at = words.index(program)
     command = [*(["python"] if re.fullmatch(r"[^/]*\.py", program) else []), *words[at:]]
     fix = shlex.join(["tpu_ops", name, "TARGET", *words[:at], "--", *command])
@@ -128,14 +128,14 @@ def _without_target(name: str, words: Sequence[str], program: str) -> UsageError
 
 
 def _run(module: ModuleType, args: argparse.Namespace) -> int:
-    """Run a command; messages name other commands on the same fleet."""
+    """Run a command; the commands in its messages get the option --fleet if they need it."""
     if hasattr(args, "fleet"):
         output.name_fleet(lambda: _fleet_option(args.fleet))
     return int(module.run(args))
 
 
 def _fleet_option(fleet: str | None) -> str:
-    """Given `--fleet`, return the option that names the fleet; empty if none is needed or no fleet is found."""
+    """Return the option --fleet for commands in messages; empty if it is not needed or no fleet is found."""
     try:
         return config.fleet_option(config.find_file(fleet, os.environ, config.here()))
     except (OpsError, OSError):
@@ -143,10 +143,10 @@ def _fleet_option(fleet: str | None) -> str:
 
 
 def _refuse_empty(words: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse empty arguments, which are a script's unset variables: none of them means the default.
+    """Refuse empty arguments: they come from unset variables of a script and must not mean the default.
 
     Raises:
-        UsageError: There is one.
+        UsageError: An argument is empty.
     """
     for number, (before, word) in enumerate(itertools.pairwise(("", *words)), 1):
         if _EMPTY.fullmatch(word):
@@ -156,7 +156,7 @@ def _refuse_empty(words: Sequence[str], parser: argparse.ArgumentParser, args: a
 
 
 def _empty_one(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
-    """Return what an empty argument is called that no option takes, to be followed by its number."""
+    """Return the name of the positional argument that is empty, and a comma; an empty text if there is none."""
     for action in parser._actions:
         value = getattr(args, action.dest, None)
         if isinstance(action, argparse._SubParsersAction) and value in action.choices:
@@ -167,10 +167,10 @@ def _empty_one(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str
 
 
 def _tell_program(failure: OpsError, words: Sequence[str]) -> None:
-    """Print an error as the result of a command that was to print JSON, and has not."""
+    """Print an error as JSON if the command has --json and has printed no result yet."""
     front = words[: words.index("--")] if "--" in words else words
     if "--json" in front and not output.has_result():
-        # That it cannot be written is no reason to fail once more.
+        # The error itself was printed already: ignore a failure to write the JSON.
         with output.read_or_not(), contextlib.suppress(OpsError):
             output.error_as_json(failure)
 
@@ -182,7 +182,7 @@ def _failed(failure: OpsError, words: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every error a user may meet becomes a message and a code."""
+    """Run one command and return its exit code; every expected error becomes a message and an exit code."""
     output.begin()
     output.listen()
     words = sys.argv[1:] if argv is None else argv
@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.OK
     except OSError as exc:
         path = exc.filename if isinstance(exc.filename, str) else ""
-        fix = "check that it can be read and written (ls -l, df)"
+        fix = "check that this file or directory can be read and written (ls -l, df)"
         return _failed(OpsError(exc.strerror or str(exc), where=path, fix=fix), words)
     finally:
         output.end()

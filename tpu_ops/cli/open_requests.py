@@ -1,4 +1,4 @@
-"""Says what a run's recovery has requested from the API and no run uses, and deletes it for `tpu_ops stop`."""
+"""List or delete open requests: nodes or queued resources that a run's recovery has requested and no run uses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tpu_ops.errors import CloudError, OpsError
 from tpu_ops.fleet import origin, view
 from tpu_ops.runs import recovery
 
-#: The option of `tpu_ops stop` that deletes all of it.
+#: The option of `tpu_ops stop` that deletes all open requests of a run.
 DELETE = "--delete-requested"
 #: Seconds to wait for a deletion.
 DELETION_LIMIT = 900.0
 
 
 def kept(settings: Settings, run_id: str) -> list[Request]:
-    """Return what the recovery of a run has requested, as kept on this machine; a damaged file is a warning."""
+    """Return the open requests of a run from its file on this machine; a damaged file is only a warning."""
     try:
         return pending.read(recovery.requests_file(settings.state_dir, run_id))
     except OpsError as exc:
@@ -32,7 +32,7 @@ def kept(settings: Settings, run_id: str) -> list[Request]:
 
 
 def removal(run_id: str, request: Request) -> str:
-    """Return the command that ends the cost of a request, without the name of the fleet."""
+    """Return the command that ends the cost of a request, without the option --fleet."""
     _, project, _, zone, _, short = request.name.split("/")
     if request.kind == START:
         return shlex.join(["gcloud", "compute", "tpus", "tpu-vm", "stop", short, "--zone", zone, "--project", project])
@@ -40,7 +40,7 @@ def removal(run_id: str, request: Request) -> str:
 
 
 def tell(settings: Settings, run_id: str, found: Iterable[Request]) -> None:
-    """Say of each request what it is about, its state, its cost and the command that ends that."""
+    """Print each request with its state, its cost and the command that ends the cost."""
     for request in found:
         asked, ends = ("the start of ", "stops") if request.kind == START else ("", "deletes")
         text = f"its recovery requested {asked}{request.in_words} at {output.at(request.since)}"
@@ -59,10 +59,10 @@ def _cost(request: Request) -> str:
 
 
 def in_use(settings: Settings, request: Request) -> str:
-    """Return which runs are active on the nodes of a request, in words; empty for none.
+    """Return the runs that are active on the nodes of a request, as words; empty if there are none.
 
     Raises:
-        CloudError: The API refused or did not answer.
+        CloudError: The API refused the call or did not answer.
     """
     if request.state not in ("ACTIVE", *SERVING_STATES):
         return ""
@@ -80,26 +80,26 @@ def in_use(settings: Settings, request: Request) -> str:
 def settle(
     settings: Settings, run_id: str, *, delete: bool, ask: bool, used: Callable[[Settings, Request], str] = in_use
 ) -> tuple[list[dict[str, Any]], OpsError | None]:
-    """Look at what the recovery of a run that was stopped has requested, say what is left, and delete what is unwanted.
+    """Print the open requests of a stopped run with their present states, and delete those that are not wanted.
 
     Args:
-        settings: Of the fleet.
-        run_id: The run.
-        delete: Whether all of it is deleted.
-        ask: Whether the person at the terminal is asked for each.
-        used: As `in_use`: what a run uses is not deleted.
+        settings: The settings of the fleet.
+        run_id: The id of the run.
+        delete: Whether to delete all requests.
+        ask: Whether to ask the user for each request.
+        used: Returns the runs that use a request, as `in_use` does: a request in use is not deleted.
 
     Returns:
-        For --json each request that is left or was deleted, and the error that came in between.
+        Each remaining or deleted request for --json, and the first error, if any.
     """
     path = recovery.requests_file(settings.state_dir, run_id)
     if not kept(settings, run_id):
         return [], None
     if recovery.is_held(settings.state_dir, run_id):
-        # A running recovery would request it again.
+        # A running recovery would request the deleted nodes again.
         tell(settings, run_id, kept(settings, run_id))
         what = "nothing was deleted: a process on this machine is still recovering the run"
-        held = OpsError(what, where=f"run {run_id}", fix="repeat the command once it has ended")
+        held = OpsError(what, where=f"run {run_id}", fix="repeat the command once that process has ended")
         return _facts(run_id, kept(settings, run_id)), held if delete else None
     book, done = pending.Requests(path, output.warning), []
     problem: OpsError | None = None
@@ -116,12 +116,12 @@ def settle(
                 book.seen(now.name, now.state, now.made)
                 tell(settings, run_id, [now])
                 if not now.state:
-                    # A deletion now would miss what still appears.
-                    what, fix = "it has not appeared yet, so it was not deleted", "repeat the command in a minute"
+                    # The API does not list the new resource yet, so a deletion now would have no effect.
+                    what, fix = "not deleted: the API does not list this resource yet", "repeat the command in a minute"
                     problem = problem or CloudError(what, where=now.in_words, fix=fix)
                 elif (delete or ask) and now.kind == CREATE and (runs := used(settings, now)):
                     fix = "wait until that run has ended, or stop it, and repeat the command"
-                    problem = problem or CloudError(f"it was not deleted: {runs} there", where=now.in_words, fix=fix)
+                    problem = problem or CloudError(f"not deleted: {runs} there", where=now.in_words, fix=fix)
                 elif now.kind == CREATE and (
                     delete or (ask and options.confirmed(f"delete {now.in_words}?", "deleting"))
                 ):

@@ -1,4 +1,4 @@
-"""Options and small habits that several commands share."""
+"""Options, confirmation and progress messages that several commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tpu_ops.cli import output
 from tpu_ops.errors import UsageError
 
-#: Seconds between two lines that say what is still waited for.
+#: Seconds between two progress messages of a command that waits.
 PATIENCE = 10.0
 
 
@@ -40,14 +40,14 @@ def add_exit_code(parser: argparse.ArgumentParser, first: str = "the rank that f
     """Declare --exit-code.
 
     Args:
-        parser: Of the command.
-        first: Whose exit code ``rank`` means.
+        parser: The parser of the command.
+        first: The rank or worker whose exit code ``--exit-code rank`` returns, as words for the help.
     """
     parser.add_argument(
         "--exit-code",
         choices=("1", "rank"),
         default="1",
-        help=f"exit code of a failure: 1 (default), or `rank`: that of {first}, 128 + N if signal N ended it",
+        help=f"exit code of a failure: 1 (default), or `rank`: the code of {first}, 128 + N if signal N ended it",
     )
 
 
@@ -63,10 +63,10 @@ def seconds(text: str) -> float:
 
 
 def grace(most: float) -> Callable[[str], float]:
-    """Return what reads seconds from SIGTERM until SIGKILL, for argparse.
+    """Return a function for argparse that reads the seconds from SIGTERM until SIGKILL.
 
     Args:
-        most: What workers give at most.
+        most: The maximum that workers accept.
     """
 
     def read(text: str) -> float:
@@ -79,19 +79,19 @@ def grace(most: float) -> Callable[[str], float]:
 
 
 def can_ask() -> bool:
-    """Return whether somebody is at a terminal to be asked."""
+    """Return whether standard input is a terminal, so that the user can be asked."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def confirmed(question: str, doing: str) -> bool:
-    """Ask the person at the terminal, and return whether the answer is yes.
+    """Ask the user at the terminal, and return whether the answer is yes.
 
     Args:
-        question: What is asked.
-        doing: What needs the answer, to begin a sentence with.
+        question: The question.
+        doing: The action that needs confirmation, as the beginning of a sentence.
 
     Raises:
-        UsageError: Nobody is at a terminal.
+        UsageError: Standard input is not a terminal.
     """
     if not can_ask():
         what = f"{doing} needs confirmation, and there is nobody to ask"
@@ -101,13 +101,13 @@ def confirmed(question: str, doing: str) -> bool:
 
 
 class Waiting:
-    """Says now and then what is waited for: at once when the state changes, else every few seconds."""
+    """Prints progress while a command waits: at once when the state changes, else every few seconds."""
 
     def __init__(self, what: str) -> None:
         self._what, self._state, self._said = what, "", 0.0
 
     def __call__(self, elapsed: float, state: str) -> None:
-        """Be told the seconds since the beginning and the state in words."""
+        """Print the state if it is new or enough time has passed; ``elapsed`` is in seconds since the beginning."""
         if state != self._state or elapsed - self._said >= PATIENCE:
             self._state, self._said = state, elapsed
             output.info(f"{self._what}: {state}, {elapsed:.0f} s")

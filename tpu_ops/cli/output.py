@@ -1,12 +1,11 @@
-"""The only writer: results go to standard output, everything said on the way to standard error.
+"""The only module that prints: results go to standard output, messages to standard error.
 
-Text of others gets into what is said (names, what a server answered, what ssh printed). So each of its lines is made
-one line without orders for a terminal here, and nowhere else needs to; what a program printed, and text that another
-program reads, passes as it is by functions of its own. The output of programs is bytes, and becomes text on a terminal
-only.
+Messages contain foreign text: names, answers of a server, output of ssh. So this module prints each message and table
+cell as one line without control characters. Other functions (`as_it_is`, `raw`, `piece`) print text for another
+program, and the output of programs, unchanged. The output of programs is bytes, and is decoded only for a terminal.
 
-Messages name commands as they are typed without a fleet, in backticks. Here they get the option `--fleet` if the fleet
-has to be named.
+Callers write commands in messages in backticks and without the option `--fleet`. This module adds the option if the
+command needs it.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from tpu_ops import texts
 from tpu_ops.cli.commands import COMMANDS, WITHOUT_FLEET
 from tpu_ops.errors import OpsError, printable
 
-#: Whether this command has written of its result.
+#: Has an entry once this command has printed a part of its result.
 _written: list[bool] = []
-#: Of the line that was written last and is not finished: whether it is on standard error, and its lead.
+#: The last printed line, if it is unfinished: whether it is on standard error, and the text that it begins with.
 _unfinished: list[tuple[bool, str]] = []
-#: Returns the option that names the fleet; empty until the fleet is known.
+#: A function that returns the option --fleet for commands in messages; the list is empty until the fleet is known.
 _fleet: list[Callable[[], str]] = []
 
 
 def begin() -> None:
-    """Begin the output of a command: both outputs take any text, and what their encoding lacks is escaped."""
+    """Begin the output of a command; from now on, characters that an output cannot encode are escaped."""
     _written.clear()
     _unfinished.clear()
     _fleet.clear()
@@ -49,36 +48,36 @@ def end() -> None:
 
 
 def name_fleet(option: Callable[[], str]) -> None:
-    """Set what returns the option that names the fleet in commands; it is called at most once, when it is needed."""
+    """Set the function that returns the option --fleet for commands in messages; it is called at most once."""
     _fleet[:] = [functools.cache(option)]
 
 
 def on_fleet(text: str) -> str:
-    """Return a text in which commands name the fleet: those in backticks, and one that the text begins with.
+    """Return a text with the option --fleet added to commands in backticks and to a command at the beginning.
 
-    Messages need no call: `info`, `warning` and `error` print them so. A result does.
+    `info`, `warning` and `error` call this function themselves; texts in results need a call.
     """
     bare = text.startswith("tpu_ops ") and text.split()[1:2] != [] and text.split()[1] in COMMANDS
     return texts.on_fleet(text, _fleet[0], bare=bare, without=WITHOUT_FLEET) if _fleet else text
 
 
 def give_up() -> None:
-    """Let go of standard output, so that the interpreter does not complain of it again when it ends."""
+    """Redirect standard output to /dev/null after a write error, so that the interpreter's exit does not fail again."""
     if sys.stdout is not None:
         _to_nowhere(sys.stdout)
 
 
 class _Said(logging.Handler):
-    """Prints what the packages below the command line log."""
+    """Prints the log records of this package as messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it as a warning, or as information."""
+        """Print a log record as a warning or as information, according to its level."""
         say = warning if record.levelno >= logging.WARNING else info
         say(record.getMessage())
 
 
 def listen() -> None:
-    """Print what is logged below the name of this package, once."""
+    """Let the log records of this package be printed; further calls change nothing."""
     log = logging.getLogger("tpu_ops")
     if not any(isinstance(handler, _Said) for handler in log.handlers):
         log.addHandler(_Said())
@@ -88,7 +87,7 @@ def listen() -> None:
 
 @contextlib.contextmanager
 def read_or_not() -> Iterator[None]:
-    """Print a result that may have no reader any more, where the exit code and what is said besides tell as much."""
+    """Ignore a closed pipe while a result is printed: the exit code and the messages are still useful."""
     try:
         yield
     except BrokenPipeError:
@@ -102,7 +101,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 def has_result() -> bool:
-    """Return whether this command has written of its result."""
+    """Return whether this command has printed a part of its result."""
     return bool(_written)
 
 
@@ -111,14 +110,14 @@ def _put(stream: TextIO, data: str | bytes) -> None:
         stream.buffer.write(data)
     else:
         stream.write(data if isinstance(data, str) else data.decode(errors="replace"))
-    # At once, as threads print as well.
+    # Flush at once, so that the output of several threads keeps its order.
     stream.flush()
 
 
 def _finish_line(stream: TextIO) -> None:
-    """Finish the unfinished line before other output goes to a stream.
+    """End the unfinished line, if any, before other output goes to a stream.
 
-    Where the line is in a pipe or a file, output of the other stream does not interrupt it.
+    A line in a pipe or a file is not interrupted by output of the other stream, and so is not ended.
     """
     if _unfinished:
         interrupted = sys.stderr if _unfinished[0][0] else sys.stdout
@@ -130,7 +129,9 @@ def _finish_line(stream: TextIO) -> None:
 def _result(data: str | bytes, *, goes_on: bool = False) -> None:
     _written[:] = [True]
     if sys.stdout is None:
-        raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: no `>&-`")
+        raise OpsError(
+            "the result cannot be written: the output is closed", where="standard output", fix="open it: no `>&-`"
+        )
     try:
         if not goes_on:
             _finish_line(sys.stdout)
@@ -142,12 +143,12 @@ def _result(data: str | bytes, *, goes_on: bool = False) -> None:
         raise OpsError(
             f"the result cannot be written: {exc.strerror}",
             where="standard output",
-            fix="check that the disk it goes to has space (df)",
+            fix="check that the disk of the output file has space (df)",
         ) from exc
 
 
 def _say(data: str | bytes, *, goes_on: bool = False) -> None:
-    # What is said on the way is no reason to end what it is said of.
+    # A message that cannot be written must not end the command.
     if sys.stderr is None:
         return
     try:
@@ -155,7 +156,7 @@ def _say(data: str | bytes, *, goes_on: bool = False) -> None:
             _finish_line(sys.stderr)
         _put(sys.stderr, data)
     except BrokenPipeError:
-        # The reader has gone for good, and what is left in the buffer must not fail once more at the end.
+        # The reader has ended. The rest of the buffer must not cause another error when the interpreter exits.
         _to_nowhere(sys.stderr)
     except OSError:
         pass
@@ -167,7 +168,7 @@ def line(text: str = "") -> None:
 
 
 def as_it_is(text: str) -> None:
-    """Print text that another program reads, as a result."""
+    """Print text for another program as a result, unchanged."""
     _result(text + "\n")
 
 
@@ -177,8 +178,8 @@ def raw(data: bytes, *, aside: bool = False) -> None:
     On a terminal, bytes that are not UTF-8 are replaced, and a missing end of the last line is added.
 
     Args:
-        data: The bytes.
-        aside: Whether they go to standard error, as where standard output has other results.
+        data: The output.
+        aside: Whether to print to standard error, because standard output is for other results.
     """
     stream = sys.stderr if aside else sys.stdout
     if stream is not None and stream.isatty() and not data.endswith(b"\n"):
@@ -187,13 +188,13 @@ def raw(data: bytes, *, aside: bool = False) -> None:
 
 
 def piece(lead: str, data: bytes, *, ended: bool, aside: bool = False) -> None:
-    """Print a piece of a line of a program, on the line of the piece before it unless other output came in between.
+    """Print a piece of a program's line after the line's previous piece, unless other output came between the two.
 
     Args:
-        lead: What a line begins with; pieces of one line have the same.
-        data: The bytes. The end of a line that other output has ended already needs none.
-        ended: Whether the line ends with them.
-        aside: As of `raw`.
+        lead: The text that the line begins with; all pieces of a line have the same.
+        data: The piece; an empty piece is ignored if other output has already ended the line.
+        ended: Whether this is the last piece of the line.
+        aside: Whether to print to standard error, because standard output is for other results.
     """
     goes_on = _unfinished == [(aside, lead)]
     if goes_on or data:
@@ -203,18 +204,18 @@ def piece(lead: str, data: bytes, *, ended: bool, aside: bool = False) -> None:
 
 
 def clear() -> None:
-    """Let the next result stand in the place of those before it, on a terminal."""
+    """Clear the terminal, so that the next result replaces the previous one; do nothing if there is no terminal."""
     if sys.stdout is not None and sys.stdout.isatty():
         _result("\x1b[H\x1b[2J")
 
 
 def info(text: str) -> None:
-    """Say what is going on, in one line."""
+    """Print a message on the command's progress as one line."""
     _say(printable(on_fleet(text)) + "\n")
 
 
 def warning(text: str) -> None:
-    """Say what the user should know although the command goes on."""
+    """Print a warning: something that the user should know although the command continues."""
     info(f"warning: {text}")
 
 
@@ -228,7 +229,7 @@ def error(failure: OpsError) -> None:
 
 
 def at(moment: float) -> str:
-    """Return a time (seconds since 1970) for people."""
+    """Return a time (seconds since 1970) as text for users."""
     return texts.at(moment)
 
 
@@ -238,7 +239,7 @@ def as_json(value: Any) -> None:
 
 
 def error_as_json(failure: OpsError) -> None:
-    """Print an error as the result of a command that was to print JSON."""
+    """Print an error as the JSON result of a command."""
     told = failure.to_json()
     as_json(told | {"error": told["error"] | {"problem": on_fleet(failure.what), "fix": on_fleet(failure.fix)}})
 

@@ -1,4 +1,4 @@
-"""Options of `tpu_ops train` and `attach` that have a run started again."""
+"""Options of `tpu_ops train` and `attach` for starting a run again after a preemption or a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_budgets(parser: argparse.ArgumentParser) -> None:
-    """Declare how often a run may be started again."""
+    """Declare the options that limit how often a run is started again."""
     parser.add_argument(
         "--max-preemptions",
         type=_count,
@@ -39,10 +39,10 @@ def _count(text: str) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what does not go together.
+    """Refuse options that cannot be combined.
 
     Raises:
-        UsageError: There is such.
+        UsageError: Such options are given.
     """
     for option, value in (("--max-preemptions", args.max_preemptions), ("--max-failures", args.max_failures)):
         if value is not None and not args.recover:

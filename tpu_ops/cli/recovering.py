@@ -1,4 +1,4 @@
-"""`--recover` of `tpu_ops train` and `attach`: follows a run, and starts it again when its nodes are taken away."""
+"""`--recover` of `tpu_ops train` and `attach`: follow a run, and start the run again when its nodes are taken away."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tpu_ops.runs.recovery import Recovery
 
 @contextlib.contextmanager
 def alone(settings: Settings, run_id: str) -> Iterator[None]:
-    """Be the only one on this machine to recover a run.
+    """Hold the lock that makes this process the only one on this machine to recover a run.
 
     Raises:
-        UsageError: Another process does.
+        UsageError: Another process is recovering the run.
     """
     with contextlib.ExitStack() as stack:
         try:
-            # Whoever only looks whether somebody does holds it for a moment.
+            # Wait for a moment: a process that only checks for a recovery also holds the lock for an instant.
             recovery.sign(stack.enter_context(recovery.lock(settings.state_dir, run_id, 0.5)))
         except TimeoutError:
-            what = "another process on this machine is already recovering it"
-            fix = f"`tpu_ops attach {run_id}` follows it without recovering it"
+            what = "another process on this machine is already recovering this run"
+            fix = f"`tpu_ops attach {run_id}` follows the run without recovering it"
             raise UsageError(what, where=f"run {run_id}", fix=fix) from None
         yield
 
@@ -45,13 +45,13 @@ class Recovering:
     """A command that recovers one run: its signals, and what it prints at the end.
 
     Args:
-        settings: Of the fleet.
-        kept: What is kept of the run.
-        run: What its last attempt was started with.
+        settings: The settings of the fleet.
+        kept: The recovery state of the run.
+        run: The specification of the run.
         args: ``rank``, ``json`` and ``exit_code`` of the command line.
-        begun: Whether the run has been on before.
-        said: Warnings of the fleet that this command has said before.
-        uses: The API, the workers and the clock; those of the fleet unless others are given.
+        begun: Whether an attempt of the run was started before.
+        said: Warnings about the fleet that this command has printed already.
+        uses: The API, the workers and the clock; by default those of the fleet.
 
     Attributes:
         driver: Recovers the run.
@@ -81,7 +81,7 @@ class Recovering:
 
     @property
     def kept(self) -> Recovery:
-        """What is kept of the run."""
+        """The recovery state of the run."""
         return self.driver.kept
 
     def facts(self) -> dict[str, Any]:
@@ -90,14 +90,14 @@ class Recovering:
         return found | {"events": [event | {"what": output.on_fleet(event["what"])} for event in found["events"]]}
 
     def tell_requested(self) -> None:
-        """Name what was requested from the API and no attempt uses: it is or will be billed without this command."""
+        """Print the nodes that were requested and that no attempt uses: they are billed after this command's end."""
         open_requests.tell(self._settings, self.kept.run_id, self.driver.requests.all)
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
-        """Follow the run until it has ended for good or is left; return the exit code.
+        """Follow and recover the run until it ends for good or the user detaches; return the exit code.
 
         Args:
-            work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
+            work: Starts or attaches to the first attempt; None if the run's nodes have to be brought back first.
         """
         try:
             return self._followed_to_the_end(work)
@@ -112,7 +112,7 @@ class Recovering:
         except Asked:
             code, step = ExitCode.OK, driver.take(StopWanted(driver.outcomes or (), driver.lost))
         except BrokenPipeError:
-            # The reader of the lines has gone, as `head` does.
+            # The reader of the output has ended, as `head` does.
             if not self.driver.state.begun:
                 raise
             output.give_up()
@@ -143,7 +143,7 @@ class Recovering:
         output.info(f"run {self.kept.run_id}: stopped; it will not be started again")
 
     def _stopped(self, *, forget: bool) -> int:
-        """Tell that the run is not started again; the process that wants the stop ends what may be on."""
+        """Print that the run is not started again. The process that asked for the stop ends an active attempt."""
         if forget:
             self._never_again()
         else:
@@ -153,14 +153,14 @@ class Recovering:
         return ExitCode.FAILED
 
     def left(self) -> None:
-        """Tell after Ctrl-C what continues, and how to reach it."""
+        """Print after Ctrl-C whether the run continues, and how to reach the run."""
         if not self.driver.state.begun:
             output.info("interrupted before the run was started")
             return
         if self.driver.on:
             how = f"detached: run {self.kept.run_id} continues"
         else:
-            # Its start was interrupted, or no worker was asked yet.
+            # The attempt's start was interrupted (it may be running), or no attempt was started yet (`pending`).
             how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} running"
         output.info(f"{how}; nothing will {'restart' if self.kept.attempt else 'start'} it")
         _, stop = advice.reaching(self.kept.run_id)

@@ -1,4 +1,4 @@
-"""What the driver of a recovery uses at the command line: the fleet's API and workers, and this terminal."""
+"""The fleet's API, the workers and the terminal, as the driver of a recovery uses them."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ class Services:
     """The API and the workers of a fleet, for the recovery of one run.
 
     Args:
-        settings: Of the fleet.
-        run_id: The run.
-        said: Warnings of the fleet that this command has printed before.
+        settings: The settings of the fleet.
+        run_id: The id of the run.
+        said: Warnings about the fleet that this command has printed already.
     """
 
     def __init__(self, settings: Settings, run_id: str, said: Iterable[str] = ()) -> None:
         self._settings, self._run_id, self._said = settings, run_id, set(said)
 
     def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
-        """Return what makes nodes again."""
+        """Return the plan for recreating nodes, made from their present state in the API."""
         with origin.api(self._settings) as tpu:
             return remaking.remember(tpu, names, lacks)
 
     def look(self, plan: Plan) -> Mapping[str, Seen]:
-        """Return how each node of a plan is now."""
+        """Return the present state of each node of a plan, from the API."""
         with origin.api(self._settings) as tpu:
             return remaking.look(tpu, plan)
 
     def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
-        """Return how the nodes of a plan are once all are READY."""
+        """Bring the nodes of a plan back; return their states once all nodes are READY."""
         with origin.api(self._settings) as tpu:
             return remaking.bring_back(tpu, plan, request, output.info, requests, used=self._used)
 
     def _used(self, names: Collection[str]) -> str:
-        """Return which run but this one is active on nodes, in words; empty for none."""
+        """Return the other runs that are active on nodes, as words; empty if there are none."""
         runs, _ = who.active(view.look(self._settings)[0], names)
         return who.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
 
     def fleet(self) -> view.Fleet:
-        """Return the fleet as it is known now; each of its warnings is printed once."""
+        """Return the last known view of the fleet; print each of its warnings once."""
         fleet = view.current(self._settings, self._said)
         self._said.update(fleet.warnings)
         return fleet
 
     def hosts(self) -> Collection[str] | None:
-        """Return the names of the workers that are known now; None where no fleet is."""
+        """Return the names of all known workers; None if nothing is known of the fleet."""
         fleet = view.known(self._settings)
         return {worker.host for worker in fleet.workers} if fleet else None
 
     def workers_of(self, names: Sequence[str]) -> tuple[view.Fleet, list[Worker]]:
-        """Return the fleet and the workers of nodes, once their host keys are known."""
+        """Wait until the host keys of the nodes' workers are known; return the fleet and these workers."""
         fleet, workers = view.with_host_keys(self._settings, names, options.Waiting(f"run {self._run_id}"))
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
@@ -72,7 +72,7 @@ class Services:
         return fleet, workers
 
     def fanout(self, fleet: view.Fleet) -> Fanout:
-        """Return what reaches the workers of a fleet."""
+        """Return the connections to the workers of a fleet."""
         return contact.fanout(fleet)
 
     def configure(self, fleet: view.Fleet, workers: Sequence[Worker]) -> None:
@@ -80,11 +80,11 @@ class Services:
         configure.converge(self._settings, fleet, workers, then="continue")
 
     def check_out(self, fleet: view.Fleet, workers: Sequence[Worker], project: str) -> None:
-        """Bring a project of the fleet to workers."""
+        """Check out a project of the fleet on workers."""
         configure.check_out(self._settings, fleet, workers, project)
 
     async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
-        """Check that the project is still at its commit."""
+        """Check that the run's project is still at the run's commit on all workers."""
         await projects.look(fanout, hosts, run)
 
     def now(self) -> float:
@@ -92,7 +92,7 @@ class Services:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Wait before another try."""
+        """Wait for some seconds before the next try."""
         time.sleep(seconds)
 
 
@@ -115,7 +115,7 @@ class Printer:
         output.warning(text)
 
     def overriding(self) -> Callable[[Fault], None]:
-        """Return what warns of a fault that --force overrides."""
+        """Return a function that warns of a fault that --force overrides."""
         return faults.overriding()
 
     def ranks(self, count: int) -> list[int]:
@@ -123,7 +123,7 @@ class Printer:
         return ranks.parse(self._args.rank, count)
 
     def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
-        """Return what follows an attempt, prints its output and writes its logs."""
+        """Return the follower of an attempt, which prints the output and writes copies of the logs."""
         return Follower(
             fanout,
             run.run_id,

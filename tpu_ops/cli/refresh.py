@@ -1,4 +1,4 @@
-"""`tpu_ops refresh`: ask the API or read a published snapshot, show what changed, rewrite ssh config and keys."""
+"""`tpu_ops refresh`: ask the API or read a published snapshot, print the changes, rewrite ssh config and host keys."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-keys",
         action="store_true",
-        help="compare the host keys of all nodes with what they publish and what their workers answer with; fails if "
-        "another machine answers, or some cannot be compared",
+        help="compare the known host keys of all nodes with the published keys and the keys that the workers use; "
+        "fails if another machine answers, or a key cannot be compared",
     )
     parser.add_argument(
         "--trust-first",
         action="append",
         default=[],
         metavar="NODE",
-        help="for a node that publishes no host keys: show those its workers answer with, and record them (repeatable)",
+        help="for a node that publishes no host keys: show the keys that its workers use, and record them (repeatable)",
     )
-    parser.add_argument("--yes", action="store_true", help="record them without asking")
+    parser.add_argument("--yes", action="store_true", help="record the host keys of --trust-first without asking")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,32 +96,32 @@ def run(args: argparse.Namespace) -> int:
         raise UnreachableError(
             f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
             where=" ".join(answer.worker.host for answer in silent),
-            fix="see why, then run this again; the others are not asked again",
+            fix="see the reason, then run this again; workers with a recorded key are not contacted again",
         )
     if unknown:
         raise CloudError(
             f"the host keys of {len(unknown)} of {texts.count(len(fleet.compared), 'worker')} could not be compared",
             where=texts.some(list(unknown)),
-            fix="the warnings say why; run this again, or compare them on the workers' serial consoles (docs/ssh.md)",
+            fix="the warnings say why; run this again, or see the keys on the workers' serial consoles (docs/ssh.md)",
         )
     if seen.silent:
         raise UnreachableError(
             f"{len(seen.silent)} of {texts.count(len(fleet.compared), 'worker')} did not answer with a host key, so "
             f"which machines are there is not known: {seen.silent[0].problem}",
             where=texts.some([answer.worker.host for answer in seen.silent]),
-            fix="run this again once they answer; `tpu_ops list` shows their nodes' states",
+            fix="run this again once these workers answer; `tpu_ops list` shows the states of their nodes",
         )
     return ExitCode.OK
 
 
 def _contacted(settings: Settings, fleet: Fleet) -> Verdicts:
-    """Contact the workers whose known host keys are to be compared; nobody logs in."""
+    """Compare the known host keys of workers with the keys that the workers use, without a login."""
     workers = [worker for worker in selection.reached(settings, fleet.listed) if worker.host in fleet.compared]
     return first_contact.verify(settings, fleet, workers) if workers else Verdicts((), (), ())
 
 
 def _of_verdicts(settings: Settings, seen: Verdicts) -> list[str]:
-    """Return a warning for each worker that answers with another host key than the known one, or with none."""
+    """Return a warning for each worker that answers with an unknown host key or does not answer."""
     known = host_keys.keys_of(settings) if seen.others else {}
     warnings = []
     for answer in seen.others:
@@ -135,10 +135,10 @@ def _of_verdicts(settings: Settings, seen: Verdicts) -> list[str]:
 
 @contextlib.contextmanager
 def _seen(args: argparse.Namespace) -> Iterator[None]:
-    """Print a result that may have no reader any more; whoever is to confirm it, and cannot see it, is not asked.
+    """Handle a closed pipe while a result is printed: ignore it, unless the user has to confirm the result.
 
     Raises:
-        OpsError: It was to be confirmed.
+        OpsError: The pipe is closed, so the user cannot see the host keys that have to be confirmed.
     """
     asks = args.trust_first and not (args.yes or args.dry_run)
     try:
@@ -151,7 +151,7 @@ def _seen(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str | None, seen: Verdicts) -> None:
-    """Print what changed and what was written."""
+    """Print what changed in the fleet, and how to use the written ssh config."""
     for text in changes.news():
         output.line(text)
     output.line(summary(fleet, changes))
@@ -162,14 +162,14 @@ def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str 
     if fleet.source:
         output.line(fleet.age)
     if source is not None and source != origin.source_of(fleet.settings) and not args.dry_run:
-        output.info(f"`snapshot` is set ({fleet.settings.snapshot}): other commands still read that")
+        output.info(f"`snapshot` is set ({fleet.settings.snapshot}): other commands still read that snapshot")
     if not args.dry_run:
         path = fleet.ssh_config
         output.line("ssh HOST" if include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
 
 
 def _not_compared(unknown: Mapping[str, str]) -> list[str]:
-    """Given hosts and why their keys could not be compared, return one warning per reason."""
+    """Return one warning for each reason why keys could not be compared, given host -> reason."""
     hosts: dict[str, list[str]] = {}
     for host, why in unknown.items():
         hosts.setdefault(why, []).append(host)
@@ -179,10 +179,10 @@ def _not_compared(unknown: Mapping[str, str]) -> list[str]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
+    """Refuse options that cannot be combined.
 
     Raises:
-        UsageError: There are such.
+        UsageError: Such options are given.
     """
     if args.yes and not args.trust_first:
         raise UsageError("there is nothing to confirm", where="--yes", fix="use it with --trust-first NODE")
@@ -201,7 +201,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: Sequence[Worker]) -> list[Answer]:
-    """Contact the workers of which no host key is known; record what they answer once that is confirmed."""
+    """Contact workers without a known host key; record the keys that they answer with after confirmation."""
     known = first_contact.not_to_contact(settings, chosen, ask_api=args.dry_run and not fleet.source)
     for worker in chosen:
         if why := known.get(worker.host_key_alias):
@@ -238,7 +238,7 @@ def _rows(answers: Sequence[Answer]) -> list[dict[str, str]]:
 
 
 def summary(fleet: Fleet, changes: Changes) -> str:
-    """Return the last line: how large the fleet is, and whether anything changed."""
+    """Return the last line of the result: the size of the fleet, and whether anything changed."""
     size = f"{texts.count(len(fleet.nodes), 'node')}, {texts.count(len(fleet.workers), 'worker')}"
     if changes.first:
         return f"first look: {size}"

@@ -1,4 +1,4 @@
-"""`tpu_ops run`: one command on all workers of a target at once, equal output shown once."""
+"""`tpu_ops run`: run a command on all workers of a target at the same time; equal output is shown once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from tpu_ops.protocol import wire
 from tpu_ops.ssh import envelope, openssh
 from tpu_ops.ssh.replies import LATE, LONGEST, MUTE, Result
 
-#: Seconds that the command may take on each worker where --timeout does not say.
+#: Default of --timeout: seconds that the command may take on each worker.
 TIMEOUT = 300.0
-#: How the shell of the envelope, dash or bash, says before all else that there is no such command.
+#: First line of standard error if the shell that starts the command (dash or bash) could not start it.
 _NOT_STARTED = re.compile(
     rb"(?ms)\A" + envelope.SHELL_SAYS + rb"(?:line )?1: exec: (.*?): (?:cannot execute: )?"
     rb"(not found|No such file or directory|Permission denied)$"
 )
-#: What only a shell reads, and what to do then.
+#: Characters and words that only a shell understands, and the advice for a command that contains them.
 _OF_A_SHELL = re.compile(rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$")
 _HINT = b"; for a shell line: --shell -- 'LINE'"
-#: Longest command, in bytes with what it is run by: on a worker it is one argument of a shell, of which Linux takes
-#: 128 KiB.
+#: Maximum length in bytes of the command line on a worker: Linux limits one argument of a shell to 128 KiB.
 _LONGEST = 128 * 1024 - 64
 
-#: What stands behind `--` is the command.
+#: Tells the dispatcher that the words after `--` are a command.
 TAKES_COMMAND = True
 
 
@@ -53,20 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = (
-        "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'. It gets no input, "
-        "and its output is shown once it has ended on all workers. It is not a training run: the training environment "
-        "is not on its PATH, so give the full path of its Python, /opt/venvs/jax/bin/python."
+        "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'. The command gets "
+        "no input, and its output is shown once it has ended on all workers. Unlike in `train`, the training "
+        "environment is not on PATH: give the full path of its Python, /opt/venvs/jax/bin/python."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command everywhere and show what it printed."""
+    """Run the command on all workers and show what it printed."""
     command = words(args.command, f"tpu_ops run {shlex.quote(args.target)} -- hostname")
     if args.shell:
         command = ["/bin/sh", "-c", " ".join(command)]
     if (size := len(os.fsencode(envelope.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
         what = f"the command is {size - _LONGEST} bytes longer than a worker accepts"
-        raise UsageError(what, where="after `--`", fix="copy what is long as a file (`tpu_ops sync`)")
+        raise UsageError(what, where="after `--`", fix="copy the long part as a file (`tpu_ops sync`)")
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
@@ -74,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = contact.run(fleet, [host for host in hosts if host not in away], command, args.timeout)
     except KeyboardInterrupt:
-        output.info(f"interrupted: where the command has started it continues, for {args.timeout:g} s at most")
+        output.info(
+            f"interrupted: on workers that have started the command, it continues for {args.timeout:g} s at most"
+        )
         return ExitCode.INTERRUPTED
     results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
     results = [one._replace(problem=output.on_fleet(one.problem)) for one in results]
@@ -86,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(results)
     if any(result.problem.startswith((LATE, MUTE)) for result in results):
-        # It is of all workers, whoever has printed last.
+        # This advice is printed once for all workers.
         stays = "; to leave something running, redirect its output: `... >/tmp/log 2>&1 &`"
         late = any(result.problem.startswith(LATE) for result in results)
-        output.info(f"  fix: give it more time with --timeout{stays if late else ''}")
+        output.info(f"  fix: give the command more time with --timeout{stays if late else ''}")
     if refused := [one.problem for one in results if not one.reached and openssh.refused(one.problem)]:
         output.info(f"  fix: {contact.login_hint(fleet.settings, ' '.join(refused))}")
     if away:
@@ -98,22 +99,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def words(command: Sequence[str], example: str) -> list[str]:
-    """Given what stands behind `--`, return the command.
+    """Return the command, given the words after `--`.
 
     Args:
-        command: The words.
-        example: A command line that has them.
+        command: The words after `--`.
+        example: A complete command line, for the error message.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There are no words after `--`, or the first word is empty.
     """
     if not command or not command[0]:
-        raise UsageError("no command given", where="after `--`", fix=f"write it there, as in: `{example}`")
+        raise UsageError("no command given", where="after `--`", fix=f"write the command there, as in: `{example}`")
     return list(command)
 
 
 def row(result: Result) -> dict[str, object]:
-    """Return a result for --json; the bytes are there as base64 where the text does not have them all."""
+    """Return a worker's result for --json; output that is not UTF-8 is also given as base64."""
     return {
         "host": result.host,
         "code": result.code,
@@ -128,7 +129,7 @@ def row(result: Result) -> dict[str, object]:
 
 
 def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
-    """Return the workers whose result is equal, and that result; larger groups first, then as the workers stand."""
+    """Group workers with equal results; return the workers and the result of each group, the largest group first."""
     groups: dict[tuple[object, ...], list[Result]] = {}
     for result in results:
         key = (result.code, result.stdout, result.stderr, result.problem, result.reached, result.cut)
@@ -138,7 +139,7 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
 
 
 def show(results: Sequence[Result]) -> None:
-    """Print what workers printed: equal output once, and that of one worker byte by byte."""
+    """Print the output of workers: equal output once, and the output of a single worker byte by byte."""
     groups = gathered(results)
     for hosts, result in groups:
         _show(hosts, len(results), result)
@@ -170,12 +171,12 @@ def _is_text(data: bytes) -> bool:
 
 
 def _as_text(data: bytes) -> bytes:
-    """Return output as it is shown among that of other workers: as UTF-8, with an end of its last line."""
+    """Return the output of one of several workers for printing: as valid UTF-8 that ends with a newline."""
     return data.decode(errors="replace").removesuffix("\n").encode() + b"\n"
 
 
 def _say_no_text(groups: Sequence[tuple[Sequence[str], Result]]) -> None:
-    """Warn of the output of several workers that was not shown byte by byte."""
+    """Warn of output of several workers that is not UTF-8 and so was not shown byte by byte."""
     first = ""
     for hosts, result in groups:
         for name, data in (("standard output", result.stdout), ("standard error", result.stderr)):
@@ -189,7 +190,7 @@ def _say_no_text(groups: Sequence[tuple[Sequence[str], Result]]) -> None:
 
 
 def _ending(code: int) -> str:
-    """Return how a command ended, in a few words; shells add 128 to the number of a signal that ended it."""
+    """Return the exit code of a command as words; a code above 128 may stand for a signal (128 + its number)."""
     name = texts.signal_name(code - 128)
     return f"exit code {code} ({name})" if name else f"exit code {code}"
 
@@ -199,7 +200,7 @@ def _say_cut(hosts: Sequence[str]) -> None:
 
 
 def said_by(stderr: bytes) -> bytes:
-    """Given all that a command said, return it without the words of what starts it: nothing may be known of that."""
+    """Return a command's standard error, with a clear message in place of a shell's message that it did not start."""
 
     def not_started(found: re.Match[bytes]) -> bytes:
         name, why = found[1], found[2]
@@ -213,11 +214,11 @@ def said_by(stderr: bytes) -> bytes:
 
 
 def exit_code(results: Sequence[Result], *, of_rank: bool = False) -> int:
-    """Return the command's exit code: a worker where the command failed counts before one that was not reached.
+    """Return the exit code of `tpu_ops run`: a failed command takes precedence over a worker that was not reached.
 
     Args:
-        results: Of the workers, in their order.
-        of_rank: Whether a failure has the code of the first worker where the command failed.
+        results: The results of the workers, in the workers' order.
+        of_rank: Whether to return the exit code of the first worker where the command failed.
     """
     if failed := next((result for result in results if result.reached and not result.ok), None):
         return (failed.code if of_rank else None) or ExitCode.FAILED

@@ -1,4 +1,4 @@
-"""`tpu_ops runs`: all runs of the fleet that are on, and the last ones that this machine started."""
+"""`tpu_ops runs`: list all active runs of the fleet, and the last runs that this machine started."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
 
     Args:
         seen: The runs.
-        settings: Of the fleet.
-        as_json: Whether as JSON.
+        settings: The settings of the fleet.
+        as_json: Whether to print JSON.
 
     Raises:
-        UnreachableError, HostError: Workers could not say.
+        UnreachableError, HostError: Workers could not be asked for their runs.
     """
     problem = preparations.problem_of(seen.silent.silent, settings.state_dir)
     found = {run_.run_id: recovery.recoverer(settings.state_dir, run_.run_id) for run_, *_ in seen.rows}
@@ -51,7 +51,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
             if row["state"] == advice.RECOVERING:
                 output.info(advice.recovery(found[row["run"]]))
     elif not problem:
-        output.info("no run is active, and this machine remembers none; `tpu_ops train` starts one")
+        output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts one")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
         open_requests.tell(settings, path.parent.name, open_requests.kept(settings, path.parent.name))
     for text in seen.damaged:

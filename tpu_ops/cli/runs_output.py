@@ -1,4 +1,4 @@
-"""How runs are shown: lines with their rank, tables of ranks, and the exit code that follows from them."""
+"""Show runs: output lines with their ranks, tables of ranks, advice; and derive the exit code of a command."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, raised_before
 
-#: Lines shown of a failed rank whose log was not followed.
+#: Of a failed rank whose output was not shown, this many last lines are shown.
 TAIL_LINES = 20
-#: Workers whose processes that were left behind are named.
+#: The processes that a run left behind are named for at most this many workers.
 _WORKERS_NAMED = 4
-#: Help of --rank, and of the one where a worker may be named.
+#: Help of --rank, and help of --rank for commands whose RUN may be a worker.
 RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (default: 0)"
 RANKS_OR_OWN = RANKS_SHOWN.replace("(default: 0)", "(default: that of the worker, if RUN is one, else 0)")
-#: Help of an argument that names a run.
-RUN = "a run id, or a node or worker, for the run on it"
+#: Help of the argument RUN.
+RUN = "a run id; or a node or worker, which stands for the run on it"
 
 
 def line(said_by: Sequence[int], text: str) -> None:
-    """Print one line of the log of some ranks, as `follow.Follower` gives it."""
+    """Print a line from the logs of these ranks, with the ranks in front, on standard output."""
     output.raw(_bytes(f"{_lead(said_by)}{text}\n"))
 
 
 def line_aside(said_by: Sequence[int], text: str) -> None:
-    """Print one line of the log of some ranks where the result is JSON."""
+    """Print a line from the logs of these ranks on standard error, because the result is JSON."""
     output.raw(_bytes(f"{_lead(said_by)}{text}\n"), aside=True)
 
 
 def part(said_by: Sequence[int], text: str, ended: bool) -> None:
-    """Print a part of a line of the log of some ranks, as `follow.Follower` gives it."""
+    """Print a part of a line from the logs of these ranks, on standard output; ``ended`` marks the last part."""
     output.piece(_lead(said_by), _bytes(text), ended=ended)
 
 
 def part_aside(said_by: Sequence[int], text: str, ended: bool) -> None:
-    """Print a part of a line of the log of some ranks where the result is JSON."""
+    """Print a part of a line from the logs of these ranks on standard error, because the result is JSON."""
     output.piece(_lead(said_by), _bytes(text), ended=ended, aside=True)
 
 
 def terminal(*, aside: bool = False) -> attempts.Terminal:
-    """Return what prints the output of a run; ``aside`` tells whether standard output is for something else."""
+    """Return the functions that print the output of a run; ``aside`` means on standard error."""
     return attempts.Terminal(line_aside if aside else line, part_aside if aside else part, output.info)
 
 
@@ -59,12 +59,12 @@ def _bytes(text: str) -> bytes:
 
 
 def person(name: str, asker: str) -> str:
-    """Return whose a run is, and who started it where that is somebody else; empty where that is not known."""
+    """Return the user of a run, and the person who started the run if it is another one; empty if unknown."""
     return name if asker in ("", name) else f"{name} (started by {asker})"
 
 
 def ending(outcome: Outcome) -> str:
-    """Return how a rank ended, in a few words."""
+    """Return the exit code or signal of a rank as words; empty if it has not ended or this is not known."""
     exit_ = outcome.exit or {}
     if "code" in exit_:
         return f"exit code {exit_['code']}"
@@ -76,13 +76,13 @@ def ending(outcome: Outcome) -> str:
 def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | None = None) -> dict[str, Any]:
     """Return a run's result for --json.
 
-    ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known, and where none
-    could record its end. Where no worker tells of the run, it is what this machine remembers of it.
+    ``since`` and ``ended`` are seconds since 1970. ``ended`` is None while a known rank is active, and if no rank could
+    record its end. If no worker has a record of the run, this machine's record is used.
 
     Args:
-        run_id: The run.
-        outcomes: How its ranks are.
-        found: What recovers it on this machine.
+        run_id: The id of the run.
+        outcomes: The outcomes of its ranks.
+        found: The process that recovers the run on this machine, if any.
     """
     first, newest = first_failure(outcomes), attempt(outcomes)
     known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
@@ -107,7 +107,7 @@ def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | 
 
 
 def people(outcomes: Sequence[Outcome]) -> str:
-    """Return whose a run is, as its workers tell, or else as this machine remembers; empty where that is not known."""
+    """Return the user of a run from the workers' records, else from this machine's record; empty if unknown."""
     records = [outcome.record for outcome in outcomes if outcome.record]
     found = {person(record["person"]["name"], record.get("asker", "")) for record in records}
     if not found:
@@ -116,36 +116,36 @@ def people(outcomes: Sequence[Outcome]) -> str:
 
 
 def attempt(outcomes: Sequence[Outcome]) -> int:
-    """Return the newest attempt of a run that its workers know, or else that this machine remembers."""
+    """Return the number of a run's newest attempt in the workers' records, else in this machine's record."""
     known = [outcome.record for outcome in outcomes if outcome.record]
     found = known or [outcome.remembered for outcome in outcomes if outcome.remembered]
     return max((int(record["attempt"]) for record in found), default=1)
 
 
 def run_state(outcomes: Sequence[Outcome]) -> str:
-    """Return the state of a whole run: that of its worst rank."""
+    """Return the state of a whole run, which is the worst state of its ranks."""
     states = {outcome.state for outcome in outcomes}
     if first_failure(outcomes) or "failed" in states:
-        # Where one rank was refused none has begun, and a worker that does not answer has not either.
+        # If the start of a rank was refused, no rank has begun, not even on a worker that does not answer.
         return "refused" if "refused" in states <= {"refused", "unreachable", "unknown"} else "failed"
     for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
         if state in states:
             return state
     if any(outcome.state == "refused" and outcome.remembered for outcome in outcomes):
         return "refused"
-    # Refused for a stop, or there would be a first failure.
+    # Refused because of a stop: for any other reason, `first_failure` would not be empty.
     return "stopped" if "refused" in states else "succeeded"
 
 
 def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
-    """Return the exit code of a command that waited for a run, or looked at one.
+    """Return the exit code of a command that waited for a run or showed its state.
 
     Args:
-        outcomes: How its ranks are.
-        of_rank: Whether a failure has the code of the rank that failed first, where it ended by itself.
+        outcomes: The outcomes of the run's ranks.
+        of_rank: Whether to return the exit code of the rank that failed first, if this rank ended by itself.
     """
     state = run_state(outcomes)
-    # A rank that is known to have been stopped is worse than one of which nothing is known.
+    # A rank that was stopped takes precedence over a rank whose state is not known.
     if state in {"unreachable", "unknown", "gone"} and all(outcome.state != "stopped" for outcome in outcomes):
         return ExitCode.UNREACHABLE
     if state in {"succeeded", "running", "starting", "ending", "exited"}:
@@ -154,11 +154,11 @@ def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
 
 
 def exit_code_at_end(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
-    """Return the exit code of a command that followed a run to its end: nothing but success is 0.
+    """Return the exit code of a command that followed a run to its end: 0 only if the run succeeded.
 
     Args:
-        outcomes: How its ranks are.
-        of_rank: As of `exit_code`.
+        outcomes: The outcomes of the run's ranks.
+        of_rank: Whether to return the exit code of the rank that failed first, as in `exit_code`.
     """
     if run_state(outcomes) == "succeeded":
         return ExitCode.OK
@@ -166,14 +166,14 @@ def exit_code_at_end(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> i
 
 
 def worst(codes: Iterable[int]) -> int:
-    """Return the exit code of several runs: a known failure counts before one of which nothing is known."""
+    """Return the exit code for several runs: a known failure takes precedence over an unreachable worker."""
     found = list(codes)
     failed = [code for code in found if code not in {ExitCode.OK, ExitCode.UNREACHABLE}]
     return max(failed or found, default=ExitCode.OK)
 
 
 def _code_of_rank(outcomes: Sequence[Outcome]) -> int:
-    """Return the code with which the rank that failed first ended, as a shell has it; 0 where it did not end itself."""
+    """Return the exit code of the rank that failed first, 128 + N after signal N; 0 if it did not end by itself."""
     first = first_failure(outcomes)
     failed = next((outcome for outcome in outcomes if first and outcome.rank == first.rank), None)
     if failed is None or failed.state != "failed" or not failed.exit:
@@ -215,17 +215,17 @@ def finish(
     kept: bool = False,
     states: Callable[[], Mapping[str, str]] = dict,
 ) -> int:
-    """Say how a run ended that was followed to its end; return the exit code.
+    """Print the end of a run that was followed; return the exit code.
 
     Args:
-        run_id: The run.
-        outcomes: How its ranks are.
-        shown: Ranks whose lines were shown.
+        run_id: The id of the run.
+        outcomes: The outcomes of its ranks.
+        shown: The ranks whose output was shown.
         as_json: Whether the result is JSON.
-        of_rank: As of `exit_code`.
-        more: What else is in the JSON.
-        kept: As of `say_state`.
-        states: The same.
+        of_rank: Whether to return the exit code of the rank that failed first, as in `exit_code`.
+        more: Further facts for the JSON; not None if this command recovers the run.
+        kept: Whether the run is, or could be, recovered on this machine.
+        states: Returns the states of the workers' nodes, for advice.
     """
     state = run_state(outcomes)
     if as_json:
@@ -240,13 +240,13 @@ def finish(
         with output.read_or_not():
             table(outcomes)
     failure(outcomes, shown)
-    # Whoever recovers it, with more to tell, has had that.
+    # A command that recovers the run (`more` is not None) needs no advice on how to start it again.
     say_state(run_id, outcomes, kept=kept or more is not None, states=states)
     return exit_code_at_end(outcomes, of_rank=of_rank)
 
 
 def _say_reasons(outcomes: Sequence[Outcome]) -> None:
-    """Say of which ranks the end is not known from their own workers, where no table does."""
+    """Print the reasons in the outcomes of a run that succeeded: no table shows them."""
     why: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.reason:
@@ -262,13 +262,13 @@ def say_state(
     kept: bool = False,
     states: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Say how a run is that is followed no more, and where nothing is known of ranks, what tells more.
+    """Print the state of a run that is not followed any more, and the commands that help.
 
     Args:
-        run_id: The run.
-        outcomes: How its ranks are.
-        kept: Whether it is recovered here, or could be: `recovery.note_of` tells how to go on then.
-        states: Returns the states of nodes, as of `advice.again`.
+        run_id: The id of the run.
+        outcomes: The outcomes of its ranks.
+        kept: Whether the run is, or could be, recovered on this machine: then do not advise to start it again.
+        states: Returns the states of the workers' nodes, for `advice.again`.
     """
     state = run_state(outcomes)
     output.info(f"run {run_id}: {state}")
@@ -280,28 +280,28 @@ def say_state(
 
 
 def hints(run_id: str) -> None:
-    """Say how to get at a run that may be on, and how to end it."""
+    """Print the commands that show and stop a run that may be active."""
     steps(advice.reaching(run_id))
 
 
 def steps(found: Sequence[advice.Step]) -> None:
-    """Say what to do, a line for each step."""
+    """Print advice, one line for each step."""
     width = max([7, *(len(step.what) + 1 for step in found)])
     for step in found:
         output.info(f"  {step.what + ':' if step.what else '':<{width}} {output.on_fleet(step.how)}")
 
 
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
-    """Say of a run that has just ended which rank failed first, as `failed_first` does, and what is left."""
+    """Print which rank of an ended run failed first, and warn of processes and lockfiles that are left."""
     failed_first(outcomes, shown)
     leftovers(outcomes)
 
 
 def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | None:
-    """Say which rank failed first and why, if one did, and show the lines that tell of it, where nobody has seen them.
+    """Print which rank failed first and why, if a rank failed, and the last lines of its log if they were not shown.
 
     Returns:
-        The rank whose output tells why.
+        The rank whose output contains the cause.
     """
     if not (first := first_failure(outcomes)):
         return None
@@ -315,7 +315,7 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
         return raised.rank
     tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
     if first.rank not in shown and tail:
-        output.info(f"its last lines ({first.host}):")
+        output.info(f"last lines of the log on {first.host}:")
     _last_lines(first.rank, tail, shown)
     return first.rank
 
@@ -326,13 +326,13 @@ def _last_lines(rank: int, text: str, shown: Sequence[int]) -> None:
 
 
 def notes(outcomes: Sequence[Outcome]) -> None:
-    """Say what the ranks of a run that is on have noted: what its followers were told."""
+    """Print the notes in the records of an active run's ranks, which its followers have already seen."""
     for text in dict.fromkeys(note for outcome in outcomes for note in (outcome.record or {}).get("notes") or ()):
         output.info(f"  {text}")
 
 
 def left_behind(outcomes: Sequence[Outcome]) -> None:
-    """Warn of processes that are ended because the command of their rank has ended without them."""
+    """Warn of processes that a rank's command left behind when it ended, and that are therefore ended."""
     found = [outcome for outcome in outcomes if outcome.left_behind]
     for outcome in found[:_WORKERS_NAMED]:
         named = [f"pid {process['pid']} ({process['command']})" for process in outcome.left_behind]
@@ -344,10 +344,10 @@ def left_behind(outcomes: Sequence[Outcome]) -> None:
 
 
 def leftovers(outcomes: Sequence[Outcome]) -> None:
-    """Warn of what a run has left.
+    """Warn of everything that an ended run has left on its workers.
 
-    These are processes that were ended behind its commands, or could not be ended, chips that are still held, and
-    lockfiles that are there.
+    These are processes that its commands left behind, processes that cannot be ended, chips that are still held, and
+    lockfiles.
     """
     left_behind(outcomes)
     held: list[Holder] = []
@@ -363,12 +363,12 @@ def leftovers(outcomes: Sequence[Outcome]) -> None:
 
 
 def still_held(held: Sequence[Holder]) -> None:
-    """Warn of processes that hold chips after the end of a run which they have outlived, and say what to do."""
+    """Warn of processes that still hold chips after the end of their run, and print how to end them."""
     for holder in held:
         who = f"pid {holder.pid} of {holder.user}: {holder.command}"
         output.warning(f"{holder.host}: the chips are still held by {who}")
     if held:
         target = texts.target(list(dict.fromkeys(holder.host for holder in held)))
         people = ", ".join(sorted({holder.user for holder in held}))
-        ends = f"`tpu_ops unlock {target}` ends what is yours, else ask {people}"
+        ends = f"`tpu_ops unlock {target}` ends your own processes; for other processes ask {people}"
         output.info(f"  fix: {ends}; `tpu_ops who {target}` shows who holds them")

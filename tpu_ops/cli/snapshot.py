@@ -1,4 +1,4 @@
-"""`tpu_ops snapshot`: publish what is known of the fleet, or say where that is from."""
+"""`tpu_ops snapshot`: publish a snapshot of the fleet, or show the source and age of the current snapshot."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publish",
         metavar="PATH|gs://BUCKET/OBJECT|-",
-        help="ask the API and write the fleet there, for people without credentials (`-` prints it)",
+        help="ask the API and write a snapshot to this destination, for people without credentials (`-`: print it)",
     )
-    parser.add_argument("--cached", action="store_true", help="do not ask the API; publish what is known")
+    parser.add_argument("--cached", action="store_true", help="publish the last known view; do not ask the API")
     parser.add_argument("--dry-run", action="store_true", help="show what would be published; write nothing")
     parser.epilog = (
-        "Without --publish: show where the current snapshot is from, and how old it is. Others read a published one "
-        "with `tpu_ops refresh --from`. It contains names, addresses, labels and the like, and no secrets: "
+        "Without --publish: show the source and the age of the current snapshot. Others read a published snapshot "
+        "with `tpu_ops refresh --from`. A snapshot contains names, addresses and labels of nodes, but no secrets: see "
         "docs/members.md."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Publish, or say what there is."""
+    """Publish a snapshot, or describe the current one."""
     settings = config.load(args.fleet)
     if args.publish is None:
         if args.cached or args.dry_run:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the snapshot is JSON already", where="--publish -", fix="leave --json out")
     destination = "" if printed else sources.destination(args.publish, Path.cwd(), "--publish")
     fleet = _known(settings) if args.cached else _asked(settings)
-    # All nodes, filtered or not: readers give them the same names only where they see the same nodes.
+    # Publish all nodes, even those that filters exclude: workers' names depend on which nodes are known.
     projects = settings.projects or tuple(sorted({node.project for node in fleet.listed}))
     known, first = Files(settings.state_dir).host_keys()
     places = (projects, settings.zones)
@@ -85,12 +85,12 @@ def _known(settings: Settings) -> Fleet:
 
 
 def _asked(settings: Settings) -> Fleet:
-    """Ask the API: what others published is not published again as if it were new."""
+    """Ask the API for the fleet; refuse if the fleet is read from a snapshot, which is not to be published as new."""
     if source := origin.source_of(settings):
         raise UsageError(
             f"this fleet is itself read from a published snapshot, {sources.shown(source)}",
             where="--publish",
-            fix="with credentials, ask the API again: `tpu_ops refresh --from api`; or pass on what is known: --cached",
+            fix="with credentials, use the API again: `tpu_ops refresh --from api`; or publish this view: --cached",
         )
     fleet, _ = view.refresh(settings)
     for text in fleet.warnings:
@@ -114,7 +114,7 @@ def _show(fleet: Fleet, *, as_json: bool) -> int:
         )
         return ExitCode.OK
     output.line(f"{_size(fleet)}, {fleet.age}")
-    output.line(f"the API was asked at {when}; kept in {file}")
+    output.line(f"the API was asked at {when}; the snapshot is in {file}")
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""`tpu_ops ssh`: log in on a worker."""
+"""`tpu_ops ssh`: log in to a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.ssh import envelope, openssh
 from tpu_ops.ssh.masters import Unreachable
 
-#: Seconds for a worker to show that it is there before ssh is left to wait for it.
+#: Seconds to wait for an answer of the worker; after that, ssh is started anyway.
 LIMIT = 45.0
 
 
@@ -29,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "command",
         nargs=argparse.REMAINDER,
         metavar="-- COMMAND",
-        help="run this instead of a login shell; a single word is a line for the remote shell",
+        help="run this command instead of a login shell; a single word is a line for the remote shell",
     )
-    # What argparse says of a missing target names all that is required beside it.
+    # Otherwise the error of argparse for a missing TARGET would also name COMMAND, which is optional.
     command.required = False
     parser.usage = "%(prog)s [OPTION...] TARGET [-- COMMAND...]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become ssh."""
+    """Replace this process with ssh to the worker."""
     fleet, _ = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, [named(fleet, args.target)])
     worker = named(fleet, args.target)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _find(fleet: Fleet, worker: Worker) -> None:
-    """See that the connection works that ssh then takes, so that a worker whose address has changed is found.
+    """Open the connection that ssh then shares; this also finds a worker whose address has changed.
 
     Raises:
         UnreachableError: The worker does not answer.
@@ -62,7 +62,7 @@ async def _find(fleet: Fleet, worker: Worker) -> None:
     try:
         await contact.fanout(fleet).answer(worker.host, limit=LIMIT)
     except Unreachable as exc:
-        # One that asks for more than it may here, a passphrase for instance, gets it from ssh itself.
+        # ssh may be waiting for input that only the user can give, such as a passphrase: start it in the foreground.
         if exc.late:
             output.info(f"{worker.host}: {exc}: ssh continues, and shows what it is waiting for")
         elif not exc.answered:
@@ -72,7 +72,7 @@ async def _find(fleet: Fleet, worker: Worker) -> None:
 
 
 def named(fleet: Fleet, target: str) -> Worker:
-    """Return the worker to log in on: the one named, or worker 0 of the node named.
+    """Return the worker to log in to: the target itself, or worker 0 if the target is a node.
 
     Raises:
         UsageError: The target is unknown or means workers of several nodes.
@@ -84,21 +84,23 @@ def named(fleet: Fleet, target: str) -> Worker:
 
 
 def check_serves(fleet: Fleet, worker: Worker) -> None:
-    """Refuse a worker that cannot be reached by what is known of it.
+    """Refuse a worker that is known to be unreachable.
 
     Raises:
-        UnreachableError: It has no address, or its node does not serve.
+        UnreachableError: The worker has no usable address, or its node is not running.
     """
     if worker.node.state not in SERVING_STATES:
         raise UnreachableError(f"its node is {worker.node.state}", where=worker.host, fix=until_ready(worker.node))
     if problem := selection.ways_of(fleet.settings, fleet.listed).of(worker).problem:
-        raise UnreachableError(f"it {problem}", where=worker.host, fix="see connect_with and proxy_jump in tpu_vm.yml")
+        raise UnreachableError(
+            f"the worker {problem}", where=worker.host, fix="see connect_with and proxy_jump in tpu_vm.yml"
+        )
 
 
 def ssh_argv(fleet: Fleet, worker: Worker, command: Sequence[str]) -> list[str]:
     """Return the command line of ssh.
 
-    One word of a command goes to the remote shell as it is; several arrive as the same several words.
+    A command of one word is a line for the remote shell; several words are quoted, so that they arrive unchanged.
     """
     remote = list(command) if len(command) < 2 else [envelope.joined(command)]
     return ["ssh", "-F", str(fleet.ssh_config), worker.host, *(["--", *remote] if remote else [])]

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--print", action="store_true", help="print the configuration instead of its path")
-    what.add_argument("--install", action="store_true", help="include it from your own ssh config")
-    what.add_argument("--uninstall", action="store_true", help="remove that line again")
+    what.add_argument("--install", action="store_true", help="include the configuration in your own ssh config")
+    what.add_argument("--uninstall", action="store_true", help="remove the line that --install has added")
     parser.add_argument(
         "--file",
         metavar="FILE",
@@ -35,14 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show, include or no longer include the fleet's ssh config."""
+    """Show the fleet's ssh config, or add or remove its Include line in the user's own ssh config."""
     settings = config.load(args.fleet)
     fragment = selection.ssh_config(settings)
     if args.install or args.uninstall:
         return _change(args, settings, fragment)
     if args.dry_run or args.file:
         raise UsageError(
-            "this option goes with --install or --uninstall only", where="--dry-run, --file", fix="add one of them"
+            "this option goes with --install or --uninstall only",
+            where="--dry-run, --file",
+            fix="add --install or --uninstall",
         )
     text = Files(settings.state_dir).text(view.current(settings).ssh_config) if args.print else ""
     if args.json:
@@ -63,7 +65,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
         outcome = include.uninstall(file, fragment, dry_run=args.dry_run)
         problem = ""
     else:
-        # What is included must be there; where nothing may be written, nothing is asked either.
+        # Refresh the fleet first, so that the included file exists; a dry run writes nothing and needs no refresh.
         fleet = None if args.dry_run else view.current(settings)
         outcome = include.install(file, fragment, dry_run=args.dry_run)
         problem = include.unseen(file, fleet.workers[:1]) if fleet else ""
@@ -86,7 +88,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
 
 
 def _own_config() -> Path:
-    """Return the file that ssh reads for this person."""
+    """Return the path of the configuration file that ssh reads for this user."""
     home = openssh.home()
     said = os.environ.get("HOME")
     if said and Path(said).absolute() != home.absolute():

@@ -1,4 +1,4 @@
-"""`tpu_ops status`: how a run is, rank by rank; without a run, which there are."""
+"""`tpu_ops status`: show the state of a run, rank by rank; without RUN, list the runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the workers and show what they say."""
+    """Ask the workers for the state of the run, or of all runs, and print the answers."""
     fleet = view.current(config.load(args.fleet))
     if not args.run:
         found = asyncio.run(overview.overview(fleet, contact.fanout(fleet)))
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) -> None:
-    """Say how one run is, and what to do where nobody does it."""
+    """Print the state of one run, and advice if no process recovers it."""
     settings = fleet.settings
     attempt = runs_output.attempt(outcomes)
     which = f", attempt {attempt}" if attempt > 1 else ""
@@ -87,7 +87,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
 async def _ask(
     fleet: view.Fleet, word: str
 ) -> tuple[list[tuple[control.RunRef, tuple[Outcome, ...]]], control.Last | None, OpsError | None]:
-    """Return the runs that a word means and how they are, the last one that is over, and what could not be asked."""
+    """Return the runs that a word stands for with their outcomes, the last ended run there, and the error, if any."""
     fanout, begun = contact.fanout(fleet), time.time()
     found = await control.find(fleet, fanout, word)
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]

@@ -1,4 +1,4 @@
-"""`tpu_ops stop`: end a run on all its workers."""
+"""`tpu_ops stop`: stop a run on all its workers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
 from tpu_ops.ssh.replies import Reply
 
-#: Why a rank is gone of a run that is stopped between two attempts.
+#: The reason in the outcomes of a run that is stopped between two attempts.
 NOT_ON = "no attempt was running"
-#: Seconds after which a stop says what it waits for.
+#: Seconds after which a stop prints a message that it is waiting.
 MOMENT = 1.0
-#: Seconds for workers to say what grace an earlier stop has asked for.
+#: Seconds to wait for a worker's answer on the grace of an earlier stop.
 LOOK_LIMIT = 5.0
-#: Seconds in which the first worker of a run knows of it once its start has begun, and between two questions.
+#: Seconds after the beginning of a start within which a worker has to know the run, and seconds between two checks.
 STARTING, AGAIN = 10.0, 0.5
-#: Seconds for a process of this machine to end what it does to bring a run's nodes back.
+#: Seconds to wait for a process of this machine that is bringing a run's nodes back.
 RECOVERY_LIMIT = 30.0
-#: Seconds for the same once no rank of the run is left.
+#: Seconds to wait for a process of this machine that recovers a run, once no rank of the run is left.
 ENDING_LIMIT = 3.0
 
 
@@ -57,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop it."""
+    """Stop the run or runs that the argument stands for."""
     fleet = view.current(config.load(args.fleet))
     settings = fleet.settings
-    # Nothing else may be kept of it, as once an earlier stop has ended its recovery.
+    # After an earlier stop, the open requests may be all that is left of a run: then finding no run is no error.
     only = recovery.requests_file(settings.state_dir, args.run).exists() and not control.is_target(fleet, args.run)
     try:
         ended, problem = asyncio.run(_stop(fleet, args))
@@ -89,11 +89,11 @@ async def _stop(
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
     fanout, state_dir, begun = contact.fanout(fleet), fleet.settings.state_dir, time.time()
     unheard = recovery.not_begun(state_dir, args.run) or (
-        # Its nodes were taken away under its first start.
+        # The run's nodes were taken away during its first start.
         recovery.is_kept(state_dir, args.run) and records.read(state_dir, args.run) is None
     )
     kept = unheard and not control.is_target(fleet, args.run)
-    # No worker knows it; one that is begun just now is stopped as any other.
+    # No worker knows the run. If the recovery has just started it after all, the code below stops it like any run.
     if kept and (await _not_again(state_dir, args.run) or not recovery.is_kept(state_dir, args.run)):
         output.info(f"run {args.run}: it had not begun, and will not be started")
         return [], None
@@ -107,14 +107,14 @@ async def _stop(
 async def _end_of_all(
     fleet: view.Fleet, fanout: Fanout, run_: control.RunRef, args: argparse.Namespace, begun: float
 ) -> tuple[control.Stopped, OpsError | None]:
-    """Stop one run, and see to it that it is not started again from here; return the error where that is not sure.
+    """Stop one run and its recovery on this machine; return the error if the recovery may start the run again.
 
     Args:
         fleet: The fleet.
-        fanout: Reaches its workers.
+        fanout: The connections to the workers.
         run_: The run.
-        args: Of the command line.
-        begun: When workers were asked first (seconds since 1970).
+        args: The arguments of the command.
+        begun: When this command first asked the workers (seconds since 1970).
     """
     off, deaf, again = False, None, recovery.is_kept(fleet.settings.state_dir, run_.run_id)
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
@@ -123,7 +123,7 @@ async def _end_of_all(
             last = recovery.read(fleet.settings.state_dir, run_.run_id).attempt if again else 0
         try:
             idle = await _not_again(fleet.settings.state_dir, run_.run_id)
-            # Another machine that recovers it as well may have been faster.
+            # Another machine may also recover the run, and may have started a newer attempt.
             off = idle and await _newest(fleet, fanout, run_) <= last
         except OpsError as exc:
             deaf = exc
@@ -148,32 +148,35 @@ async def _end_of_all(
             if again and not recovery.is_kept(fleet.settings.state_dir, run_.run_id):
                 output.info(f"run {run_.run_id}: its recovery is over; it will not be started again")
     if deaf and not stopped.already:
-        # Who recovers it learns from the workers that it was stopped.
+        # The process that recovers the run learns from the workers that the run was stopped.
         why = str(deaf)
         output.warning(f"run {run_.run_id}: {why}; its workers were told to stop anyway")
     if not deaf or not stopped.already:
         return stopped, None
-    what = f"the process here that recovers it could not be told to stop, and may start it again: {deaf.what}"
-    fix = f"press Ctrl-C there, or check that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
+    what = (
+        "the process on this machine that recovers the run could not be told to stop, and may start the run again: "
+        f"{deaf.what}"
+    )
+    fix = f"end that process with Ctrl-C, or check that the disk has space (df); repeat `tpu_ops stop {run_.run_id}`"
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
 
 
 def _not_theirs(run_: control.RunRef, outcomes: Sequence[Outcome], refusal: Reply) -> OpsError:
-    """Return the error that somebody wants to stop a run which they may not."""
+    """Return the error for a user who is not allowed to stop a run."""
     since = runs_output.summary(run_.run_id, outcomes)["since"]
     where = texts.folded(run_.hosts) + (f", active since {output.at(since)}" if since else "")
     return HostError(f"run {run_.run_id} was not stopped: {refusal.problem}", where=where, fix=refusal.fix)
 
 
 async def _newest(fleet: view.Fleet, fanout: Fanout, run_: control.RunRef) -> int:
-    """Return the newest attempt of a run that those of its workers tell of in a moment whose nodes serve."""
+    """Return the newest attempt of a run that is known to its workers; ask only workers of running nodes, briefly."""
     serving = {worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES}
     hosts = tuple(host for host in run_.hosts if host in serving)
     return await control.newest_attempt(fanout, control.RunRef(run_.run_id, hosts)) if hosts else 0
 
 
 def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker], stopped: control.Stopped) -> bool:
-    """Return whether this machine has just begun to start an attempt that none of the run's workers knew of yet."""
+    """Return whether this machine has just begun to start an attempt that no worker of the run knows yet."""
     known = records.read(state_dir, run_.run_id)
     if known is None or not 0 <= time.time() - known.since < STARTING:
         return False
@@ -183,23 +186,23 @@ def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker
 
 
 async def _not_again(state_dir: Path, run_id: str) -> bool:
-    """See to it that a run is not started again from here; return whether no attempt of it is on.
+    """End the recovery of a run on this machine; return whether no attempt of the run is active.
 
     Raises:
-        OpsError: Who recovers it here could not be told.
+        OpsError: The process that recovers the run could not be told to end.
     """
     try:
         return await in_thread(lambda: recovery.stop(state_dir, run_id, RECOVERY_LIMIT))
     except TimeoutError:
-        what = "the process that brings its nodes back has not ended yet; it will before it starts another attempt"
+        what = "the process that brings its nodes back still runs; it will end before it starts another attempt"
         output.warning(f"run {run_id}: {what}")
         return False
 
 
 async def _none_left(state_dir: Path, run_id: str) -> None:
-    """See to it that nothing is left that would start a run again which has ended.
+    """Remove the recovery state of an ended run, so that no process on this machine starts the run again.
 
-    A process of this machine that recovers it removes that itself, or is between two tries and knows no end of it.
+    A process that recovers the run removes the state itself, unless it is waiting between two tries.
     """
     if recovery.is_kept(state_dir, run_id):
         with contextlib.suppress(TimeoutError, OpsError):
@@ -209,7 +212,7 @@ async def _none_left(state_dir: Path, run_id: str) -> None:
 async def end(
     fanout: Fanout, run_: control.RunRef, *, force: bool = False, grace: float | None = None
 ) -> control.Stopped:
-    """Stop one run; where that is not a matter of a moment, say what is waited for."""
+    """Stop one run; print a message if this takes longer than MOMENT seconds."""
     task = asyncio.ensure_future(control.stop(fanout, run_, force=force, grace=grace))
     try:
         _, waiting = await asyncio.wait({task}, timeout=MOMENT)
@@ -221,7 +224,7 @@ async def end(
 
 
 async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: control.RunRef, grace: float) -> None:
-    """Say how long the ranks may take to end, which a worker knows better where an earlier stop gave them longer."""
+    """Print how long the ranks may take to end; ask a worker whether an earlier stop gave them a longer grace."""
     asked = control.longest_grace(fanout, run_.run_id, run_.hosts[:1], LOOK_LIMIT)
     look, earlier = asyncio.ensure_future(asked), 0.0
     try:
@@ -244,12 +247,12 @@ def report(
     as_json: bool,
     left: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> None:
-    """Say how runs that were stopped have ended.
+    """Print the outcomes of runs that were stopped.
 
     Args:
         ended: The runs.
-        as_json: Whether as JSON.
-        left: What `open_requests.settle` returned for each run, which may be one of which nothing else is known.
+        as_json: Whether to print JSON.
+        left: Run id -> open requests as `open_requests.settle` returns them; also for runs that are not in ``ended``.
     """
     if as_json:
         left = left or {}
@@ -267,11 +270,12 @@ def report(
 
 
 def _how(stopped: control.Stopped) -> str:
-    """Return how a run is, or what had become of it before anybody asked it to end, in words that follow its name."""
+    """Return the state of a run after the stop, or how it had ended before, as words to put after its id."""
     records_ = [outcome.record for outcome in stopped.outcomes if outcome.record]
     if not stopped.already:
         state = runs_output.run_state(stopped.outcomes)
-        # What is gone as well is on no more. Of what is gone altogether nothing was asked to end.
+        # A run that is partly gone is not active any more, so it counts as stopped. A run of which no worker has a
+        # record was not stopped by this command.
         is_stopped = state == "gone" and any(out.record or out.reason == NOT_ON for out in stopped.outcomes)
         return f": {'stopped' if is_stopped and exit_code(stopped.outcomes) == ExitCode.OK else state}"
     if not records_:
@@ -281,7 +285,7 @@ def _how(stopped: control.Stopped) -> str:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """Return the exit code: 0 once no rank is left, whatever became of it."""
+    """Return the exit code: 0 if no rank is left, however the ranks have ended."""
     states = {outcome.state for outcome in outcomes}
     if "unreachable" in states:
         return ExitCode.UNREACHABLE

@@ -1,4 +1,4 @@
-"""`tpu_ops sync`: the same directory on all workers of a target, as `train --sync` brings it."""
+"""`tpu_ops sync`: copy a directory to all workers of a target, as `tpu_ops train --sync` does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.fleet import contact
 from tpu_ops.runs import sync, turns
 from tpu_ops.ssh.fanout import Fanout
 
-#: Entries that are named of each group of workers.
+#: For each group of workers, at most this many copied or removed files are named.
 _NAMED = 8
 
 
@@ -28,15 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="compare only; show what would be copied and removed")
     parser.add_argument("--force", action="store_true", help="replace files although a run uses the directory")
     parser.add_argument("target", help="a node, a worker, a node set or a group")
-    parser.add_argument("directory", metavar="DIR", help="copied to ~/tpu_ops/<its name>, without what git ignores")
+    parser.add_argument(
+        "directory", metavar="DIR", help="copy this directory to ~/tpu_ops/<its name>, without files that git ignores"
+    )
     parser.epilog = (
-        "Files on the workers that no sync has put there are left alone; one in the way of a file of DIR is an error."
+        "Files on the workers that no sync has copied are kept; if such a file blocks the path of a file of DIR, this "
+        "is an error."
     )
 
 
 @interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
-    """Compare, bring what differs, remove what earlier syncs have brought and DIR no longer has."""
+    """Copy the files that differ, and remove files that earlier syncs have copied and DIR no longer has."""
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
@@ -66,10 +69,10 @@ async def _push(fanout: Fanout, hosts: Sequence[str], tree: sync.Tree, *, force:
 
 
 def _read(directory: str) -> sync.Tree:
-    """List and digest a directory.
+    """List the files of a directory with their digests.
 
     Raises:
-        OpsError: It cannot be brought; where it says so, the directory is named as this command has it.
+        OpsError: The directory cannot be copied. The error names the argument DIR instead of the option --sync.
     """
     try:
         return sync.read(files.resolved(directory, "DIR"))
@@ -79,16 +82,16 @@ def _read(directory: str) -> sync.Tree:
 
 
 def warn_of_scripts(command: Sequence[str], user: str, tree: sync.Tree | None) -> None:
-    """Warn of a script that is here, which a command may have meant, and is not where the command starts.
+    """Warn if a command names a script that exists on this machine, but not in the directory where the command starts.
 
     Args:
-        command: The words.
-        user: Who is to run it, empty for the person.
-        tree: What is copied and where the command starts, None where that is the home.
+        command: The words of the command.
+        user: The user that runs the command on the workers; empty for the person who starts it.
+        tree: The copied directory, in which the command starts; None if the command starts in the home directory.
     """
     for word in command:
         is_script = word.endswith((".py", ".sh")) or (word == command[0] and "/" in word)
-        # A word may be a whole program of a shell, too long for the name of a file.
+        # `os.path.isfile` accepts words that are too long for a file name, such as a whole shell program.
         if not is_script or Path(word).is_absolute() or not os.path.isfile(word):  # noqa: PTH113
             continue
         if tree is None:
@@ -104,7 +107,7 @@ def warn_of_scripts(command: Sequence[str], user: str, tree: sync.Tree | None) -
 
 
 def said(tree: sync.Tree, hosts: Sequence[str], seconds: float, *, dry: bool = False) -> None:
-    """Say what was brought where."""
+    """Print which directory was copied to where."""
     what = f"{'would sync' if dry else 'synced'} {tree.source} to ~/{tree.cwd} on {texts.count(len(hosts), 'worker')}"
     output.info(f"{what}: {texts.count(len(tree.files), 'file')}, digest {tree.digest}, {seconds:.1f} s")
 

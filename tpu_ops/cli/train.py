@@ -1,4 +1,4 @@
-"""`tpu_ops train`: a command on all workers of a node, or of several, at once, followed to its end."""
+"""`tpu_ops train`: start a command on all workers of one or more nodes at once, and follow the run to its end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
 
-#: What stands behind `--` is the command.
+#: Tells the dispatcher that the words after `--` are a command.
 TAKES_COMMAND = True
 
 
@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sync",
         metavar="DIR",
-        help="copy this directory to ~/tpu_ops/<its name> on every worker and start there, without what git ignores",
+        help="copy this directory, without files that git ignores, to ~/tpu_ops/<its name> on every worker and start "
+        "there",
     )
     parser.add_argument(
         "--git",
@@ -99,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option, value, what in (
         ("--barrier", spec.BARRIER, "that all workers get to become ready"),
         ("--lease", spec.LEASE, "of silence after which a worker is considered lost"),
-        ("--exit-skew", spec.EXIT_SKEW, "that the other ranks may keep running after one has exited with 0"),
+        ("--exit-skew", spec.EXIT_SKEW, "that the other ranks may keep running after a rank has exited with 0"),
     ):
         parser.add_argument(
             option,
@@ -117,16 +118,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check the workers, and with --sync for files in the way; show what would be started",
+        help="check the workers, and with --sync look for files that block the copy; show what would be started",
     )
-    parser.add_argument("target", help="a node (pod), or several of one type, each a slice (a,b or pod-[1-2])")
+    parser.add_argument("target", help="a node (pod), or several nodes of one type, each as a slice (a,b or pod-[1-2])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'"
 
 
 @interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
-    """Check, sync, start, follow."""
+    """Check the workers, copy the code, start the run, and follow it to its end."""
     recover_options.check(args)
     env = spec.variables(spec.parse_env(args.env), args.env_file, again=args.recover)
     if args.git:
@@ -136,11 +137,11 @@ def run(args: argparse.Namespace) -> int:
     workers = _ranked(fleet, args.target)
     shown = ranks.parse(args.rank, len(workers))
     if args.name and control.is_target(fleet, args.name):
-        what = f"{args.name!r} is the name of a node or worker: the run could not be told apart from it"
+        what = f"{args.name!r} is the name of a node or worker, so it cannot be the id of a run"
         raise UsageError(what, where="--name", fix="choose another name")
     if args.sync and args.user:
-        what = f"--sync copies the directory to your home, but {args.user} would start in another"
-        raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
+        what = f"--sync copies the directory to your home, but {args.user} would start in another home"
+        raise UsageError(what, where="--sync and --user", fix="leave out one of the two options")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     line = " ".join(command)
     typed = line.split() if args.shell else command
@@ -198,11 +199,11 @@ class _Job:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The workers by rank."""
+        """The names of the workers, ordered by rank."""
         return tuple(worker.host for worker in self.workers)
 
     def recovered(self) -> recovering.Recovering:
-        """Return what starts the run again when its nodes are taken away; nothing is kept before it is started."""
+        """Return the recovery of this run, which starts it again if its nodes are taken away; store nothing yet."""
         kept = recovery.Recovery(
             self.spec.run_id,
             0,
@@ -223,10 +224,10 @@ class _Job:
         return self.guard
 
     def look_ahead(self) -> None:
-        """Look whether a node that is made anew, perhaps hours later, could be configured by this person and shell.
+        """Check whether this user and shell could configure a node that is recreated later.
 
         Raises:
-            OpsError: The run cannot be started, or Ansible lacks something, as the password of a vault.
+            OpsError: The run cannot be started, or Ansible lacks something, such as a vault password.
         """
         fanout = contact.fanout(self.fleet)
 
@@ -250,11 +251,11 @@ class _Job:
             output.warning(f"{exc}; recovery will end if a node has to be recreated")
 
     def facts(self) -> dict[str, Any]:
-        """Return what --json tells of a recovered run beside its ranks; nothing of another one."""
+        """Return the facts of the recovery for --json, besides the ranks; empty for a run without recovery."""
         return self.guard.facts() if self.guard else {}
 
     def bring(self) -> None:
-        """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
+        """Check out the project on the workers before the start, if no run is active there: runs share the clone."""
         fanout = contact.fanout(self.fleet)
 
         async def ready() -> None:
@@ -273,7 +274,7 @@ class _Job:
         )
 
     async def run(self) -> int:
-        """Do it and return the exit code."""
+        """Start the run and follow it to its end; return the exit code."""
         fanout = contact.fanout(self.fleet)
         if self.args.dry_run and self.project:
             return self._would()
@@ -286,10 +287,10 @@ class _Job:
         async with contextlib.AsyncExitStack() as stack:
             tree, turn = self.tree, None
             if tree:
-                # Until all ranks are ready, and have locked it themselves.
+                # Hold the lock on the directory until all ranks are ready and have locked the directory themselves.
                 turn = await stack.enter_async_context(turns.alone(fanout, self.hosts, tree.name))
             if self.guard:
-                # Every attempt has the code as it is now: what is brought is a copy of it.
+                # Every attempt has to use the present code: sync a local copy of it.
                 self.tree = await self.guard.driver.begin(self.workers, tree)
             if tree and self.tree and turn:
                 begun = time.monotonic()
@@ -340,9 +341,9 @@ class _Job:
         self.ready = ready
 
     def _made_anew(self) -> bool:
-        """Take the fleet as it is known now; return whether the node has other workers than before."""
+        """Read the last known view of the fleet again; return whether the target's workers have changed."""
         before = self.hosts
-        # Its warnings were said when this command, or another one, asked for it.
+        # The warnings of this view were printed by the command that asked the API for it.
         self.fleet = view.known(self.fleet.settings) or self.fleet
         self.workers = _ranked(self.fleet, self.args.target)
         self.shown = ranks.parse(self.args.rank, len(self.workers))
@@ -382,10 +383,10 @@ class _Job:
             self.asked = True
             await launch.start(fanout, self.spec, self.workers)
         except (OpsError, launch.Interrupted, OSError) as exc:
-            # What ends it from elsewhere, as the alarm of a changed host key does, tells nothing of the run.
+            # An error without `may_be_on`, such as a changed host key, does not tell whether the run has started.
             self.may_be_on = self.asked and getattr(exc, "may_be_on", not isinstance(exc, UsageError))
             if self.may_be_on:
-                # What finds it, and what recovers it, is kept.
+                # Keep this machine's record and the recovery state of the run: other commands find the run by them.
                 if self.guard:
                     self.guard.driver.may_be_on()
                 if isinstance(exc, OSError):
@@ -424,16 +425,16 @@ class _Job:
         runs_output.hints(self.spec.run_id)
 
     def running(self) -> tuple[Fanout, control.RunRef] | None:
-        """Return the run once it was started, and how its workers are reached."""
+        """Return the run and the connections to its workers; None before the start."""
         return (self.started_by, control.RunRef(self.spec.run_id, self.hosts)) if self.started_by else None
 
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
-        """Remember how it has ended."""
+        """Write the outcomes of the stopped run to this machine's record."""
         state = runs_output.run_state(outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:
-        """Say after Ctrl-C what goes on and how to get at it."""
+        """Print after Ctrl-C whether the run continues, and how to reach it."""
         if self.started_by:
             output.info(f"detached: run {self.spec.run_id} continues")
             self._hints()

@@ -1,4 +1,4 @@
-"""`tpu_ops unlock`: free the chips of a target: end what holds them and may be ended, remove stale lockfiles."""
+"""`tpu_ops unlock`: free the chips of a target: end the runs and processes that hold them, remove stale lockfiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--user", default="", metavar="NAME", help="whose runs and processes to end (with --force; default: your own)"
     )
-    parser.add_argument("--force", action="store_true", help="end what belongs to --user NAME (administrators only)")
+    parser.add_argument(
+        "--force", action="store_true", help="end runs and processes of --user NAME (administrators only)"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--grace",
@@ -37,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", help="a node, a worker, a node set or a group")
     parser.epilog = (
-        "Ends your own runs on the target and your own processes that hold a chip. Those of another person are ended "
-        "only with --force --user NAME. Processes are found by the chip they have open, never by their name. "
-        "--json shows nothing to confirm, so it needs --yes."
+        "Ends your own runs on the target and your own processes that hold a chip. Runs and processes of another "
+        "person are ended only with --force --user NAME. Processes are found by the chip they have open, never by "
+        "their name. --json shows nothing to confirm, so it needs --yes."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, ask, end, look again."""
+    """Show who holds the chips, ask for confirmation, end the runs and processes, and check the result."""
     if bool(args.user) != args.force:
         what = "--force needs --user NAME, the person whose processes to end" if args.force else "--user needs --force"
         raise UsageError(what, where="--force" if args.force else "--user", fix="add --force --user NAME, or neither")
@@ -58,17 +60,19 @@ def run(args: argparse.Namespace) -> int:
     runs = asyncio.run(_runs_of(fleet, answering, doomed))
     if doomed:
         if args.json and not args.yes:
-            what = "nothing is ended before it has been shown, and --json does not show it"
-            raise UsageError(what, where="--json", fix="add --yes, or leave out --json and be asked")
+            what = "processes are ended only after they have been shown, and --json does not show them"
+            raise UsageError(what, where="--json", fix="add --yes; or leave out --json to be asked")
         if not args.json:
             output.table(who.rows(doomed), who.COLUMNS)
         for run_ in runs:
             if not set(run_.hosts) <= set(hosts):
                 output.info(f"run {run_.run_id} will be ended on all its workers: {texts.folded(run_.hosts)}")
-        if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
+        if not args.yes and not options.confirmed(
+            f"end these runs and processes on {args.target}?", "ending processes"
+        ):
             output.info("nothing was ended")
             return ExitCode.FAILED
-    # What is on a worker that did not say so was shown to nobody.
+    # A worker that did not answer is left out: the user has not seen its processes.
     answered = [host for host in hosts if host in seen.chips]
     ended, unlocked = asyncio.run(_free(fleet, answered, doomed, runs, args))
     if args.json:
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         raise HostError(
             f"a run of {kept[0].user} is active: {kept[0].run}",
             where=texts.folded(sorted({holder.host for holder in kept})),
-            fix=f"it is yours: {ends}"
+            fix=f"the run is yours: {ends}"
             if is_theirs
             else f"ask {kept[0].user}, or an administrator: --force --user {kept[0].user}",
         )
@@ -98,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _runs_of(fleet: Fleet, workers: Sequence[Worker], doomed: Sequence[Holder]) -> list[control.RunRef]:
-    """Return the runs that these holders belong to."""
+    """Return the runs that hold chips, given the holders that are to be ended."""
     if not any(holder.run for holder in doomed):
         return []
     found = (await control.running(fleet, contact.fanout(fleet), workers)).runs
@@ -112,7 +116,7 @@ async def _free(
     runs: Sequence[control.RunRef],
     args: argparse.Namespace,
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], list[Unlocked]]:
-    """Stop the runs and end the processes; return what became of each run and each worker."""
+    """Stop the runs and end the processes; return the result for each run and for each worker."""
     fanout = contact.fanout(fleet)
     ended = [
         (
@@ -125,7 +129,7 @@ async def _free(
 
 
 def _left(ended: control.Stopped) -> list[Outcome]:
-    """Return the ranks that may still be on."""
+    """Return the ranks of a stopped run that may still be active."""
     return [outcome for outcome in ended.outcomes if stop.exit_code([outcome])]
 
 
@@ -156,7 +160,7 @@ def _show(unlocked: Sequence[Unlocked], kept: Sequence[Holder]) -> None:
             problems.setdefault(said, []).append(result.host)
     for said, hosts in problems.items():
         output.warning(f"{texts.folded(hosts)}: {said}")
-    # A run's lockfile is its own.
+    # A lockfile on a worker with an active run belongs to the run, so it is not stale.
     taken = {holder.host for holder in kept}
     stale = {result.host: result.kept for result in unlocked if result.kept and result.host not in taken}
     for host, texts_ in stale.items():
@@ -171,13 +175,13 @@ def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder],
     """Return the command's exit code.
 
     Args:
-        unlocked: What became of each worker.
-        user: Whose processes were to be ended.
-        doomed: These processes.
-        own: Who asks, as the workers know them.
+        unlocked: The result for each worker.
+        user: The user whose processes were to be ended.
+        doomed: The processes that were to be ended.
+        own: The user of this command, by the account on the workers.
 
     Raises:
-        HostError: Chips are still held, or a worker refused.
+        HostError: Chips are still held.
     """
     if any(not result.reached for result in unlocked):
         return ExitCode.UNREACHABLE
@@ -185,12 +189,12 @@ def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder],
     if held:
         others = sorted({holder.user for holder in held} - {user, own})
         mine = sorted({holder.host for holder in held if own == holder.user != user})
-        yours = f"end your own with `tpu_ops unlock {texts.target(mine)}`" if mine else ""
+        yours = f"end your own processes with `tpu_ops unlock {texts.target(mine)}`" if mine else ""
         asked = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
         names = "; ".join(filter(None, (yours, asked)))
         known = {(holder.host, holder.pid, holder.start) for holder in doomed}
         came = [one.pid for one in held if one.user == user and (one.host, one.pid, one.start) not in known]
-        again = f"pid {came[0]} came after the list was shown: run this command again" if came else ""
+        again = f"pid {came[0]} took a chip after the list was shown: run this command again" if came else ""
         raise HostError(
             "chips are still held",
             where=texts.folded(sorted({holder.host for holder in held})),

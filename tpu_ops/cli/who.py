@@ -1,4 +1,4 @@
-"""`tpu_ops who`: who holds which TPU: person, run, process, since when; also processes that no run owns."""
+"""`tpu_ops who`: show which person, run and process hold which chips, and since when; also processes without a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpu_ops.ssh.fanout import Fanout
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
 _LONGEST_COMMAND = 60
-#: Seconds between two looks with --watch, and for a worker to answer one.
+#: For --watch: default seconds between two refreshes, and seconds to wait for the workers' answers.
 EVERY, PATIENCE = 2.0, 10.0
 
 
@@ -36,13 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"refresh every SECONDS until Ctrl-C ({EVERY:g} if left out)",
     )
-    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: all READY ones)")
+    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: all READY nodes)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the workers and show what they say."""
+    """Ask the workers who holds their chips, and print the answers."""
     if args.watch and args.json:
-        raise UsageError("--watch cannot print JSON", where="--watch and --json", fix="leave out one of the two")
+        raise UsageError(
+            "--watch cannot print JSON", where="--watch and --json", fix="leave out one of the two options"
+        )
     settings = config.load(args.fleet)
     if args.target:
         fleet, workers = contact.find(settings, args.target)
@@ -73,21 +75,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def look(fleet: Fleet, hosts: Sequence[str], *, limit: float = control.LIMIT) -> holders.Seen:
-    """Ask workers who holds their chips; of those that are known to be out of reach none is tried: they are silent."""
+    """Ask workers who holds their chips; workers that are known to be unreachable are not asked and count as silent."""
     away, fanout = contact.away(fleet, hosts), contact.fanout(fleet)
     seen = asyncio.run(holders.look(fanout, [host for host in hosts if host not in away], limit=limit))
     return replace(seen, silent=(*away.values(), *contact.with_hint(fleet.settings, seen.silent)))
 
 
 def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Ask the workers of some nodes for the runs that they are held by; each has a short time to answer.
+    """Ask the workers of some nodes for their active runs, with a short time limit.
 
     Args:
         fleet: The fleet.
         names: Resource names of the nodes.
 
     Returns:
-        The person of each run, by its id, and why a worker cannot tell, by worker.
+        Run id -> person, and worker -> the reason why it could not be asked.
     """
     hosts = [worker.host for worker in fleet.workers if worker.node.full_name in names]
     try:
@@ -95,12 +97,12 @@ def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[s
     except OpsError as exc:
         return {}, dict.fromkeys(hosts, str(exc))
     runs = {holder.run: runs_output.person(holder.user, holder.asker) for holder in seen.holders if holder.run}
-    # Where there is no launcher there is no run.
+    # A worker without a launcher has no run, so its missing answer is no problem.
     return runs, {reply.host: reply.problem for reply in seen.silent if reply.kind != "no-launcher"}
 
 
 def named(runs: Mapping[str, str]) -> str:
-    """Return runs, given with their people, as the subject and verb of a sentence; empty where there are none."""
+    """Return words such as "run r1 of ada is active", given run id -> person; empty if there are no runs."""
     subject = " and ".join(f"run {run_id} of {person}" for run_id, person in runs.items())
     return f"{subject} {'is' if len(runs) == 1 else 'are'} active" if runs else ""
 
@@ -111,7 +113,7 @@ def _free(seen: holders.Seen) -> list[str]:
 
 
 async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
-    """Show who holds what, in the place of what was shown before, until it is cancelled."""
+    """Show who holds which chips, and replace the table every few seconds until this task is cancelled."""
     while True:
         seen = await holders.look(fanout, hosts, limit=PATIENCE)
         output.clear()
@@ -126,8 +128,8 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
 
 
 def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
-    """Return holders as rows of a table; a run stands once for all its workers, any other process by itself."""
-    # Two people may have a run of one name, each on nodes of their own.
+    """Return holders as rows of a table: one row for each run, and one for each process without a run."""
+    # Runs of two people may have the same id, on different nodes.
     runs: dict[tuple[str, str, str], list[Holder]] = {}
     strays = []
     for holder in found:
@@ -163,5 +165,5 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
 
 
 def _pids(pids: Sequence[int]) -> str:
-    """Return the first of some processes, on the first worker, and how many more there are."""
+    """Return the first process id, and the number of further ones, such as "4711 +3"; empty if there is none."""
     return f"{pids[0]} +{len(pids) - 1}" if len(pids) > 1 else "".join(map(str, pids))
