@@ -82,7 +82,11 @@ def test_a_node_that_somebody_has_made_anew_meanwhile_is_not_deleted(fleet, tpu_
         return found
 
     monkeypatch.setattr(view, "look", slow)
-    failed(tpu_ops("delete", "pod", "--yes"), 3, "it was recreated since it was looked up; nothing was deleted")
+    failed(
+        tpu_ops("delete", "pod", "--yes"),
+        3,
+        "the node was recreated after this command had looked it up; nothing was deleted",
+    )
     assert fleet.api.node("pod", fleet.location())["state"] == "READY"
     monkeypatch.undo()
 
@@ -210,7 +214,7 @@ def test_a_creation_whose_answer_is_lost_is_looked_for(faulty, tpu_ops, monkeypa
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("DeleteNode", ["whether the API is deleting it is not known", "same command again"]),
+        ("DeleteNode", ["it is not known whether the API is deleting the node", "same command again"]),
         ("GetOperation", ["the API is deleting the node", "same command again to wait", "`tpu_ops list`"]),
         ("GetNode", ["nothing was deleted", "same command again"]),
     ],
@@ -313,7 +317,11 @@ NO_SUCH_TYPE = "CloudTpu received an invalid AcceleratorType"
 @pytest.mark.parametrize(
     ("message", "status", "words"),
     [
-        (PREEMPTED, "INVALID_ARGUMENT", ["preempted during its creation", "tpu_ops delete pod", "same command again"]),
+        (
+            PREEMPTED,
+            "INVALID_ARGUMENT",
+            ["the node was preempted while it was being created", "tpu_ops delete pod", "same command again"],
+        ),
         (NO_CAPACITY, "RESOURCE_EXHAUSTED", ["another zone", "queued resource"]),
         (NO_SUCH_TYPE, "INVALID_ARGUMENT", ["has no accelerator type 'v3-16'"]),
     ],
@@ -675,7 +683,7 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert "--- off-w0: its node is STOPPED now\n" in out
     assert "off was STOPPED when last seen: asking the API" in err
     start = f"gcloud compute tpus tpu-vm start off --zone us-central2-b --project {fleet.project}"
-    assert err.endswith(f"  fix: start it: `{start}`\n")
+    assert err.endswith(f"  fix: start the node: `{start}`\n")
     assert any("pod-w1" in call for call in ssh())
     assert not any("off-w0" in call for call in ssh())
     fleet.act("start", "off")
@@ -711,7 +719,7 @@ def test_who_asks_the_other_workers_if_a_node_is_not_serving(fleet, tpu_ops, ssh
     fleet.create("off", "v4-8")
     fleet.act("stop", "off")
     tpu_ops("refresh")
-    start = "start it: `gcloud compute tpus tpu-vm start off "
+    start = "start the node: `gcloud compute tpus tpu-vm start off "
     unsaid = "could not tell whether a run is active there"
     failed(tpu_ops("who", "pod,off"), 4, unsaid, "its node is STOPPED now", start)
     assert [call for call in ssh() if "pod-w0" in call]

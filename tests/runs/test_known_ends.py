@@ -376,7 +376,7 @@ def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world
 
 def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: World) -> None:
     records.write(world.folder, KNOWN)
-    fix = "it does not come back by itself: `tpu_ops delete a`"
+    fix = "the node does not come back by itself: `tpu_ops delete a`"
     world.told(*[Reply("", {}, "unreachable", "its node is PREEMPTED now", fix)] * 4)
     kept = recovery.Recovery(
         "r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {}), pending=True, since=60.0
