@@ -1,4 +1,4 @@
-"""The table of exit codes, the errors that carry them, and the display of external text in an error.
+"""Exit codes of commands, the exceptions that determine them, and the conversion of external text to printable text.
 
 Every error for the user says what failed, where, and how to fix it. The command line prints these three parts and ends
 with the error's exit code; nothing else decides an exit code.
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 class OpsError(Exception):
-    """An error that a user can act on. External text in it becomes printable.
+    """An error that a user can act on. Characters of its texts that cannot be printed are replaced.
 
     Args:
         what: What failed, one sentence without a full stop.
@@ -47,7 +47,7 @@ class OpsError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what, self.where, self.fix = printable(what), printable(where), printable(fix)
-        #: Further values for --json.
+        #: Further values that --json prints beside the error.
         self.facts: Mapping[str, Any] = {}
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class OpsError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        # A fix that is only a command has no backticks yet; within a message, every command has.
+        # A fix that is only a command has no backticks. In this text it gets backticks, as every command in a message.
         fix = f"`{self.fix}`" if self.fix.startswith("tpu_ops ") else self.fix
         return f"{text} ({fix})" if fix else text
 

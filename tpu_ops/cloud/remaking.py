@@ -460,7 +460,7 @@ class _Queue:
             self._told(f"{self._where}: {text}")
 
     def _id(self, what: str, failed: int) -> str:
-        """Return a request id. At the first try it is equal for all clients, so that the API executes only one request."""
+        """Return a request id. The first one is equal for all clients, so that the API executes only one request."""
         if failed:
             return str(uuid.uuid4())
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tpu_ops/{self._request}/{self._name}/{what}"))
