@@ -92,7 +92,7 @@ def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, caps
     code, world, _ = run(World(FAILED, FAILED, DONE), max_failures=1)
     assert code == 1
     assert world.done == ["bring back r1/2", "start 2", "start 2"], "the same workers need no site.yml"
-    assert "attempt 1: rank 0 (pod-w0): exit code 3; starting it again" in capsys.readouterr().err
+    assert "attempt 1: rank 0 (pod-w0): exit code 3; starting the run again" in capsys.readouterr().err
 
 
 def heals(monkeypatch: pytest.MonkeyPatch, world: World, then: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ def test_a_controller_that_dies_before_the_start_leaves_no_end_to_be_counted(
     assert job.to_the_end(job.driver.attached()) == 0
     assert (job.kept.attempt, job.kept.failures, job.kept.preemptions) == (3, 1, 0)
     assert not (tmp_path / "runs/r1/attempt-2").exists(), "no copy of another attempt's log"
-    assert "attempt 2: it has not begun; starting the next one" in capsys.readouterr().err
+    assert "attempt 2: the attempt has not begun; starting the next attempt" in capsys.readouterr().err
 
 
 def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
@@ -800,7 +800,7 @@ def test_an_attempt_of_another_machine_is_followed_and_not_configured(
     code, world, job = run(world)
     assert (code, job.kept.attempt) == (0, 3)
     assert world.done == ["bring back r1/2"], "nothing was configured or started from here"
-    assert "attempt 3 was started by somebody else; following it" in capsys.readouterr().err
+    assert "attempt 3 was started by somebody else; following that attempt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", [FAILED, PREEMPTED])
