@@ -701,7 +701,7 @@ def test_a_node_that_is_not_serving_is_reported_and_not_contacted(fleet, tpu_ops
     result = tpu_ops(*argv)
     failed(result, 4, asking, "its node is PREEMPTED now", "at:  off-w[0-1]\n", create)
     assert (fleet.api.requests(fleet.project)["ListNodes"], ssh()) == (1, [])
-    assert "once they answer" not in result[2]
+    assert "once the workers answer" not in result[2]
 
 
 def test_sync_blocked_by_several_nodes_names_the_workers_of_each_fix(fleet, tpu_ops):

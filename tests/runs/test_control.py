@@ -128,14 +128,14 @@ async def test_an_unknown_run_is_reported_and_impossible_names_ask_no_worker(
     with pytest.raises(UsageError) as caught:
         await control.find(fleet(tmp_path), fanout, word)
     assert caught.value.what == f"{word!r} is neither a run nor a node or worker"
-    assert caught.value.fix == f"{hint} `tpu_ops list` shows workers, `tpu_ops runs` runs".lstrip()
+    assert caught.value.fix == f"{hint} `tpu_ops list` shows the workers, `tpu_ops runs` the runs".lstrip()
     assert bool(questions) is asked
 
 
 async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_none(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         await find(tmp_path, "digits-2", pod_w1=DENIED)
-    said = "no worker that can tell knows a run 'digits-2'; the others cannot tell: sudo does not let you"
+    said = "no worker that can tell knows a run 'digits-2'; the other workers cannot tell: sudo does not let you"
     assert caught.value.what.startswith(said)
     assert (caught.value.where, caught.value.fix) == ("pod-w1", "configure it")
     with pytest.raises(UnreachableError, match="no worker that answered knows a run 'digits-2'"):
@@ -393,7 +393,9 @@ async def test_a_silent_worker_is_a_rank_of_a_run_that_was_started_elsewhere(
 
 async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=DENIED)
-    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot tell: sudo does not let you") as caught:
+    with pytest.raises(
+        HostError, match="knows a run 'exp'; the other workers cannot tell: sudo does not let you"
+    ) as caught:
         await control.find(fleet(tmp_path), fanout, "exp")
     assert (caught.value.where, caught.value.fix) == ("pod-w1", DENIED.fix)
 

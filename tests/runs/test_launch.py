@@ -131,7 +131,7 @@ async def test_a_stop_at_the_barrier_is_told_to_the_starter_and_no_firewall(lead
     with pytest.raises(launch.NotStarted) as raised:
         await launch.start(fanout, SPEC, slices)
     assert (raised.value.what, raised.value.where) == ("the run was not started: run r1 was stopped by ada", "a-w0")
-    assert raised.value.fix == "to run it again, start it under another --name"
+    assert raised.value.fix == "to start the run again, use another --name"
     assert not raised.value.may_be_on
 
 

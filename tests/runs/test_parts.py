@@ -530,7 +530,7 @@ def test_a_run_that_failed_with_its_host_shows_the_restart_command(
     record = {"first": first, "attempt": 1, "state": "stopped", "since": 1.0, "ended": 2.0}
     found = [Outcome(rank, f"pod-w{rank}", "stopped", record=record) for rank in range(2)]
     code = runs_output.finish("r1", found, [0], as_json=False, of_rank=False, **options)
-    assert (code, "with --recover a run goes on by itself" in capsys.readouterr().err) == (1, told)
+    assert (code, "with --recover a run continues by itself" in capsys.readouterr().err) == (1, told)
 
 
 def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:

@@ -100,7 +100,7 @@ def test_a_starter_killed_behind_worker_0_leaves_nothing_and_the_next_start_work
         assert "run halfway of ada has held" in told.stdout, "it holds the pod as long as it waits"
         shown = bench.tpu_ops("status", "halfway", person="bob").stderr
         assert "run halfway: starting since " in shown
-        assert "1 of 2 ranks ready; given up at " in shown
+        assert "1 of 2 ranks ready; the start is given up at " in shown
     bench.await_clean(0, SHORT_BARRIER + MARGIN)
     record = bench.record(0, "halfway")
     assert (record["state"], record["began"], record["blamed"]) == ("refused", None, [1])

@@ -194,7 +194,7 @@ class Driver:
         names = dict.fromkeys(worker.node.full_name for worker in workers)
         plan = await in_thread(lambda: self._services.remember(names, lacking.append))
         if lacking:
-            what = "the API has fields that this version of tpu_ops does not know; after a recreation these fields may be missing"
+            what = "some fields are unknown to this version of tpu_ops and may be missing after a recreation"
             self._printer.warning(f"{', '.join(lacking)}: {what}")
         self.first = workers
         # A process that died while it stored the state of a run of this name has left a part of the state.
