@@ -169,7 +169,7 @@ async def test_if_workers_do_not_know_the_run_the_last_local_one_is_named(
     records.write(tmp_path, records.started_on("r1", pod(2), ("true",)))
     _, _, problem = await status._ask(fleet(tmp_path), "pod")
     assert problem
-    assert problem.fix.endswith("; the last run that was started here was r1: `tpu_ops status r1`")
+    assert problem.fix.endswith("; the last run that this machine started on these nodes was r1: `tpu_ops status r1`")
 
 
 async def test_of_a_node_that_was_there_the_last_run_is_named(tmp_path: Path) -> None:

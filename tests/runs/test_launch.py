@@ -213,7 +213,7 @@ async def test_a_silent_single_worker_is_told_to_give_up_and_may_still_run() -> 
     deaf.deaf = True
     with pytest.raises(launch.NotStarted) as raised:
         await start(deaf, 1)
-    assert "what was started on pod-w0 may run: `tpu_ops who`" in raised.value.fix
+    assert "what this command started on pod-w0 may still run: `tpu_ops who`" in raised.value.fix
     assert raised.value.may_be_on
 
 
