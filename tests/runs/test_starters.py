@@ -126,6 +126,6 @@ def test_a_killed_start_leaves_no_helper_on_workers_that_wait_for_the_others(pod
     done = pod.tpu_ops("stop", "pod")
     assert done.returncode == 0, done.stderr
     # It began nowhere, and the worker that never heard of it says so.
-    assert re.search("3 +pod-w3 +refused +it was not started here", done.stdout), done.stdout
+    assert re.search("3 +pod-w3 +refused +the rank was not started on this worker", done.stdout), done.stdout
     for index in pod.indices:
         pod.await_clean(index)
