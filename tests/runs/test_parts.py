@@ -314,9 +314,9 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
     ("argv", "env", "said"),
     [
         (("true", "x" * 131071), {}, ""),
-        (("true", "x" * 131072), {}, "^argument 1: longer than the 128 KiB that Linux takes"),
-        (("true",), {"A": "x" * 131070}, "^variable A: longer than the 128 KiB that Linux takes"),
-        (("true", *["x" * 100_000] * 11), {}, "longer than 1024 KiB in all"),
+        (("true", "x" * 131072), {}, "^argument 1: longer than 128 KiB, the limit of Linux"),
+        (("true",), {"A": "x" * 131070}, "^variable A: longer than 128 KiB, the limit of Linux"),
+        (("true", *["x" * 100_000] * 11), {}, "together longer than 1024 KiB"),
     ],
 )
 def test_a_command_that_linux_rejects_is_refused_before_any_contact(

@@ -142,7 +142,7 @@ async def test_before_the_start_the_clone_is_readable_and_at_the_commit(forge: A
         await look(place, COMMIT)
     with pytest.raises(HostError, match=r"git cannot tell the commit of .*: fatal: ") as unread:
         await look(tmp_path, commit)
-    assert unread.value.fix == f"let you read {tmp_path}/.git there, or run as its owner with --user"
+    assert unread.value.fix == f"check that you can read {tmp_path}/.git there, or run as its owner with --user"
     with pytest.raises(UnreachableError, match="no route"):
         await look(place, commit, Result("pod-w1", None, problem="no route", reached=False))
 

@@ -958,7 +958,7 @@ def test_a_name_with_local_logs_or_in_recovery_is_refused(run: Any, tmp_path: Pa
     with pytest.raises(UsageError, match="logs of a run with this name"):
         asyncio.run(job.driver.begin(pod(2), None))
     keep(job.driver)
-    with pytest.raises(UsageError, match="as far as this machine knows, it has not ended"):
+    with pytest.raises(UsageError, match="as far as this machine knows, the run has not ended"):
         asyncio.run(job.driver.begin(pod(2), None))
 
 
@@ -1158,7 +1158,9 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
     assert f"run r1 {'may be' if may_be_on else 'is not'} running; nothing will restart it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("refusal", ["as far as this machine knows, it has not ended", "run r1 of ada has held it"])
+@pytest.mark.parametrize(
+    "refusal", ["as far as this machine knows, the run has not ended", "run r1 of ada has held it"]
+)
 def test_a_refused_second_start_keeps_the_files_of_the_first(
     second: recovering.Recovering, refusal: str, tmp_path: Path
 ) -> None:

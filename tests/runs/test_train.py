@@ -251,7 +251,7 @@ async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path)
     )
     for process, first in (("", "`tpu_ops attach exp --recover` resumes the active run"), ("at work", follows)):
         at_work = recovery.lock(tmp_path, "exp") if process else contextlib.nullcontext()
-        with at_work, pytest.raises(UsageError, match="it has not ended") as wrong:
+        with at_work, pytest.raises(UsageError, match="the run has not ended") as wrong:
             await starting._check(fanout)
         assert wrong.value.fix == f"{first}, {others}"
 

@@ -172,7 +172,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
         raise HostError(what, where=texts.folded(closed), fix=fix)
     if failed:
         said = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
-        fix = f"let {run.user or 'you'} read {run.cwd}/.git there, or run as its owner with --user"
+        fix = f"check that {run.user or 'you'} can read {run.cwd}/.git there, or run as its owner with --user"
         raise HostError(f"git cannot tell the commit of {run.cwd}: {said}", where=failed[0].host, fix=fix)
     at = {host: result.stdout.decode(errors="replace").strip() for host, result in results.items()}
     if moved := [host for host, commit in at.items() if commit != run.code_digest]:
