@@ -21,7 +21,7 @@ TO_WRITE = "make this path writable and check that the disk has space (df), or s
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the absolute path of the state directory, which may not exist yet.
+    """Return the absolute path of the state directory, which need not exist.
 
     Raises:
         UsageError: The path begins with the home directory of an unknown user, or is not valid text.
@@ -115,7 +115,7 @@ def replace(path: Path, content: str | bytes, mode: int) -> None:
         mode: Permissions of the new file.
 
     Raises:
-        OSError: It cannot be written, or exists and is not a regular file; it is then unchanged.
+        OSError: The file cannot be written, or is not a regular file. Its content is then unchanged.
     """
     refuse_irregular(path)
     _replace(path, content.encode() if isinstance(content, str) else content, mode, None)
@@ -129,7 +129,7 @@ def rewrite(path: Path, content: bytes) -> None:
         content: The new content.
 
     Raises:
-        OSError: It cannot be written, or exists and is not a regular file; it is then unchanged.
+        OSError: The file cannot be written, or is not a regular file. Its content is then unchanged.
     """
     target = _without_links(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def refuse_irregular(path: Path) -> os.stat_result | None:
     """Return the status of a file, following symbolic links; None if it does not exist.
 
     Raises:
-        OSError: It is not a regular file but, for example, a device, a pipe or a directory, which must not be replaced.
+        OSError: The file is not regular but, for example, a device, a pipe or a directory, which must not be replaced.
     """
     try:
         info = path.stat()

@@ -304,10 +304,10 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
     }
     found = {fault.worker: fault.problem for fault in preflight.differences(probes)}
     assert set(found) == {"w1", "w2", "w3", "w4"}
-    assert found["w1"] == "its environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
+    assert found["w1"] == "the worker's environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
     assert preflight.differences(probes)[0].fix == "tpu_ops configure 'w[0-4]'"
-    assert found["w2"] == "its clock is +400 s off"
-    assert found["w3"] == "it is the same machine as w4"
+    assert found["w2"] == "the worker's clock is +400 s off"
+    assert found["w3"] == "the worker is the same machine as w4"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_every_package_that_differs_is_named_those_that_matter_most_first() -> N
     probes = {"w0": probe(venv=usual), "w1": probe(venv=usual), "w2": probe(venv=odd)}
     (fault,) = preflight.differences(probes)
     told = "jax 2 (others 1), chex 4 (others none), optax missing (others 3)"
-    assert fault.problem == f"its environment differs: {told}"
+    assert fault.problem == f"the worker's environment differs: {told}"
 
 
 async def test_clocks_that_were_read_minutes_apart_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ async def test_clocks_that_were_read_minutes_apart_agree(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: now))
     faults, _ = await preflight.examine(cast(Fanout, OneByOne()), pod())
-    assert [(fault.worker, fault.problem) for fault in faults] == [("pod-w3", "its clock is +90 s off")]
+    assert [(fault.worker, fault.problem) for fault in faults] == [("pod-w3", "the worker's clock is +90 s off")]
 
 
 def test_silence_counts_before_what_is_wrong() -> None:

@@ -292,9 +292,11 @@ def test_what_is_to_be_warned_of_is_said_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("tpu_ops.cli.train.configure.rehearse", lambda *_: None)
     assert main(["train", "pod", "--recover", "--force", "--dry-run", "--", "true"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert [words for line in said for words in ("proxy_jump pod-w7", "its clock is -1000 s off") if words in line] == [
+    assert [
+        words for line in said for words in ("proxy_jump pod-w7", "the worker's clock is -1000 s off") if words in line
+    ] == [
         "proxy_jump pod-w7",
-        "its clock is -1000 s off",
+        "the worker's clock is -1000 s off",
     ]
     assert len(said) == 2
     known = view.current(config.load())

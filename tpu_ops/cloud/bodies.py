@@ -1,4 +1,4 @@
-"""Requests that recreate a node or a queued resource: the fields that a client may set, as JSON.
+"""Requests that recreate a node or a queued resource: the fields that a client can set, as JSON.
 
 They include the values of a node's metadata, which may be secret and must not be shown.
 """
@@ -142,7 +142,7 @@ def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
     kept.
 
     Args:
-        name: Its resource name.
+        name: The resource name of the queued resource.
         body: See `Queued`.
         nodes: Resource name of each node of the queued resource -> the request that recreates the node.
     """
@@ -186,7 +186,7 @@ def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
 
 
 def delete_queued(tpu: Tpu, name: str, request_id: str) -> str:
-    """Begin to delete a queued resource and its nodes; return the operation's name."""
+    """Begin to delete a queued resource and all its nodes; return the operation's name."""
     request = {"name": name, "force": True, "request_id": request_id}
     return str(tpu.call("delete_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
 

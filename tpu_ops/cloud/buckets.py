@@ -69,7 +69,7 @@ def _content(client: Any, uri: str, limit: int, timeout: float) -> bytes:
         raise CloudError(
             f"the object is larger than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
         )
-    # Read the generation whose size was checked above: another client may have replaced the object since the check.
+    # Read the generation whose size was checked above: another client might have replaced the object since the check.
     return bytes(blob.download_as_bytes(if_generation_match=blob.generation, raw_download=True, **more))
 
 

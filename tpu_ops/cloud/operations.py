@@ -39,9 +39,9 @@ def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progr
     """Wait until an operation is done.
 
     Raises:
-        Failed: It ended with an error.
-        ApiError: The API did not return its state.
-        Late: It was not done in time.
+        Failed: The operation ended with an error.
+        ApiError: The API did not return the state of the operation.
+        Late: The operation was not done in time.
     """
     _until(
         lambda: is_done(tpu, operation, what=what),
@@ -55,8 +55,8 @@ def is_done(tpu: Tpu, operation: str, *, what: str) -> bool:
     """Return whether an operation is done.
 
     Raises:
-        Failed: It ended with an error.
-        ApiError: The API did not return its state.
+        Failed: The operation ended with an error.
+        ApiError: The API did not return the state of the operation.
     """
     answer = tpu.call("get_operation", {"name": operation}, what)
     if answer.done and answer.HasField("error"):

@@ -100,7 +100,7 @@ class Requests:
 
     @property
     def all(self) -> list[Request]:
-        """Return the requests that may still be billed."""
+        """Return the requests for nodes that are billed or might be."""
         with self._lock:
             return list(self._all.values())
 

@@ -57,7 +57,7 @@ class Made:
     """One node of a run, and the request that recreates it.
 
     Attributes:
-        name: Its resource name.
+        name: The node's resource name.
         node_id: The node's id in the API; a later node of the same name has another id.
         body: The request that recreates the node (`tpu_ops.cloud.bodies`); values of its metadata may be secret.
         queued: Resource name of the queued resource that created the node, or empty.
@@ -146,8 +146,8 @@ def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = la
     for source, found in queued.items():
         if others := sorted(name.rpartition("/")[2] for name in set(found.nodes) - mine):
             raise UsageError(
-                f"its nodes can only be recreated together, and it also created {', '.join(others)}, which the target "
-                "does not name",
+                "the nodes of this queued resource can only be recreated together, and it also created "
+                f"{', '.join(others)}, which the target does not name",
                 where=f"queued resource {source.rpartition('/')[2]}",
                 fix="name all of its nodes, or leave out --recover",
             )
@@ -221,7 +221,7 @@ def bring_back(
 
 
 def passes(exc: Exception) -> bool:
-    """Return whether an error of the API is temporary, so that the same request may succeed later."""
+    """Return whether an error of the API is temporary, so that the same request can succeed later."""
     return isinstance(exc, ApiError) and (exc.status in _LATER or operations.was_preempted(exc))
 
 
@@ -406,7 +406,7 @@ class _Queue:
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             self._delete(found)
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
-            self._tell("its nodes are coming back; waiting until they are READY")
+            self._tell("the nodes are coming back; waiting until all are READY")
             for name in (name for name, state in states.items() if state == "STOPPED"):
                 operation = self._requests.send(name, START, functools.partial(cloud.start_node, self._tpu, name))
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)

@@ -299,7 +299,7 @@ def _auth(options: Options, *, needed: bool) -> Auth:
         # Ignore unused credentials in variables: other programs might need them, or `auth_kind` overrides the file.
         if owner != kind.value and given.value and not (given.from_environment or kind.from_environment):
             raise UsageError(
-                f"this is set, but auth_kind is {kind.value}", where=given.where, fix=f"set auth_kind: {owner}"
+                f"this key is set, but auth_kind is {kind.value}", where=given.where, fix=f"set auth_kind: {owner}"
             )
     return Auth(kind.value, _path(file, options) if file.value else None, contents.value, token.value)
 
@@ -321,7 +321,7 @@ def _service_account(options: Options) -> tuple[Value, Value]:
 
 
 def _service_account_contents(options: Options) -> Value:
-    """Return the key of a service account as JSON text; the file may contain it as a mapping."""
+    """Return the key of a service account as JSON text; in the fleet's file, it can be a mapping."""
     key, variable = "service_account_contents", "GCP_SERVICE_ACCOUNT_CONTENTS"
     data = options.data.get(key)
     if not isinstance(data, dict) or options.environ.get(variable):

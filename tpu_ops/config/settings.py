@@ -1,4 +1,4 @@
-"""The settings of a fleet, and the keys that its file may contain."""
+"""The settings of a fleet, and the keys that the fleet's file can contain."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase

@@ -170,7 +170,7 @@ def other_environment(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:
         parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
     difference = texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
-    return f"its environment differs: {difference}"
+    return f"the worker's environment differs: {difference}"
 
 
 def name_taken(run_id: str, *, resumes: bool = False) -> str:

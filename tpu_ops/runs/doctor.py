@@ -105,7 +105,7 @@ def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
     for host, probe in probes.items():
         fix = preflight.configure(host)
         if probe["program"] != usual:
-            problem = f"its launcher is {probe['program']}, but that of most workers is {usual}"
+            problem = f"the worker's launcher is {probe['program']}, that of most workers is {usual}"
             found.append(Fault(host, problem, fix, check="launcher"))
         # Lockfiles that `unlock` does not remove are left out: the worker's probe reports them, with their fix.
         strange = {one["path"] for one in probe.get("in_the_way", ())}
@@ -115,6 +115,6 @@ def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
             found.append(Fault(host, problem, f"tpu_ops unlock {host}", check="lockfile"))
         for entry in probe["preloads"]:
             if "tcmalloc" in entry["line"]:
-                problem = f"{entry['file']} sets it: {entry['line']}"
+                problem = f"{entry['file']} loads TCMalloc: {entry['line']}"
                 found.append(Fault(host, problem, f"{fix} (role tcmalloc)", check="preload"))
     return found

@@ -54,7 +54,7 @@ async def logs(
 
 
 def copies(paths: Mapping[int, Path], folder: Path) -> None:
-    """Copy this machine's copies of logs to ``rank-N.log.part``: the logs may be incomplete.
+    """Copy this machine's copies of logs to ``rank-N.log.part``. The name says that a copy might be incomplete.
 
     Args:
         paths: The copy of each rank.

@@ -66,7 +66,7 @@ class Follower:
     Args:
         fanout: Reaches the workers.
         run_id: The run.
-        hosts: Its workers, by rank.
+        hosts: The workers of the run, by rank.
         shown: Ranks whose lines are printed.
         line: Called with the ranks that printed a line, and its text. Equal lines of several ranks are folded into one
             call. A byte that is not UTF-8 is a lone surrogate in the text.

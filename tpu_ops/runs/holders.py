@@ -85,7 +85,7 @@ def held_after(outcome: Outcome) -> list[Holder]:
 
 
 def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
-    """Return the holders of a worker's chips, given its answer; the worker's run counts even without such a process."""
+    """Return the holders in a worker's answer, including the worker's run even if it has no process with a chip."""
     found = [_holder(host, entry) for entry in answer.get("holders") or ()]
     run = answer.get("holder")
     if run is None:

@@ -28,8 +28,8 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
     Args:
         fleet: The fleet as it was known before the workers were asked.
         run_id: The run.
-        hosts: Its workers, by rank.
-        outcomes: The outcomes of its ranks.
+        hosts: The workers of the run, by rank.
+        outcomes: The outcomes of the ranks of the run.
     """
     from tpu_ops.runs import recovery  # only needed here
 

@@ -56,7 +56,7 @@ def entries(source: Path) -> tuple[str, ...]:
     """Return the paths below a directory that are copied to the workers; directories end with a slash.
 
     Raises:
-        UsageError: It cannot be listed.
+        UsageError: The directory cannot be listed.
         OpsError: Neither git nor rsync is installed.
     """
     if not shutil.which("git"):
@@ -69,7 +69,7 @@ def everything(source: Path) -> tuple[str, ...]:
     """Return all paths below a directory, in the form of `entries`.
 
     Raises:
-        UsageError: It cannot be listed.
+        UsageError: The directory cannot be listed.
     """
     return tuple(sorted(_all_below(str(source), "")))
 

@@ -20,7 +20,7 @@ def without_nodes(
     Args:
         fleet: The fleet as it was known before the workers were asked.
         run_id: The run.
-        outcomes: The outcomes of its ranks.
+        outcomes: The outcomes of the ranks of the run.
         begun: When the workers were asked, in seconds since 1970. A snapshot of the nodes that is older is not used.
     """
     now = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None

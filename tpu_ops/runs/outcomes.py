@@ -42,7 +42,7 @@ class Outcome:
 
     Attributes:
         rank: The rank.
-        host: Its worker.
+        host: The worker of the rank.
         state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``starting``; ``running`` if nobody waited
             for its end; ``unreachable`` if contact was lost; ``unknown`` if the worker cannot tell; ``gone`` if nothing
             of the run is left: the worker has no record or a later attempt, or its node was taken away.
@@ -169,7 +169,7 @@ class Raised:
 
     Attributes:
         rank: The rank.
-        host: Its worker.
+        host: The worker of the rank.
         before: Seconds between the traceback and the first failure.
         error: The line that names the exception.
         text: The traceback.

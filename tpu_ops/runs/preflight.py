@@ -133,7 +133,7 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     starts.
     """
     if probe["protocol"] != wire.PROTOCOL:
-        problem = f"its launcher has protocol version {probe['protocol']}, this machine {wire.PROTOCOL}"
+        problem = f"the launcher has protocol version {probe['protocol']}, this machine {wire.PROTOCOL}"
         newer = probe["protocol"] > wire.PROTOCOL
         return [Fault(worker.host, problem, UPDATE if newer else configure(worker.host))]
     found = [
@@ -147,7 +147,7 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     ]
     if not probe["boot_id"]:
         fix = "look at /proc/sys/kernel/random/boot_id there"
-        found.append(Fault(worker.host, "it does not report its boot id", fix, check="identity"))
+        found.append(Fault(worker.host, "the worker does not report its boot id", fix, check="identity"))
     return found
 
 
@@ -178,10 +178,10 @@ def differences(
             found.append(Fault(host, advice.other_environment(venv, example), fix, check="same"))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = [name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"]]
-            what = f"it is the same machine as {texts.folded(same)}"
+            what = f"the worker is the same machine as {texts.folded(same)}"
             found.append(Fault(host, what, "tpu_ops refresh", check="identity"))
         if abs(off := clocks[host] - middle) > CLOCK_LIMIT:
-            found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host), check="clock"))
+            found.append(Fault(host, f"the worker's clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
 
 

@@ -148,7 +148,7 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool = False) -> AsyncIterator[Turn]:
-    """During the block, exclude other commands that copy such a directory to the workers or start a run with it.
+    """During the block, no other command can copy this directory to the workers or start a run with it.
 
     Args:
         fanout: Reaches the workers.
