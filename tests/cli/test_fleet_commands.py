@@ -183,7 +183,12 @@ def faulty(fleet):
         ("GetNode", ["lost (INTERNAL)", "nothing was created", "same command again"]),
         (
             "CreateNode",
-            ["lost (INTERNAL)", "no node of this name, but it may still appear", "`tpu_ops list`", "same command"],
+            [
+                "lost (INTERNAL)",
+                "no node of this name, but the node may still appear",
+                "`tpu_ops list`",
+                "same command",
+            ],
         ),
         ("GetOperation", ["the API is creating the node", "same command again to wait", "`tpu_ops delete pod"]),
         ("ListNodes", ["the node is READY", "same command again"]),
@@ -276,7 +281,7 @@ def test_requested_labels_missing_on_an_existing_node_are_named(fleet, tpu_ops, 
     fleet.create("pod", "v4-16", labels={"team": "audio", "other": "x", "same": "s"})
     code, _, err = tpu_ops("create", *POD, "--label", "team=vision", "--label", "same=s", "--label", "new=n", *more)
     lacking = "team=vision (it has team=audio), new=n"
-    assert (code, err.count(f"warning: the node was there before, without {lacking}, and stays as it is\n")) == (0, 1)
+    assert (code, err.count(f"warning: the node existed before, without {lacking}, and is not changed\n")) == (0, 1)
     assert "warning" not in tpu_ops("create", *POD, "--label", "same=s", *more)[2]
 
 

@@ -1,4 +1,4 @@
-"""Credentials for the Cloud TPU API: three kinds, under the names that the google.cloud collection uses."""
+"""Credentials for the Cloud TPU API. Their three kinds have the same names as in Ansible's google.cloud collection."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_ops.errors import CloudError
 
-#: Values of `Auth.kind`; the first is the default.
+#: Values of `Auth.kind`; the first value is the default.
 KINDS = ("application", "serviceaccount", "accesstoken")
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -116,5 +116,5 @@ def _service_account(auth: Auth) -> Any:
         raise CloudError(
             "this is not a key of a service account",
             where=where,
-            fix="create one: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
+            fix="create a key: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
         ) from None

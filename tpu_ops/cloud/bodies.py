@@ -1,6 +1,6 @@
 """Requests that recreate a node or a queued resource: the fields that a client can set, as JSON.
 
-They include the values of a node's metadata, which may be secret and must not be shown.
+The requests include the values of a node's metadata, which may be secret and must not be shown.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Queued:
     Attributes:
         state: Name of QueuedResourceState.State.
         error: Why the queued resource has failed, or empty.
-        status: Name of that error's status code, or empty.
-        body: The request that recreates it.
-        nodes: Resource names of its nodes.
+        status: Name of the status code of this error, or empty.
+        body: The request that recreates the queued resource.
+        nodes: Resource names of the nodes of the queued resource.
         created: Creation time as the API writes it, or empty. A later queued resource of the same name has another
             time.
         lacks: Whether the API returned fields that the installed client library does not know, so that a recreated
@@ -82,13 +82,13 @@ def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
     """
     node = raw(tpu.call("get_node", {"name": name}, node_in_words(name)))
     short = str(node.queued_resource).rpartition("/")[2]
-    # The node's own field contains the project's number, but requests use the project's id.
+    # The full name in `node.queued_resource` contains the project's number, but requests use the project's id.
     source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
     return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
 
 
 def create(tpu: Tpu, name: str, body: Json) -> str:
-    """Begin to create a node of a resource name; return the operation's name.
+    """Begin to create the node with a resource name; return the operation's name.
 
     Raises:
         ApiError: The API refused; ALREADY_EXISTS if another client was faster.

@@ -80,7 +80,7 @@ def write(uri: str, content: bytes, auth: Auth, *, content_type: str, timeout: f
         uri: ``gs://BUCKET/OBJECT``.
         content: The new content.
         auth: The credentials.
-        content_type: Its media type, as in ``application/json``.
+        content_type: The media type of the content, as in ``application/json``.
         timeout: Seconds for the request, including retries.
 
     Raises:
@@ -117,7 +117,7 @@ def _retry(timeout: float) -> Any:
 
 @contextmanager
 def _requests(uri: str, done: str) -> Iterator[None]:
-    """Convert errors of Cloud Storage to CloudError."""
+    """Convert errors of Cloud Storage in the block to CloudError."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError
     from google.resumable_media import DataCorruption, InvalidResponse

@@ -193,11 +193,12 @@ class Tpu:
             method: Name of a method of TpuClient's transport-level interface, for example ``get_node``.
             request: The request of the method as a dictionary.
             where: Subject of the request, for an error.
-            repeat: Whether the call may be sent again after a failure: False if a second call would have another
+            repeat: Whether the call can be sent again after a failure: False if a second call would have another
                 effect, or if RESOURCE_EXHAUSTED means a quota and not too many requests.
 
         Raises:
-            ApiError: With the API's status, or DEADLINE_EXCEEDED if no time is left for the call.
+            ApiError: The API refused or did not answer. The status is DEADLINE_EXCEEDED if no time was left for the
+                call.
             Abandoned: Another thread closed the client during the call, as `concurrently` does on an interrupt.
         """
         if time.monotonic() > self.until:

@@ -17,7 +17,7 @@ ID = re.compile(r"[0-9]{1,20}")
 #: The name or number of an enum's value.
 WORD = re.compile(r"[A-Z0-9_]{1,64}")
 
-#: The name of a Compute Engine instance, without the domain that may follow it.
+#: The name of a Compute Engine instance, without a domain.
 INSTANCE = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 #: Maximum number of characters in a single-line text, and in any other text.

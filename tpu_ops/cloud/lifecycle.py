@@ -1,4 +1,4 @@
-"""Creates and deletes nodes, so that the same command again continues where an interrupted one ended."""
+"""Creates and deletes nodes. If a command is interrupted, the same command continues from the current state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
 #: States of a node that no longer exists, or that will soon be deleted.
 _GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
 
-#: Statuses after which it is unknown whether the API has accepted a request.
+#: Status codes after which it is unknown whether the API has accepted a request.
 UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
 _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
@@ -35,7 +35,7 @@ _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
 
 @dataclass(frozen=True)
 class Wish:
-    """The requested node."""
+    """The properties of the node that a user requests."""
 
     name: str
     project: str
@@ -65,7 +65,7 @@ def check_name(name: str) -> str:
     """Return a node's name after checking it.
 
     Raises:
-        UsageError: The API would reject it.
+        UsageError: The API would reject the name.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -95,7 +95,7 @@ def find(tpu: Tpu, wish: Wish) -> Node | None:
     """Return the existing node of the requested name; None if there is no such node.
 
     Raises:
-        CloudError: The API refused; if the zone does not exist, the error lists the existing ones.
+        CloudError: The API refused; if the zone does not exist, the error lists the existing zones.
     """
     try:
         return cloud.get_node(tpu, wish.full_name)
@@ -197,7 +197,7 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
         what = "the node may exist" if unclear else "a node of this name exists"
         raise _lost(exc, what, _creation(wish) if unclear else _AGAIN) from exc
     if existing is None and unclear:
-        what = "a moment later there was no node of this name, but it may still appear"
+        what = "a moment later there was no node of this name, but the node may still appear"
         raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether the node exists") from failure
     if existing is None:
         raise failure
@@ -245,7 +245,7 @@ def _begun(known: str, then: str) -> Iterator[None]:
 
 
 def must_match(wish: Wish, node: Node) -> None:
-    """Check that the existing node is the requested one; different labels are only logged.
+    """Check that the existing node has the requested properties; different labels only cause a warning.
 
     Raises:
         CloudError: The existing node has another type or runtime version, or only one of the two is preemptible.
@@ -261,7 +261,7 @@ def must_match(wish: Wish, node: Node) -> None:
         raise CloudError(
             f"a node of this name exists {others[0]}",
             where=wish.where,
-            fix=f"take another name, or delete it first: {node_deletion(wish.name, wish.zone)}",
+            fix=f"use another name, or delete the node first: {node_deletion(wish.name, wish.zone)}",
         )
     has = node.labels
     lacking = [
@@ -270,7 +270,7 @@ def must_match(wish: Wish, node: Node) -> None:
         if has.get(key) != value
     ]
     if lacking:
-        _log.warning("the node was there before, without %s, and stays as it is", texts.some(lacking))
+        _log.warning("the node existed before, without %s, and is not changed", texts.some(lacking))
 
 
 def _must_be_ready(wish: Wish, node: Node | None) -> None:

@@ -1,4 +1,4 @@
-"""A node and its workers as plain data: the form of the fleet in all packages.
+"""A node and its workers as plain data. All packages use this form of the fleet.
 
 `tpu_ops.cloud` converts API objects to this form; no other package sees a protobuf. `Node.to_json` converts it to JSON
 types for snapshots and inventory caches.
@@ -42,7 +42,7 @@ class Node(NamedTuple):
         symptoms: One ``{"worker_id", "type", "details", "create_time"}`` per symptom.
         queued_resource: Short name of the queued resource that created the node, or empty.
         multislice: Whether the node is one of several slices that a queued resource created together.
-        preemptible: Whether the node may be preempted (preemptible or spot).
+        preemptible: Whether the node can be preempted (preemptible or spot).
         data_disks: One ``{"source", "mode"}`` per data disk.
         service_account: E-mail of the service account, or empty.
         create_time: RFC 3339, UTC.
@@ -221,7 +221,7 @@ def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
 
     The label is the node's name if it is unique. Nodes that share a name become ``<name>.<zone>``, and
     ``<name>.<zone>.<project>`` if nodes still share that. A dot replaces the colon of a project such as
-    ``example.com:p``, since neither patterns of Ansible nor paths of rsync may contain a colon.
+    ``example.com:p``, since neither patterns of Ansible nor paths of rsync can contain a colon.
     """
     nodes = list(nodes)
     by_name = Counter(node.name for node in nodes)
@@ -249,7 +249,7 @@ def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -
 
     Args:
         nodes: All listed nodes, or some of them.
-        labels: `node_labels` of all listed nodes; may be omitted if ``nodes`` are all of them.
+        labels: `node_labels` of all listed nodes; can be omitted if ``nodes`` are all listed nodes.
     """
     nodes = list(nodes)
     labels = node_labels(nodes) if labels is None else labels

@@ -94,7 +94,7 @@ def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: 
     path = "" if instance_names else "hostkeys/"
     answers = _guest_attributes(tpu, name, path, [""])
     if len(answers) != worker_count:
-        # The guest attributes in an answer do not name their worker. So an answer is usable only if it has one entry
+        # An answer does not say which guest attributes belong to which worker. So it is usable only if it has one entry
         # for each requested worker.
         each = (_guest_attributes(tpu, name, path, [str(index)]) for index in range(worker_count))
         answers = [found[0] if len(found) == 1 else GuestAttributes({}) for found in each]

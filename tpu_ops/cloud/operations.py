@@ -10,8 +10,8 @@ from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node
 from tpu_ops.errors import CloudError
 
-#: Seconds until the first check of an operation, which is early since some operations take no time; and the longest
-#: pause between two checks.
+#: Seconds between the first two checks of an operation, which is short since some operations take no time; and the
+#: longest pause between two checks.
 FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
 
 #: Part of the INVALID_ARGUMENT error of an operation that creates a node, if the node was preempted while it was being
@@ -75,7 +75,7 @@ def wait_for_state(
     progress: Progress,
     began: float | None = None,
 ) -> Node | None:
-    """Wait until a node has left certain states; return it, or None if it no longer exists.
+    """Wait until a node has left certain states; return the node, or None if it no longer exists.
 
     Args:
         tpu: The client.

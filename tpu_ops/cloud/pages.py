@@ -21,7 +21,7 @@ def pages(
         ask: Requests one page, given its token; the token of the first page is empty.
         where: Subject of errors: what is listed.
         timeout: Seconds for one call.
-        clock: Monotonic time in seconds.
+        clock: Returns the monotonic time in seconds.
 
     Raises:
         ApiError: A page's token occurs twice, or the list has not ended in time.

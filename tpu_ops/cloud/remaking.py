@@ -237,8 +237,10 @@ def _seen(tpu: Tpu, name: str) -> Seen:
 
 def _left_alone(where: str, state: str) -> CloudError:
     """Return the error for a node or queued resource in a state in which a recovery does not delete it."""
-    fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
-    return CloudError(f"recovery does not change it in its state: {state}", where=where, fix=fix)
+    fix = "delete or repair it by hand; then `tpu_ops attach RUN --recover` resumes the run"
+    return CloudError(
+        f"recovery does not change a node or queued resource in this state: {state}", where=where, fix=fix
+    )
 
 
 def _late(exc: operations.Late, where: str) -> CloudError:
@@ -401,7 +403,7 @@ class _Queue:
             serving = [name for name, state in states.items() if state in SERVING_STATES]
             if serving and (use := self._used(serving)):
                 what = f"recovery would delete all of its nodes, and {use}"
-                fix = "wait until that run has ended, or stop it; then `tpu_ops attach RUN --recover` resumes this one"
+                fix = "wait until that run has ended, or stop it; then `tpu_ops attach RUN --recover` resumes this run"
                 raise CloudError(what, where=self._where, fix=fix)
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             self._delete(found)

@@ -38,7 +38,7 @@ def _names(tpu: Tpu, method: str, project: str, zone: str, read: Callable[[Any],
 
 
 def pages_of(tpu: Tpu, method: str, project: str, zone: str) -> Iterator[Any]:
-    """Return the raw pages of a list for a zone, or for all zones."""
+    """Return the pages of a list for a zone, or for all zones, as raw protobuf messages."""
     where, request = (
         zones_in_words(project, zone),
         {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE},

@@ -49,7 +49,7 @@ def _check_mapping(options: Options, key: str, found: Any) -> None:
 def _check_keyed(entry: Any, where: str) -> None:
     if not isinstance(entry, Mapping):
         what = f"expected a mapping, found {shown(entry)} ({type(entry).__name__})"
-        raise UsageError(what, where=where, fix="write it as in {key: tpu_zone, prefix: place}")
+        raise UsageError(what, where=where, fix="write a mapping, as in {key: tpu_zone, prefix: place}")
     for word, value in entry.items():
         if word not in _KEYED:
             what = f"unknown key {shown(word)}{did_you_mean(str(word), _KEYED)}"

@@ -116,7 +116,7 @@ def _others(folder: Path) -> str:
 
 
 def nearest_file(start: Path) -> Path | None:
-    """Return the file of the nearest parent directory that is a fleet directory, or None.
+    """Return the fleet's file in the nearest parent directory that is a fleet directory; None if there is none.
 
     Raises:
         UsageError: The path of the start directory is not valid text.

@@ -73,8 +73,8 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     _check_keys(data, file)
     options = Options(evaluated(data, OWN_KEYS, file), file, environ)
     for key in PLUGIN_FLAGS:
-        # Ansible would read any word that is not a boolean as false, so this is an error here. Ansible evaluates
-        # templates.
+        # Ansible would read any word that is not a boolean as false, so such a word is an error here. Templates are not
+        # checked: Ansible evaluates them.
         if not is_template(data.get(key)):
             options.flag(key, default=False)
     composed.check(options)

@@ -1,4 +1,4 @@
-"""Decide how the recovery of a run continues: functions from events to actions, without clock, sockets and files.
+"""Decides how the recovery of a run continues: functions from events to actions, without clock, sockets and files.
 
 The rules are described for users in docs/runs-reference.md ("Recovery").
 """
@@ -62,7 +62,7 @@ class State:
             ends.
         begins: Whether this process has stored the recovery state in order to start the first attempt.
         followed: Whether this process has followed an attempt.
-        made: Whether nodes were recreated since this process began.
+        made: Whether nodes of the run were recreated since this process began.
         ready: The nodes that the next attempt will use; set from the moment when they are READY until the attempt is
             followed.
         refusals: Number of refused tries in a row.
@@ -117,7 +117,7 @@ def _is_changing(checks: Iterable[str]) -> bool:
 
 
 def may_pass(exc: OpsError) -> bool:
-    """Return whether a few retries are useful. The fault is on a worker: it might disappear by itself, or might not."""
+    """Return whether a few retries are useful: the fault is on a worker, and might disappear by itself."""
     return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
 
 

@@ -71,7 +71,7 @@ class Driver:
         state: The state of the recovery.
         on: The fanout and run of the followed attempt; None if none is followed.
         outcomes: The outcomes of the last attempt; None while the attempt is followed, or if this process stopped
-            following it.
+            following the attempt.
         lost: The lost nodes of the last attempt, each with a description of its loss.
         first: The workers of the first attempt, if this process starts it.
         requests: Requests to the API for nodes that no attempt uses yet.
@@ -289,7 +289,7 @@ class Driver:
         """Follow the attempt that is recorded on this machine, if a worker knows this attempt."""
         known = records.read(self._state_dir, self.kept.run_id)
         if known is None:
-            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists the runs that it knows"
+            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists the runs that this machine knows"
             raise UsageError("this machine has no record of this run", where=where, fix=fix)
         fleet = self._services.fleet()
         one = self.attempt(self._services.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
@@ -383,7 +383,9 @@ class Driver:
         if missing := [name for name in names if name not in listed]:
             what = "the fleet does not list these nodes of the run"
             raise UsageError(
-                what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
+                what,
+                where=", ".join(missing),
+                fix="check filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`",
             )
         if later := asyncio.run(control.newest_attempt(self._services.fanout(fleet), self._run_on(workers))):
             self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)

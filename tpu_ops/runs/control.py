@@ -211,7 +211,7 @@ def holder_of(reply: Reply) -> Mapping[str, Any] | None:
 
 
 def held(fleet: Fleet, reply: Reply) -> RunRef:
-    """Return the run that holds a worker, from the worker's answer."""
+    """Return the run that holds a worker, with its workers, given an answer of the worker that names this run."""
     run_id = reply.value["holder"]["run_id"]
     known = records.read(fleet.settings.state_dir, run_id)
     if known and reply.host in (hosts := records.hosts_now(known, fleet.workers)):

@@ -57,7 +57,7 @@ async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -
     Args:
         fanout: Reaches the workers.
         workers: The workers.
-        target: The target that names them; empty means the whole fleet.
+        target: The target that names the workers; empty means the whole fleet.
     """
     serving = [worker for worker in workers if worker.node.state in SERVING_STATES]
     groups = _compared(serving, target)

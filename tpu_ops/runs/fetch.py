@@ -1,4 +1,4 @@
-"""Copy the logs of a run to this machine, byte for byte, as far as the workers still have them."""
+"""Copies the logs of a run to this machine, byte for byte, as far as the workers still have the logs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def logs(
         fanout: Reaches the workers.
         run: The run.
         directory: Created if it does not exist.
-        taken: Whether a worker's node was taken away; see `Follower`.
+        taken: Returns whether a worker's node was taken away; see `Follower`.
         live: Whether to follow the logs until the run has ended.
     """
     folder = directory / run.run_id

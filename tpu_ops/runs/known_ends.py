@@ -31,7 +31,7 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
         hosts: The workers of the run, by rank.
         outcomes: The outcomes of the ranks of the run.
     """
-    from tpu_ops.runs import recovery  # only needed here
+    from tpu_ops.runs import recovery  # imported here, since only this function needs it
 
     outcomes = of_starting(of_refused(outcomes))
     known = records.read(fleet.settings.state_dir, run_id)

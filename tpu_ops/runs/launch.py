@@ -99,7 +99,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
 
 
 def _leaders(workers: Sequence[Worker]) -> list[int]:
-    """Return the leaders in the order in which they are asked: the ranks on worker 0 of a slice, which lock it.
+    """Return the leaders in the order of requests. A leader is the rank on worker 0 of a slice, and locks the slice.
 
     Every start asks in the order of the ranks, which is that of node ids. So of two starts with common slices, the
     start that gets the first common slice gets all of them, and succeeds. If every slice is a single worker, the last

@@ -51,7 +51,7 @@ class Outcome:
         intent: Why the worker ended the rank: ``stop``, ``failed``, ``shutdown``; empty if it ended by itself.
         tail: The last lines of the rank's log.
         record: The worker's record of the rank, or None.
-        stop_requested_by: The user who requested a stop of the run, whatever ended the rank.
+        stop_requested_by: The user who requested a stop of the run, even if the rank ended for another reason.
         bare: Whether the worker has no launcher, and therefore no records.
         remembered: This machine's record of the run if the worker has none: ``attempt``, ``person``, ``started_by``,
             ``argv``, ``since``, ``ended``, as in `cli.runs_output.summary`. The state is then that of the whole run, as

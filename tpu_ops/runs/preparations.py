@@ -28,7 +28,7 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
     """
     if not hosts:
         return {}
-    from tpu_ops.runs import recovery  # rarely needed: usually all workers have a launcher and answer
+    from tpu_ops.runs import recovery  # imported here because it is rarely needed: usually all workers answer
 
     found: dict[str, Work] = {}
     for run_id in records.names(state_dir):

@@ -47,11 +47,11 @@ class RunRecord:
         node_ids: The API's ids of these nodes.
         hosts: Names that the run's workers had at the start, by rank.
         argv: The command.
-        since: When it was started, in seconds since 1970.
+        since: When the run was started, in seconds since 1970.
         attempt: The attempt; 1 for the first start.
         ended: The state in which it was seen to end: ``succeeded``, ``failed``, ``stopped`` or ``refused``; else empty.
         full_names: Resource names of the run's nodes, by slice; empty in records of older versions.
-        ended_at: When it ended, in seconds since 1970; 0 if unknown, or in records of older versions.
+        ended_at: When the run ended, in seconds since 1970; 0 if unknown, or in records of older versions.
         person: The owner of the run; empty if the workers did not report it at the end.
         started_by: The user who started the run, if not the owner; empty if the workers did not report it at the end.
     """
@@ -137,7 +137,7 @@ def close(state_dir: Path, run_id: str, state: str, otherwise: str = "", outcome
         run_id: The run.
         state: The state of the run as it was seen.
         otherwise: The state to record if `state` is not an end, for example because a worker does not know the run.
-        outcomes: The outcomes of its ranks, whose records contain the owner and the time.
+        outcomes: The outcomes of the run's ranks; the records in them contain the owner and the time of the end.
     """
     known, state = read(state_dir, run_id), state if state in ENDED else otherwise
     if known and state in ENDED:

@@ -199,7 +199,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
             f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it will "
             "not be overwritten",
             where=texts.folded(list(taken)),
-            fix=f"move it away on the workers, or name it in {tree.name}/.gitignore",
+            fix=f"move the file away on the workers, or name it in {tree.name}/.gitignore",
         )
     return seen
 

@@ -1,4 +1,4 @@
-"""Program on a worker that compares a directory with a tree, and removes files that an earlier sync put there.
+"""Program that compares a directory on a worker with a tree, and removes files that an earlier sync put there.
 
 The source of this module and of `protocol/marks.py` is sent to the workers, where the system's Python (3.8 on the
 oldest images) executes it as the user. File names are bytes; in JSON, each byte is one character.
