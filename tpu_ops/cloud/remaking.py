@@ -237,7 +237,7 @@ def _seen(tpu: Tpu, name: str) -> Seen:
 
 def _left_alone(where: str, state: str) -> CloudError:
     """Return the error for a node or queued resource in a state in which a recovery does not delete it."""
-    fix = "delete or repair it by hand; then `tpu_ops attach RUN --recover` resumes the run"
+    fix = "delete this resource or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
     return CloudError(
         f"recovery does not change a node or queued resource in this state: {state}", where=where, fix=fix
     )
