@@ -609,7 +609,7 @@ def test_a_node_without_published_host_keys_is_refused_with_the_fix(fleet, tpu_o
     assert "no host key is known" in told
     assert "node pod publishes no host key: `tpu_ops refresh --trust-first pod`" in told
     assert "port 22" not in told
-    assert "its address or state" not in told
+    assert "address or state of its node" not in told
 
 
 def test_a_refused_login_names_the_settings_that_decide_it(fleet, tpu_ops, ssh, monkeypatch):

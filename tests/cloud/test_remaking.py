@@ -118,7 +118,7 @@ def test_a_node_in_a_state_that_says_nothing_is_left_alone(tpu, lab_api, monkeyp
     plan = remaking.remember(tpu, [name()])
     found = plan.nodes[0].node_id if node_id == "same" else node_id
     monkeypatch.setattr(remaking, "_seen", lambda *_: remaking.Seen(state, found))
-    with pytest.raises(CloudError, match=f"leaves it alone: it is {state}"):
+    with pytest.raises(CloudError, match=f"does not change a node or queued resource in this state: {state}"):
         back(tpu, plan)
     assert lab_api.node("pod")["state"] == "READY"
 

@@ -62,7 +62,7 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"zoness": []}, ["'zoness'", "'zones'"]),
         ({"colour": "blue"}, ["'colour'", "ansible-doc"]),
         ({7: "x"}, ["7"]),
-        ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials are not set"]),
+        ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials of this kind are not set"]),
         ({"projects": {"lab": 1}}, ["'projects'", "a list of strings", "dict"]),
         ({"projects": [7]}, ["'projects'", "a list of strings"]),
         ({"projects": ["lab\n"]}, ["'projects'", "project id"]),

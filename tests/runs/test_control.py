@@ -165,7 +165,7 @@ async def test_if_workers_do_not_know_the_run_the_last_local_one_is_named(
     monkeypatch.setattr("tpu_ops.cli.status.contact.fanout", lambda _: fanout)
     _, _, problem = await status._ask(fleet(tmp_path), "pod")
     assert problem
-    assert problem.fix.endswith("`tpu_ops list` shows their node's state")
+    assert problem.fix.endswith("`tpu_ops list` shows the state of their nodes")
     records.write(tmp_path, records.started_on("r1", pod(2), ("true",)))
     _, _, problem = await status._ask(fleet(tmp_path), "pod")
     assert problem

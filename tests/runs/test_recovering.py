@@ -976,8 +976,8 @@ def test_fields_that_a_recreated_node_may_lack_are_named_once(second: recovering
     services.lacking = ["queued resource q", "node b"]
     asyncio.run(second.driver.begin(pod(2), None))
     assert capsys.readouterr().err == (
-        "warning: queued resource q, node b: the API has fields that this version of tpu_ops does not know; what is "
-        "recreated may lack them\n"
+        "warning: queued resource q, node b: some fields are unknown to this version of tpu_ops "
+        "and may be missing after a recreation\n"
     )
 
 
