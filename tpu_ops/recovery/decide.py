@@ -258,7 +258,7 @@ def _back(state: State, event: Back) -> Decision:
     if _gives_up(actions):
         return state, actions
     fresh = bool(remaking.fresh(plan, seen))
-    # The plan has the new nodes' ids from now on, so that a later loss of these nodes counts as another preemption.
+    # `ready` has the current ids of the nodes, so that a later loss of these nodes counts as another preemption.
     ready = plan.now(seen, [made.name for made in plan.nodes])
     state = replace(state, made=state.made or fresh, ready=ready)
     early = state.kept.early and not fresh

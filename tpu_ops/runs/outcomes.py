@@ -20,7 +20,7 @@ TRACEBACK_SPAN = 600.0
 #: Minimum age in seconds of a traceback that is reported with the first failure: the workers' clocks can differ by this
 #: much.
 CLOCKS_AGREE = 1.0
-#: The same minimum for a traceback of the failed rank itself. If it is younger, the last lines of the rank show it
+#: Minimum age in seconds of a traceback of the failed rank itself. The last lines of the rank show a younger one
 #: anyway.
 STOOD_STILL = 5.0
 #: Reason of a rank whose worker has no record of the run.
