@@ -1,4 +1,4 @@
-"""The table of exit codes, the errors that carry them, and the display of external text in an error.
+"""Exit codes of commands, the exceptions that determine them, and the conversion of external text to printable text.
 
 Every error for the user says what failed, where, and how to fix it. The command line prints these three parts and ends
 with the error's exit code; nothing else decides an exit code.
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 class OpsError(Exception):
-    """An error that a user can act on. External text in it becomes printable.
+    """An error that a user can act on. Characters of its texts that cannot be printed are replaced.
 
     Args:
         what: What failed, one sentence without a full stop.
@@ -47,7 +47,7 @@ class OpsError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what, self.where, self.fix = printable(what), printable(where), printable(fix)
-        #: Further values for --json.
+        #: Further values that --json prints beside the error.
         self.facts: Mapping[str, Any] = {}
 
     def to_json(self) -> dict[str, Any]:

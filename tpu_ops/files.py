@@ -1,4 +1,4 @@
-"""Files of this machine: the state directory, atomic replacement, and locks."""
+"""The state directory on this machine, atomic replacement of files, and lock files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tpu_ops.errors import OpsError, UsageError
 #: Seconds between two attempts to lock a file: the kernel does not report the release of a lock to other processes.
 LOCK_POLL = 0.05
 
-#: Fix for a path below `state_root` that cannot be written.
-TO_WRITE = "make it writable and check that the disk has space (df), or set TPU_OPS_STATE to another directory"
+#: Fix for an error: a path below `state_root` cannot be written.
+TO_WRITE = "make this path writable and check that the disk has space (df), or set TPU_OPS_STATE to another directory"
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the absolute path of the state directory, which may not exist yet.
+    """Return the absolute path of the state directory, which need not exist.
 
     Raises:
-        UsageError: It begins with the home directory of an unknown user, or is not valid text.
+        UsageError: The path begins with the home directory of an unknown user, or is not valid text.
     """
     if explicit := environ.get("TPU_OPS_STATE", ""):
         return expanded(explicit, "TPU_OPS_STATE").absolute()
@@ -34,10 +34,10 @@ def state_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def room(exc: OSError, path: Path) -> str:
-    """Return the free space of a full disk, in words that follow the reason; empty if the disk is not full.
+    """Return the free space of a full disk, as words that follow a failure's reason; empty if the disk is not full.
 
     Args:
-        exc: The failure.
+        exc: The failed write.
         path: The file or directory, which need not exist.
     """
     if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -52,7 +52,7 @@ def room(exc: OSError, path: Path) -> str:
 
 
 def expanded(text: str, where: str) -> Path:
-    """Return a path as the user writes it, with ``~`` or ``~NAME`` replaced by the home directory.
+    """Expand a path that the user has written: replace ``~`` or ``~NAME`` by the home directory.
 
     Args:
         text: The path.
@@ -69,19 +69,19 @@ def expanded(text: str, where: str) -> Path:
         raise UsageError(f"there is no home directory {name!r}", where=where, fix="write the whole path") from exc
     except UnicodeEncodeError as exc:
         what = f"the path {exc.object!r} is not UTF-8"
-        raise UsageError(what, where=where, fix="rename that part, or use another directory") from exc
+        raise UsageError(what, where=where, fix="rename that part of the path, or use another directory") from exc
     return path
 
 
 def resolved(text: str, where: str) -> Path:
-    """Return a path as the user writes it, absolute and without symbolic links.
+    """Return a path that the user has written as an absolute path without symbolic links.
 
     Args:
         text: The path.
         where: Where the user wrote it, for an error.
 
     Raises:
-        UsageError: See `expanded`; or a symbolic link leads back to itself.
+        UsageError: A symbolic link leads back to itself; or an error of `expanded`.
     """
     path = expanded(text, where)
     try:
@@ -95,7 +95,8 @@ def _without_links(path: Path) -> Path:
     """Return a path, absolute and without symbolic links.
 
     Raises:
-        OSError: A link leads back to itself. Path.resolve raises a RuntimeError before Python 3.13, and nothing since.
+        OSError: A link leads back to itself. Path.resolve raises a RuntimeError before Python 3.13, and no error from
+            Python 3.13 on.
     """
     try:
         path.stat()
@@ -109,26 +110,26 @@ def replace(path: Path, content: str | bytes, mode: int) -> None:
     """Replace a file's content atomically.
 
     Args:
-        path: The file; a symbolic link itself is replaced.
+        path: The file. If it is a symbolic link, the link itself is replaced.
         content: Text (written as UTF-8) or bytes.
         mode: Permissions of the new file.
 
     Raises:
-        OSError: It cannot be written, or exists and is not a regular file; it is then unchanged.
+        OSError: The file cannot be written, or is not a regular file. Its content is then unchanged.
     """
     refuse_irregular(path)
     _replace(path, content.encode() if isinstance(content, str) else content, mode, None)
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Replace the content of a user's own file atomically; its mode and owner stay, symbolic links are followed.
+    """Replace the content of a user's own file atomically. Mode and owner stay the same; symbolic links are followed.
 
     Args:
-        path: The file; if missing, it and its directory are created for this user only.
+        path: The file. If it is missing, the file and its directory are created, accessible to this user only.
         content: The new content.
 
     Raises:
-        OSError: It cannot be written, or exists and is not a regular file; it is then unchanged.
+        OSError: The file cannot be written, or is not a regular file. Its content is then unchanged.
     """
     target = _without_links(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,7 +144,7 @@ def refuse_irregular(path: Path) -> os.stat_result | None:
     """Return the status of a file, following symbolic links; None if it does not exist.
 
     Raises:
-        OSError: It is a device, a pipe, a directory or the like, which must not be replaced.
+        OSError: The file is not regular but, for example, a device, a pipe or a directory, which must not be replaced.
     """
     try:
         info = path.stat()
@@ -161,10 +162,10 @@ def read_regular(path: Path, limit: int) -> bytes:
 
     Args:
         path: The file; symbolic links are followed.
-        limit: Largest size in bytes.
+        limit: Maximum size in bytes.
 
     Raises:
-        OSError: It cannot be read, is not a regular file, or is larger.
+        OSError: The file cannot be read, is not a regular file, or is larger than the limit.
     """
 
     def unwaited(name: str, flags: int) -> int:
@@ -174,7 +175,8 @@ def read_regular(path: Path, limit: int) -> bytes:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "this is not a regular file", str(path))
-        # read() allocates the requested size; the second read covers a file that grew meanwhile.
+        # read() allocates the requested size, so only the file's size is requested first. The second read is for a file
+        # that has grown since.
         data = file.read(min(limit, info.st_size) + 1)
         data += file.read(limit + 1 - len(data)) if len(data) > info.st_size else b""
     if len(data) > limit:
@@ -183,7 +185,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:
-    # tempfile is not used, since its import adds some milliseconds to every command.
+    # The module tempfile is not used, since its import adds some milliseconds to every command.
     made = path.with_name(f"{_beginning(path)}{os.urandom(4).hex()}")
     handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -202,10 +204,10 @@ def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | Non
 
 
 def clear(directory: Path, paths: Iterable[Path]) -> None:
-    """Remove files that killed processes left while replacing others; the caller must exclude other writers.
+    """Remove temporary files of `replace` that killed processes left; the caller must exclude other writers.
 
     Raises:
-        OSError: A file cannot be removed, or the directory cannot be read.
+        OSError: A temporary file cannot be removed, or the directory cannot be read.
     """
     beginnings = tuple(map(_beginning, paths))
     for entry in directory.iterdir():
@@ -214,12 +216,12 @@ def clear(directory: Path, paths: Iterable[Path]) -> None:
 
 
 def _beginning(path: Path) -> str:
-    """Return the beginning of the name of temporary files that replace a file."""
+    """Return the beginning of the names of the temporary files that `replace` uses for a file."""
     return f".{path.name}."
 
 
 def take(handle: int) -> bool:
-    """Lock an open file for this process unless another process holds it; return whether it is locked."""
+    """Lock an open file for this process unless another process holds the lock; return whether this succeeded."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -229,18 +231,19 @@ def take(handle: int) -> bool:
 
 @contextmanager
 def locked(path: Path, timeout: float) -> Iterator[int]:
-    """Hold a lock file for as long as the block lasts.
+    """Hold the lock of a lock file during the block.
 
     Yields:
-        Its descriptor: a process that inherits it holds the lock too, until it ends.
+        The descriptor of the lock file: a process that inherits the descriptor holds the lock too, until this process
+            ends.
 
     Args:
         path: The lock file, created if missing; its directory must exist.
-        timeout: Seconds to wait for another process that holds it.
+        timeout: Seconds to wait for another process that holds the lock.
 
     Raises:
-        TimeoutError: Another process held it for longer.
-        OSError: It cannot be opened or created.
+        TimeoutError: Another process held the lock for longer.
+        OSError: The lock file cannot be opened or created.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -261,9 +264,9 @@ class UnwritableError(OpsError):
 def unwritable(path: Path, exc: OSError) -> UnwritableError:
     """Return the error for a file or directory of the state that cannot be written."""
     in_the_way = exc.errno in (errno.EISDIR, errno.EEXIST, errno.EINVAL)
-    fix = "move away the file in this path, or set TPU_OPS_STATE to a directory"
+    fix = "a part of this path is a file: move this file away, or set TPU_OPS_STATE to a directory"
     if exc.errno != errno.ENOTDIR:
-        fix = "move away what is there: it will be recreated" if in_the_way else TO_WRITE
+        fix = "move away what is in this place: tpu_ops creates the file again" if in_the_way else TO_WRITE
     return UnwritableError(
         f"cannot write the fleet's state: {exc.strerror or exc}{room(exc, path)}",
         where=str(exc.filename or path) if in_the_way else str(path),

@@ -1,4 +1,4 @@
-"""Typed options from a file and the environment; every error names the place of the value."""
+"""Typed options from a file and the environment. Every error names the key or variable that has the invalid value."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ from tpu_ops.errors import UsageError
 
 
 def shown(value: object) -> str:
-    """Return a value for an error message, shortened."""
+    """Return a value as text for an error message; a long value is shortened."""
     form = reprlib.Repr()
     form.maxlevel = form.maxlist = form.maxdict = form.maxtuple = form.maxset = 3
     form.maxstring = form.maxother = form.maxlong = 80
@@ -25,7 +25,7 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
     """Return a name after checking its form.
 
     Raises:
-        UsageError: It has another form.
+        UsageError: The name has another form.
     """
     if not form.fullmatch(text):
         what = f"{shown(text)} is not {expected.partition(', as in')[0]}"
@@ -34,14 +34,14 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that suggests the most similar known word, ignoring case; empty if none is."""
+    """Return the end of a sentence: suggest the known word most similar to a wrong one, or empty if none is similar."""
     spelled = {entry.lower(): entry for entry in known}
     close = difflib.get_close_matches(word.lower(), list(spelled), n=1, cutoff=0.6)
     return f", did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 class Value(NamedTuple):
-    """A text and its place, for an error about it."""
+    """The text value of an option, and its place (file and key, or variable) for error messages."""
 
     value: str
     where: str
@@ -49,10 +49,10 @@ class Value(NamedTuple):
 
 
 class Options:
-    """Reads typed options from the file and the environment, which wins.
+    """Reads typed options from the file and the environment. A variable of the environment overrides the file.
 
     Attributes:
-        data: The file's mapping. It and the environment may contain secrets, so neither is ever printed.
+        data: The mapping in the file. This mapping and the environment can contain secrets, so neither is ever printed.
         file: The file.
         environ: The environment.
     """
@@ -63,11 +63,11 @@ class Options:
         self.data, self.file, self.environ = data, file, environ
 
     def at(self, key: str) -> str:
-        """Return the place of a key, for an error."""
+        """Return words that name the file and a key of it, for an error message."""
         return f"{self.file}, key {key!r}"
 
     def wrong(self, key: str, expected: str, *, secret: bool = False) -> UsageError:
-        """Return the error for a value of the wrong type; a secret one is not shown."""
+        """Return the error for a value of the wrong type; a secret value is not shown."""
         value = self.data[key]
         kind = type(value).__name__
         found = f"a value of type {kind}" if secret else f"{shown(value)} ({kind})"
@@ -79,12 +79,12 @@ class Options:
         """Return a text option; empty if it is not set.
 
         Args:
-            key: Its key in the file.
-            variable: Its environment variable, if it has one.
+            key: The option's key in the file.
+            variable: The option's environment variable, if there is one.
             secret: Whether errors must not show the value.
 
         Raises:
-            UsageError: It is not a text.
+            UsageError: The value is not a text.
         """
         if value := self._variable(variable):
             return value
@@ -94,10 +94,10 @@ class Options:
         return Value(entry or "", self.at(key))
 
     def choice(self, key: str, known: tuple[str, ...], variable: str = "") -> Value:
-        """Return one of the known words; the first one if the option is not set.
+        """Return the value of an option that must be one of the known words; the first known word if it is not set.
 
         Raises:
-            UsageError: It is another word.
+            UsageError: The value is another word.
         """
         found = self.text(key, variable)
         if not found.value:
@@ -111,10 +111,10 @@ class Options:
         return found
 
     def names(self, key: str, form: re.Pattern[str], expected: str, variable: str = "") -> tuple[str, ...]:
-        """Return a list of names; the file may contain a list or one name, the variable a comma list.
+        """Return an option's list of names. The file can contain a list or one name, the variable names with commas.
 
         Raises:
-            UsageError: It is not a list of texts, or a name has the wrong form.
+            UsageError: The value is not a list of texts, or a name has the wrong form.
         """
         if value := self._variable(variable):
             where, values = value.where, [part.strip() for part in value.value.split(",") if part.strip()]
@@ -128,10 +128,10 @@ class Options:
         return tuple(dict.fromkeys(values))
 
     def choices(self, key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a list of known words; the default if the option is not set.
+        """Return the value of an option that must be a list of known words; the default if it is not set.
 
         Raises:
-            UsageError: It is not a list of texts, contains an unknown word, or is empty.
+            UsageError: The value is not a list of texts, contains an unknown word, or is empty.
         """
         if self.data.get(key) is None:
             return default
@@ -148,10 +148,10 @@ class Options:
         return tuple(dict.fromkeys(values))
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a boolean option.
+        """Return the value of a boolean option; the default if it is not set.
 
         Raises:
-            UsageError: It is not a boolean.
+            UsageError: The value is not a boolean.
         """
         value = self.data.get(key)
         if value is None:
@@ -161,10 +161,10 @@ class Options:
         return value
 
     def seconds(self, key: str, default: float) -> float:
-        """Return a positive number of seconds.
+        """Return the value of an option that must be a positive number of seconds; the default if it is not set.
 
         Raises:
-            UsageError: It is not one.
+            UsageError: The value is not such a number.
         """
         value = self.data.get(key)
         if value is None:

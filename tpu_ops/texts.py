@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from ClusterShell.NodeSet import NodeSet
 
-#: A number in a name. Longer ones are split, since no name contains one.
+#: Matches a number in a name. A longer number is matched in two parts; no real name contains one.
 _NUMBER = re.compile(r"([0-9]{1,9})")
-#: A command of tpu_ops, perhaps after variables for its environment.
+#: A command of tpu_ops, which might follow variables for its environment.
 _COMMAND = re.compile(r"(?:(?:env |TPU_OPS_)\S.* )?tpu_ops ([a-z]+(?:-[a-z]+)*)(?![\w-])")
-#: Most workers that a command lists one by one.
+#: Maximum number of workers that a command line in a message lists one by one.
 _NAMED = 3
 
 
@@ -33,14 +33,14 @@ def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
 
     Args:
         names: All names.
-        limit: How many of them to list.
-        rest: Noun for the others.
+        limit: How many of the names to list.
+        rest: Noun for the names that are not listed.
     """
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} {rest}" if len(names) > limit else "")
 
 
 def natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return the sort key of a name, with numbers compared by value: pod-w2 before pod-w10.
+    """Return the sort key of a name that compares numbers by their value: pod-w2 comes before pod-w10.
 
     Different names have different keys, so that the order does not depend on the input.
     """
@@ -48,7 +48,7 @@ def natural(name: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def folded(hosts: Sequence[str]) -> str:
-    """Return at least one worker as a node set, which is also a valid target, as in ``pod-w[0-3]``."""
+    """Return workers (at least one) as a node set, which is also a valid target, as in ``pod-w[0-3]``."""
     return str(NodeSet.fromlist(list(hosts)))
 
 
@@ -75,17 +75,17 @@ def ago(asked_at: float, now: float) -> str:
 
 
 def on_fleet(text: str, option: Callable[[], str], *, bare: bool = False, without: Collection[str] = ()) -> str:
-    """Add the option that names the fleet to the commands in a text, unless they have it.
+    """Add the option that names the fleet to the commands in a text, except commands that have the option.
 
     Args:
         text: The text; its commands are in backticks.
-        option: Returns the option that names the fleet, as in ``--fleet /my-fleet``; empty if none is needed. It is
-            called only if the text names a command.
+        option: Returns the option that names the fleet, as in ``--fleet /my-fleet``; empty if none is needed. The
+            function is called only if the text contains a command.
         bare: Whether the text begins with a command that is not in backticks.
-        without: Commands that have no fleet.
+        without: Commands of tpu_ops that use no fleet.
     """
     parts = text.split("`")
-    # External text may contain an unpaired backtick, so the text after every backtick is searched.
+    # External text can contain an unpaired backtick, so the text after every backtick is searched for a command.
     for number, part in enumerate(parts):
         found = _COMMAND.match(part) if number or bare else None
         if found and found[1] not in without and "--fleet" not in part.partition(" -- ")[0].split():

@@ -144,7 +144,7 @@ def test_suggested_commands_name_the_fleet_of_the_call(workers: Workers, tmp_pat
     assert main(["doctor", "--fleet", "other.tpu_vm.yml"]) == 1
     assert f"fix: tpu_ops unlock {fleet} pod-w0,pod-w1\n" in capsys.readouterr().out
     assert main(["runs", "--fleet", "other.tpu_vm.yml"]) == 0
-    assert f"`tpu_ops train {fleet}` starts one" in capsys.readouterr().err
+    assert f"`tpu_ops train {fleet}` starts a run" in capsys.readouterr().err
     assert main(["logs", "--fleet", "other.tpu_vm.yml", "nothing"]) == 2
     assert f"`tpu_ops runs {fleet}` runs" in capsys.readouterr().err
 

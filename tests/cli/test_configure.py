@@ -375,7 +375,7 @@ def test_a_node_that_does_not_serve_is_named_and_nothing_runs(fleet, target):
     assert done.returncode == 4, done.stderr
     place = "--zone us-central2-b --project lab"
     anew = f"`tpu_ops delete solo {place}`, then `tpu_ops create solo --type v4-16 {place}`"
-    fix = f"it does not come back by itself: {anew}; or name"
+    fix = f"the node does not come back by itself: {anew}; or name"
     assert f"error: solo is PREEMPTED\n  at:  solo-w0\n  fix: {fix}" in done.stderr
     assert not list(fleet.path.glob("pod-w*"))
 

@@ -82,7 +82,11 @@ def test_a_node_that_somebody_has_made_anew_meanwhile_is_not_deleted(fleet, tpu_
         return found
 
     monkeypatch.setattr(view, "look", slow)
-    failed(tpu_ops("delete", "pod", "--yes"), 3, "it was recreated since it was looked up; nothing was deleted")
+    failed(
+        tpu_ops("delete", "pod", "--yes"),
+        3,
+        "the node was recreated after this command had looked it up; nothing was deleted",
+    )
     assert fleet.api.node("pod", fleet.location())["state"] == "READY"
     monkeypatch.undo()
 
@@ -179,7 +183,12 @@ def faulty(fleet):
         ("GetNode", ["lost (INTERNAL)", "nothing was created", "same command again"]),
         (
             "CreateNode",
-            ["lost (INTERNAL)", "no node of this name, but it may still appear", "`tpu_ops list`", "same command"],
+            [
+                "lost (INTERNAL)",
+                "no node of this name, but the node may still appear",
+                "`tpu_ops list`",
+                "same command",
+            ],
         ),
         ("GetOperation", ["the API is creating the node", "same command again to wait", "`tpu_ops delete pod"]),
         ("ListNodes", ["the node is READY", "same command again"]),
@@ -210,7 +219,7 @@ def test_a_creation_whose_answer_is_lost_is_looked_for(faulty, tpu_ops, monkeypa
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("DeleteNode", ["whether the API is deleting it is not known", "same command again"]),
+        ("DeleteNode", ["it is not known whether the API is deleting the node", "same command again"]),
         ("GetOperation", ["the API is deleting the node", "same command again to wait", "`tpu_ops list`"]),
         ("GetNode", ["nothing was deleted", "same command again"]),
     ],
@@ -272,7 +281,7 @@ def test_requested_labels_missing_on_an_existing_node_are_named(fleet, tpu_ops, 
     fleet.create("pod", "v4-16", labels={"team": "audio", "other": "x", "same": "s"})
     code, _, err = tpu_ops("create", *POD, "--label", "team=vision", "--label", "same=s", "--label", "new=n", *more)
     lacking = "team=vision (it has team=audio), new=n"
-    assert (code, err.count(f"warning: the node was there before, without {lacking}, and stays as it is\n")) == (0, 1)
+    assert (code, err.count(f"warning: the node existed before, without {lacking}, and is not changed\n")) == (0, 1)
     assert "warning" not in tpu_ops("create", *POD, "--label", "same=s", *more)[2]
 
 
@@ -313,7 +322,11 @@ NO_SUCH_TYPE = "CloudTpu received an invalid AcceleratorType"
 @pytest.mark.parametrize(
     ("message", "status", "words"),
     [
-        (PREEMPTED, "INVALID_ARGUMENT", ["preempted during its creation", "tpu_ops delete pod", "same command again"]),
+        (
+            PREEMPTED,
+            "INVALID_ARGUMENT",
+            ["the node was preempted while it was being created", "tpu_ops delete pod", "same command again"],
+        ),
         (NO_CAPACITY, "RESOURCE_EXHAUSTED", ["another zone", "queued resource"]),
         (NO_SUCH_TYPE, "INVALID_ARGUMENT", ["has no accelerator type 'v3-16'"]),
     ],
@@ -596,7 +609,7 @@ def test_a_node_without_published_host_keys_is_refused_with_the_fix(fleet, tpu_o
     assert "no host key is known" in told
     assert "node pod publishes no host key: `tpu_ops refresh --trust-first pod`" in told
     assert "port 22" not in told
-    assert "its address or state" not in told
+    assert "address or state of its node" not in told
 
 
 def test_a_refused_login_names_the_settings_that_decide_it(fleet, tpu_ops, ssh, monkeypatch):
@@ -675,7 +688,7 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert "--- off-w0: its node is STOPPED now\n" in out
     assert "off was STOPPED when last seen: asking the API" in err
     start = f"gcloud compute tpus tpu-vm start off --zone us-central2-b --project {fleet.project}"
-    assert err.endswith(f"  fix: start it: `{start}`\n")
+    assert err.endswith(f"  fix: start the node: `{start}`\n")
     assert any("pod-w1" in call for call in ssh())
     assert not any("off-w0" in call for call in ssh())
     fleet.act("start", "off")
@@ -693,7 +706,7 @@ def test_a_node_that_is_not_serving_is_reported_and_not_contacted(fleet, tpu_ops
     result = tpu_ops(*argv)
     failed(result, 4, asking, "its node is PREEMPTED now", "at:  off-w[0-1]\n", create)
     assert (fleet.api.requests(fleet.project)["ListNodes"], ssh()) == (1, [])
-    assert "once they answer" not in result[2]
+    assert "once the workers answer" not in result[2]
 
 
 def test_sync_blocked_by_several_nodes_names_the_workers_of_each_fix(fleet, tpu_ops):
@@ -711,7 +724,7 @@ def test_who_asks_the_other_workers_if_a_node_is_not_serving(fleet, tpu_ops, ssh
     fleet.create("off", "v4-8")
     fleet.act("stop", "off")
     tpu_ops("refresh")
-    start = "start it: `gcloud compute tpus tpu-vm start off "
+    start = "start the node: `gcloud compute tpus tpu-vm start off "
     unsaid = "could not tell whether a run is active there"
     failed(tpu_ops("who", "pod,off"), 4, unsaid, "its node is STOPPED now", start)
     assert [call for call in ssh() if "pod-w0" in call]

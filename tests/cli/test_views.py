@@ -495,10 +495,10 @@ def test_a_file_in_place_of_the_state_directory_has_to_be_moved(member, tpu_ops)
     member.write(snapshot=str(member.published))
     state = member.settings().state_dir
     (state / "lock").mkdir(parents=True)
-    failed(tpu_ops("refresh"), 1, str(state / "lock"), "Is a directory", "move away what is there")
+    failed(tpu_ops("refresh"), 1, str(state / "lock"), "Is a directory", "move away what is in this place")
     (state / "lock").rmdir()
     (state / "shown.json").mkdir()
-    failed(tpu_ops("refresh"), 1, str(state / "shown.json"), "Is a directory", "move away what is there")
+    failed(tpu_ops("refresh"), 1, str(state / "shown.json"), "Is a directory", "move away what is in this place")
 
 
 def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):

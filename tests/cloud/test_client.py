@@ -124,12 +124,16 @@ NOT_THEIR_PROJECT = (
 @pytest.mark.parametrize(
     ("status", "message", "fix"),
     [
-        ("RESOURCE_EXHAUSTED", NO_CAPACITY, "a queued resource waits until there is some"),
-        ("FAILED_PRECONDITION", NO_RESERVED, "a queued resource waits until there is some"),
+        ("RESOURCE_EXHAUSTED", NO_CAPACITY, "a queued resource waits until there is capacity"),
+        ("FAILED_PRECONDITION", NO_RESERVED, "a queued resource waits until there is capacity"),
         ("RESOURCE_EXHAUSTED", NO_QUOTA, "spot and on-demand TPUs have quotas of their own"),
         ("RESOURCE_EXHAUSTED", NO_MORE_QUOTA, "SUSPENDED or FAILED"),
         ("RESOURCE_EXHAUSTED", TOO_FAST, "wait a minute"),
-        ("INTERNAL", "Quota 'CPUS' exceeded.  Limit: 72.0 in region us-central1.", "more of the quota in the message"),
+        (
+            "INTERNAL",
+            "Quota 'CPUS' exceeded.  Limit: 72.0 in region us-central1.",
+            "more of the quota that the message names",
+        ),
         (
             "PERMISSION_DENIED",
             "Compute Engine API has not been used in project 1 before",

@@ -37,12 +37,14 @@ def test_workers_are_in_the_order_of_the_numbers_in_their_names() -> None:
 def test_a_node_that_was_taken_away_is_made_again_as_it_was(fields: dict[str, Any], more: str) -> None:
     fix = remedies.until_ready(node("pod2", state="PREEMPTED", **fields))
     delete, create = f"tpu_ops delete pod2 {PLACE}", f"tpu_ops create pod2 --type v4-16 {PLACE}{more}"
-    assert fix == f"it does not come back by itself: `{delete}`, then `{create}`"
+    assert fix == f"the node does not come back by itself: `{delete}`, then `{create}`"
 
 
 def test_a_node_of_a_reservation_is_not_made_again_on_demand() -> None:
     fix = remedies.until_ready(node("pod2", state="PREEMPTED", reserved=True))
-    assert fix.startswith(f"it does not come back by itself: `tpu_ops delete pod2 {PLACE}`, then create it in its")
+    assert fix.startswith(
+        f"the node does not come back by itself: `tpu_ops delete pod2 {PLACE}`, then create the node in its"
+    )
     assert "--reserved" in fix
     assert "tpu_ops create" not in fix
 
@@ -50,17 +52,23 @@ def test_a_node_of_a_reservation_is_not_made_again_on_demand() -> None:
 def test_a_node_of_a_queued_resource_is_made_again_with_all_that_it_made() -> None:
     fix = remedies.until_ready(node("ms-0", state="PREEMPTED", queued_resource="spring", spot=True))
     delete = f"gcloud compute tpus queued-resources delete spring {PLACE} --force"
-    assert fix == f"it does not come back by itself: `{delete}` deletes all its nodes, then ask for it again"
+    assert fix == (
+        f"the node does not come back by itself: `{delete}` deletes the queued resource and all its nodes; "
+        "then request it again"
+    )
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("STOPPING", "start it once it is STOPPED: `gcloud"), ("DELETING", "it is being deleted; create it again once")],
+    [
+        ("STOPPING", "start the node once it is STOPPED: `gcloud"),
+        ("DELETING", "the node is being deleted; create it again once"),
+    ],
 )
 def test_a_node_that_leaves_its_state_for_a_worse_one_is_not_waited_for(state: str, words: str) -> None:
     fix = remedies.until_ready(node(state=state))
     assert fix.startswith(words)
-    assert "when it is READY" not in fix
+    assert "when the node is READY" not in fix
 
 
 def test_the_words_of_such_a_command_are_those_of_a_shell() -> None:

@@ -118,7 +118,7 @@ def test_a_node_in_a_state_that_says_nothing_is_left_alone(tpu, lab_api, monkeyp
     plan = remaking.remember(tpu, [name()])
     found = plan.nodes[0].node_id if node_id == "same" else node_id
     monkeypatch.setattr(remaking, "_seen", lambda *_: remaking.Seen(state, found))
-    with pytest.raises(CloudError, match=f"leaves it alone: it is {state}"):
+    with pytest.raises(CloudError, match=f"does not change a node or queued resource in this state: {state}"):
         back(tpu, plan)
     assert lab_api.node("pod")["state"] == "READY"
 
@@ -439,7 +439,7 @@ def test_the_reason_of_a_failed_queued_resource_is_shown_before_a_retry(tpu, lab
     seen, said = back(tpu, lost_queue)
     assert seen[name("a")].state == "READY"
     first, *told = [text.partition(": ")[2] for text in said if "quota" in text]
-    assert first == "quota 3; asking once more, since that may be the answer to an earlier command"
+    assert first == "quota 3; asking once more, since this error may be the answer to an earlier command"
     assert told == ["quota 2; next try in 0.05 s", "quota 1; next try in 0.1 s"]
 
 
@@ -563,7 +563,7 @@ def test_a_queued_resource_that_was_deleted_is_asked_for_again(tpu, lab_api):
 
 def test_nodes_that_others_use_are_not_taken_away(tpu, lab_api):
     queued(lab_api, tpu, "a", "b")
-    with pytest.raises(UsageError, match="it also made b"):
+    with pytest.raises(UsageError, match="it also created b"):
         remaking.remember(tpu, [name("a")])
 
 

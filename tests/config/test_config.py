@@ -62,7 +62,7 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"zoness": []}, ["'zoness'", "'zones'"]),
         ({"colour": "blue"}, ["'colour'", "ansible-doc"]),
         ({7: "x"}, ["7"]),
-        ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials are not set"]),
+        ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials of this kind are not set"]),
         ({"projects": {"lab": 1}}, ["'projects'", "a list of strings", "dict"]),
         ({"projects": [7]}, ["'projects'", "a list of strings"]),
         ({"projects": ["lab\n"]}, ["'projects'", "project id"]),
@@ -159,7 +159,11 @@ def test_a_private_key_starts_at_home_or_at_the_file(file, environ):
 def test_a_key_that_is_not_there_is_to_be_made_only_where_a_file_names_it(file, environ):
     for options, variables, fix in (
         ({"private_key": "my key"}, {}, f"ssh-keygen -t ed25519 -f '{file.parent}/my key'"),
-        ({}, {"TPU_OPS_PRIVATE_KEY": "/gone/ssh_key"}, "unset the variable, or set it to a key that you have"),
+        (
+            {},
+            {"TPU_OPS_PRIVATE_KEY": "/gone/ssh_key"},
+            "unset the variable, or set the variable to a key that you have",
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             settings(file, environ | variables, **options)

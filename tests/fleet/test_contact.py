@@ -359,7 +359,10 @@ def test_a_ready_node_without_endpoints_is_not_waited_for(fleet, tmp_path):
         first_contact.workers_of(view.current(fleet.settings()), ["bare"])
     assert trusted.value.what == f"node bare {alone.value.what.removeprefix('it ')}"
     for error in (alone, several, group, trusted):
-        assert "`tpu_ops refresh` asks the API again; if it still lists none: `tpu_ops delete bare" in error.value.fix
+        assert (
+            "`tpu_ops refresh` asks the API again; if the API still lists no workers: `tpu_ops delete bare"
+            in error.value.fix
+        )
 
 
 def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):

@@ -28,8 +28,11 @@ def unknown(number: int) -> Outcome:
 @pytest.mark.parametrize(
     ("resumes", "said"),
     [
-        (False, "`tpu_ops attach r1` follows it, `tpu_ops stop r1` ends it; or choose another --name"),
-        (True, "`tpu_ops attach r1 --recover` resumes it, `tpu_ops stop r1` ends it; or choose another --name"),
+        (False, "`tpu_ops attach r1` follows the active run, `tpu_ops stop r1` ends it; or choose another --name"),
+        (
+            True,
+            "`tpu_ops attach r1 --recover` resumes the active run, `tpu_ops stop r1` ends it; or choose another --name",
+        ),
     ],
     ids=["the run is on", "no process recovers it"],
 )
@@ -50,7 +53,10 @@ def test_a_name_that_is_taken_names_what_gets_at_its_run(resumes: bool, said: st
 def test_a_run_that_waits_for_its_ranks_is_starting(outcomes: list[Outcome], ready: str) -> None:
     seen = of_starting(outcomes)
     assert {outcome.state for outcome in seen} == {"starting"}
-    assert advice.starting(seen) == f"since {AT}, {ready}; given up at 2027-01-15 08:01:00 UTC unless all are"
+    assert (
+        advice.starting(seen)
+        == f"since {AT}, {ready}; the start is given up at 2027-01-15 08:01:00 UTC unless all are ready"
+    )
 
 
 @pytest.mark.parametrize("first", [rank(0, "running"), rank(0, "refused"), rank(0, attempt=1), unknown(0)])
@@ -62,8 +68,8 @@ def test_a_rank_without_a_record_is_starting_only_with_a_rank_of_its_attempt(fir
 CLOSED, KILLED = "lost contact: the connection was closed", "the supervisor ended (signal; killed KILL)"
 REBOOTED = f"the host was restarted at {AT} while the run was active"
 AGAIN = Step("again", "tpu_ops train pod --name OTHER -- COMMAND")
-BRINGS = Step("", "with --recover a run brings lost nodes back and goes on by itself")
-GOES_ON = Step("", "with --recover a run goes on by itself after a host has failed")
+BRINGS = Step("", "with --recover a run brings lost nodes back and continues by itself")
+GOES_ON = Step("", "with --recover a run continues by itself after a host has failed")
 LISTS = "`tpu_ops list` shows their state now"
 
 

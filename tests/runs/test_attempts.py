@@ -129,7 +129,7 @@ def test_the_next_attempt_is_followed_once_its_workers_know_it(
     assert said == ["over", "over"]
     err = capsys.readouterr().err
     assert err.count("a process on this machine is preparing attempt 2") == 1
-    assert err.endswith("; waiting for that\n")
+    assert err.endswith("; waiting for that attempt\n")
 
 
 def test_who_comes_while_nodes_are_brought_back_waits_for_them(made: Recoverer) -> None:

@@ -69,7 +69,7 @@ def test_code_that_a_run_uses_is_replaced_by_force_alone(bench: Bench, desk: Ben
     assert desk.tpu_ops("sync", "pod", own, person="bob").returncode == 0, "nothing differs"
     forced = desk.tpu_ops("sync", "pod", other, "--force", person="bob")
     assert (forced.returncode, there(bench)) == (0, ["code b", "code b"])
-    assert "run uses-code of bob uses ~/tpu_ops/code: its files are replaced under it" in forced.stderr
+    assert "run uses-code of bob uses ~/tpu_ops/code: its files are replaced during the run" in forced.stderr
     assert bench.tpu_ops("stop", "uses-code", person="bob").returncode == 0
     assert desk.tpu_ops("sync", "pod", own, person="bob").returncode == 0, "the lock ended with the run"
 

@@ -128,14 +128,14 @@ async def test_an_unknown_run_is_reported_and_impossible_names_ask_no_worker(
     with pytest.raises(UsageError) as caught:
         await control.find(fleet(tmp_path), fanout, word)
     assert caught.value.what == f"{word!r} is neither a run nor a node or worker"
-    assert caught.value.fix == f"{hint} `tpu_ops list` shows workers, `tpu_ops runs` runs".lstrip()
+    assert caught.value.fix == f"{hint} `tpu_ops list` shows the workers, `tpu_ops runs` the runs".lstrip()
     assert bool(questions) is asked
 
 
 async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_none(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         await find(tmp_path, "digits-2", pod_w1=DENIED)
-    said = "no worker that can tell knows a run 'digits-2'; the others cannot tell: sudo does not let you"
+    said = "no worker that can tell knows a run 'digits-2'; the other workers cannot tell: sudo does not let you"
     assert caught.value.what.startswith(said)
     assert (caught.value.where, caught.value.fix) == ("pod-w1", "configure it")
     with pytest.raises(UnreachableError, match="no worker that answered knows a run 'digits-2'"):
@@ -165,11 +165,11 @@ async def test_if_workers_do_not_know_the_run_the_last_local_one_is_named(
     monkeypatch.setattr("tpu_ops.cli.status.contact.fanout", lambda _: fanout)
     _, _, problem = await status._ask(fleet(tmp_path), "pod")
     assert problem
-    assert problem.fix.endswith("`tpu_ops list` shows their node's state")
+    assert problem.fix.endswith("`tpu_ops list` shows the state of their nodes")
     records.write(tmp_path, records.started_on("r1", pod(2), ("true",)))
     _, _, problem = await status._ask(fleet(tmp_path), "pod")
     assert problem
-    assert problem.fix.endswith("; the last run that was started here was r1: `tpu_ops status r1`")
+    assert problem.fix.endswith("; the last run that this machine started on these nodes was r1: `tpu_ops status r1`")
 
 
 async def test_of_a_node_that_was_there_the_last_run_is_named(tmp_path: Path) -> None:
@@ -393,7 +393,9 @@ async def test_a_silent_worker_is_a_rank_of_a_run_that_was_started_elsewhere(
 
 async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=DENIED)
-    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot tell: sudo does not let you") as caught:
+    with pytest.raises(
+        HostError, match="knows a run 'exp'; the other workers cannot tell: sudo does not let you"
+    ) as caught:
         await control.find(fleet(tmp_path), fanout, "exp")
     assert (caught.value.where, caught.value.fix) == ("pod-w1", DENIED.fix)
 

@@ -402,4 +402,4 @@ async def test_a_copy_of_a_log_never_goes_on_with_that_of_another_attempt(monkey
     workers = Workers(w0=[[Frame(DATA, 0, b"one\n")], Second([Frame(DATA, 0, b"two\n"), end(4, attempt=2)])])
     outcomes, _, _ = await followed(workers, ["w0"], data=lambda *written: copied.append(written))
     assert copied == [(0, 0, b"one\n")]
-    assert (outcomes[0].state, outcomes[0].reason) == ("gone", "attempt 2 has begun on it")
+    assert (outcomes[0].state, outcomes[0].reason) == ("gone", "attempt 2 has begun on this worker")

@@ -358,7 +358,7 @@ def test_a_run_at_the_barrier_is_shown_as_starting_everywhere(world: World) -> N
     (row,) = json.loads(world(runs, "--json")[1])
     code, _, said = world(status, "r1")
     assert (row["state"], code) == ("starting", ExitCode.OK)
-    waits = "1 of 4 ranks ready; given up at 1970-01-01 00:01:06 UTC unless all are"
+    waits = "1 of 4 ranks ready; the start is given up at 1970-01-01 00:01:06 UTC unless all are ready"
     assert f"run r1, attempt 2: starting since 1970-01-01 00:00:06 UTC, {waits}" in said.splitlines()
     assert "gone" not in said
     assert "again:" not in said
@@ -376,7 +376,7 @@ def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world
 
 def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: World) -> None:
     records.write(world.folder, KNOWN)
-    fix = "it does not come back by itself: `tpu_ops delete a`"
+    fix = "the node does not come back by itself: `tpu_ops delete a`"
     world.told(*[Reply("", {}, "unreachable", "its node is PREEMPTED now", fix)] * 4)
     kept = recovery.Recovery(
         "r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {}), pending=True, since=60.0
@@ -477,7 +477,8 @@ def test_the_last_run_is_shown_although_one_of_its_workers_is_silent(world: Worl
     code, _, err = world(status, "a")
     assert (code, "the last one there was r1" in err) == (ExitCode.UNREACHABLE, True)
     with pytest.raises(
-        UnreachableError, match=r"could not tell.*once they answer;.*; the last run there was r1: `tpu_ops logs a`"
+        UnreachableError,
+        match=r"could not tell.*once the workers answer;.*; the last run there was r1: `tpu_ops logs a`",
     ):
         attach.run(argparse.Namespace(fleet=None, run="a", rank=None, since=None, json=False, recover=False))
 
@@ -597,8 +598,8 @@ def test_a_target_without_a_run_shows_how_to_start_one_and_list_old_ones(
     for command, word, nodes in ((attach, "a-w0", "a"), (logs, "a,b", "a,b")):
         wrong = refused(world, command, word)
         assert wrong.what == f"no run is active on {word}"
-        starts = f"`tpu_ops train {nodes} -- COMMAND` starts one"
-        assert wrong.fix == f"{starts}; `tpu_ops runs` lists the last ones started here"
+        starts = f"`tpu_ops train {nodes} -- COMMAND` starts a run"
+        assert wrong.fix == f"{starts}; `tpu_ops runs` lists the last runs started here"
 
 
 @pytest.fixture

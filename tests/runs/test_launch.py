@@ -131,7 +131,7 @@ async def test_a_stop_at_the_barrier_is_told_to_the_starter_and_no_firewall(lead
     with pytest.raises(launch.NotStarted) as raised:
         await launch.start(fanout, SPEC, slices)
     assert (raised.value.what, raised.value.where) == ("the run was not started: run r1 was stopped by ada", "a-w0")
-    assert raised.value.fix == "to run it again, start it under another --name"
+    assert raised.value.fix == "to start the run again, use another --name"
     assert not raised.value.may_be_on
 
 
@@ -213,7 +213,7 @@ async def test_a_silent_single_worker_is_told_to_give_up_and_may_still_run() -> 
     deaf.deaf = True
     with pytest.raises(launch.NotStarted) as raised:
         await start(deaf, 1)
-    assert "what was started on pod-w0 may run: `tpu_ops who`" in raised.value.fix
+    assert "what this command started on pod-w0 may still run: `tpu_ops who`" in raised.value.fix
     assert raised.value.may_be_on
 
 

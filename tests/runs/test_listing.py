@@ -235,7 +235,7 @@ def test_a_repository_that_git_cannot_read_is_an_error_and_not_brought_whole(tmp
     code = made(tmp_path / "code", "a.py")
     git(code, "init", "--quiet")
     (code / ".git" / "index").write_text("broken")
-    with pytest.raises(UsageError, match=r"git cannot list it: .*index file"):
+    with pytest.raises(UsageError, match=r"git cannot list this directory: .*index file"):
         listing.entries(code)
 
 

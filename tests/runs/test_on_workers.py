@@ -261,7 +261,7 @@ def test_much_output_arrives_whole_over_several_segments(bench: Bench) -> None:
     assert [int(line.split()[1]) for line in done.stdout.splitlines()] == list(range(150000))
     assert bench.inside(0, "ls /var/lib/tpu_ops/runs/chatty/log/*.log | wc -l").strip() == "2"
     again = bench.tpu_ops("train", "pod", "--name", "chatty", "--dry-run", "--", "true")
-    assert (again.returncode, "run chatty has been on it before" in again.stderr) == (1, True), again.stderr
+    assert (again.returncode, "run chatty has been on this worker before" in again.stderr) == (1, True), again.stderr
     assert "choose another --name" in again.stderr
 
 

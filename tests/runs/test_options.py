@@ -153,7 +153,7 @@ async def test_a_name_that_a_worker_knows_is_refused_before_anything_is_brought(
     with pytest.raises(preflight.PreflightError) as caught:
         await preflight.check(fanout, pod(2), run_id="r1", forced=lambda fault: pytest.fail(str(fault)))
     assert [(fault.worker, fault.problem, fault.fix) for fault in caught.value.faults] == [
-        ("pod-w1", "run r1 has been on it before", "choose another --name")
+        ("pod-w1", "run r1 has been on this worker before", "choose another --name")
     ]
     for run_id in ("r2", ""):
         assert await preflight.check(fanout, pod(2), run_id=run_id)

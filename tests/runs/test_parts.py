@@ -304,19 +304,19 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
     }
     found = {fault.worker: fault.problem for fault in preflight.differences(probes)}
     assert set(found) == {"w1", "w2", "w3", "w4"}
-    assert found["w1"] == "its environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
+    assert found["w1"] == "the worker's environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
     assert preflight.differences(probes)[0].fix == "tpu_ops configure 'w[0-4]'"
-    assert found["w2"] == "its clock is +400 s off"
-    assert found["w3"] == "it is the same machine as w4"
+    assert found["w2"] == "the worker's clock is +400 s off"
+    assert found["w3"] == "the worker is the same machine as w4"
 
 
 @pytest.mark.parametrize(
     ("argv", "env", "said"),
     [
         (("true", "x" * 131071), {}, ""),
-        (("true", "x" * 131072), {}, "^argument 1: longer than the 128 KiB that Linux takes"),
-        (("true",), {"A": "x" * 131070}, "^variable A: longer than the 128 KiB that Linux takes"),
-        (("true", *["x" * 100_000] * 11), {}, "longer than 1024 KiB in all"),
+        (("true", "x" * 131072), {}, "^argument 1: longer than 128 KiB, the limit of Linux"),
+        (("true",), {"A": "x" * 131070}, "^variable A: longer than 128 KiB, the limit of Linux"),
+        (("true", *["x" * 100_000] * 11), {}, "together longer than 1024 KiB"),
     ],
 )
 def test_a_command_that_linux_rejects_is_refused_before_any_contact(
@@ -337,7 +337,7 @@ def test_every_package_that_differs_is_named_those_that_matter_most_first() -> N
     probes = {"w0": probe(venv=usual), "w1": probe(venv=usual), "w2": probe(venv=odd)}
     (fault,) = preflight.differences(probes)
     told = "jax 2 (others 1), chex 4 (others none), optax missing (others 3)"
-    assert fault.problem == f"its environment differs: {told}"
+    assert fault.problem == f"the worker's environment differs: {told}"
 
 
 async def test_clocks_that_were_read_minutes_apart_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ async def test_clocks_that_were_read_minutes_apart_agree(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: now))
     faults, _ = await preflight.examine(cast(Fanout, OneByOne()), pod())
-    assert [(fault.worker, fault.problem) for fault in faults] == [("pod-w3", "its clock is +90 s off")]
+    assert [(fault.worker, fault.problem) for fault in faults] == [("pod-w3", "the worker's clock is +90 s off")]
 
 
 def test_silence_counts_before_what_is_wrong() -> None:
@@ -530,7 +530,7 @@ def test_a_run_that_failed_with_its_host_shows_the_restart_command(
     record = {"first": first, "attempt": 1, "state": "stopped", "since": 1.0, "ended": 2.0}
     found = [Outcome(rank, f"pod-w{rank}", "stopped", record=record) for rank in range(2)]
     code = runs_output.finish("r1", found, [0], as_json=False, of_rank=False, **options)
-    assert (code, "with --recover a run goes on by itself" in capsys.readouterr().err) == (1, told)
+    assert (code, "with --recover a run continues by itself" in capsys.readouterr().err) == (1, told)
 
 
 def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:

@@ -41,7 +41,7 @@ def test_nothing_advises_to_configure_workers_in_recovery(tmp_path: Path, at_wor
 
     with at_work():
         assert NOTE in said(BARE).what
-        assert said(BARE).what.endswith("; it configures new workers itself")
+        assert said(BARE).what.endswith("; this process configures new workers itself")
         assert said(BARE).fix == WAIT
         assert said(BARE._replace(host="else-w0")).fix == "tpu_ops configure pod-w0"
         assert said(BARE, LOST).fix == WAIT, "its node is being brought back"

@@ -142,7 +142,7 @@ async def test_before_the_start_the_clone_is_readable_and_at_the_commit(forge: A
         await look(place, COMMIT)
     with pytest.raises(HostError, match=r"git cannot tell the commit of .*: fatal: ") as unread:
         await look(tmp_path, commit)
-    assert unread.value.fix == f"see that you may read {tmp_path}/.git there, or run as its owner with --user"
+    assert unread.value.fix == f"check that you can read {tmp_path}/.git there, or run as its owner with --user"
     with pytest.raises(UnreachableError, match="no route"):
         await look(place, commit, Result("pod-w1", None, problem="no route", reached=False))
 
@@ -150,7 +150,7 @@ async def test_before_the_start_the_clone_is_readable_and_at_the_commit(forge: A
 async def test_without_sudo_the_error_names_sync_as_the_alternative() -> None:
     refused = Result("pod-w1", 1, stderr=b"sudo: a password is required")
     fanout: Any = Here({"pod-w0": Result("pod-w0", 0), "pod-w1": refused})
-    with pytest.raises(HostError, match="you do not have it there") as caught:
+    with pytest.raises(HostError, match="you do not have this right there") as caught:
         await projects.must_configure(fanout, HOSTS)
     assert (caught.value.where, "`--sync DIR`" in caught.value.fix) == ("pod-w1", True)
 

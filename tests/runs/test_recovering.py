@@ -92,7 +92,7 @@ def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, caps
     code, world, _ = run(World(FAILED, FAILED, DONE), max_failures=1)
     assert code == 1
     assert world.done == ["bring back r1/2", "start 2", "start 2"], "the same workers need no site.yml"
-    assert "attempt 1: rank 0 (pod-w0): exit code 3; starting it again" in capsys.readouterr().err
+    assert "attempt 1: rank 0 (pod-w0): exit code 3; starting the run again" in capsys.readouterr().err
 
 
 def heals(monkeypatch: pytest.MonkeyPatch, world: World, then: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ def test_a_controller_that_dies_before_the_start_leaves_no_end_to_be_counted(
     assert job.to_the_end(job.driver.attached()) == 0
     assert (job.kept.attempt, job.kept.failures, job.kept.preemptions) == (3, 1, 0)
     assert not (tmp_path / "runs/r1/attempt-2").exists(), "no copy of another attempt's log"
-    assert "attempt 2: it has not begun; starting the next one" in capsys.readouterr().err
+    assert "attempt 2: the attempt has not begun; starting the next attempt" in capsys.readouterr().err
 
 
 def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
@@ -800,7 +800,7 @@ def test_an_attempt_of_another_machine_is_followed_and_not_configured(
     code, world, job = run(world)
     assert (code, job.kept.attempt) == (0, 3)
     assert world.done == ["bring back r1/2"], "nothing was configured or started from here"
-    assert "attempt 3 was started by somebody else; following it" in capsys.readouterr().err
+    assert "attempt 3 was started by somebody else; following that attempt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", [FAILED, PREEMPTED])
@@ -958,7 +958,7 @@ def test_a_name_with_local_logs_or_in_recovery_is_refused(run: Any, tmp_path: Pa
     with pytest.raises(UsageError, match="logs of a run with this name"):
         asyncio.run(job.driver.begin(pod(2), None))
     keep(job.driver)
-    with pytest.raises(UsageError, match="as far as this machine knows, it has not ended"):
+    with pytest.raises(UsageError, match="as far as this machine knows, the run has not ended"):
         asyncio.run(job.driver.begin(pod(2), None))
 
 
@@ -976,8 +976,8 @@ def test_fields_that_a_recreated_node_may_lack_are_named_once(second: recovering
     services.lacking = ["queued resource q", "node b"]
     asyncio.run(second.driver.begin(pod(2), None))
     assert capsys.readouterr().err == (
-        "warning: queued resource q, node b: the API has fields that this version of tpu_ops does not know; what is "
-        "recreated may lack them\n"
+        "warning: queued resource q, node b: some fields are unknown to this version of tpu_ops "
+        "and may be missing after a recreation\n"
     )
 
 
@@ -1158,7 +1158,9 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
     assert f"run r1 {'may be' if may_be_on else 'is not'} running; nothing will restart it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("refusal", ["as far as this machine knows, it has not ended", "run r1 of ada has held it"])
+@pytest.mark.parametrize(
+    "refusal", ["as far as this machine knows, the run has not ended", "run r1 of ada has held it"]
+)
 def test_a_refused_second_start_keeps_the_files_of_the_first(
     second: recovering.Recovering, refusal: str, tmp_path: Path
 ) -> None:

@@ -145,7 +145,7 @@ def test_ranks_that_succeeded_as_another_tells_are_no_failure_of_the_run() -> No
     assert endings.as_told([killed]) == [killed]
 
 
-GIVEN_UP = "not started: the command that started it got no answer"
+GIVEN_UP = "not started: the command that started the run got no answer"
 
 
 @pytest.mark.parametrize(

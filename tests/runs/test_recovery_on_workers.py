@@ -161,4 +161,4 @@ def test_a_failing_command_is_started_again_on_the_same_workers_as_often_as_is_a
     """
     done = desk.succeed("tpu_ops", "train", "a", "--recover", "--max-failures", "1", "--shell", "--", command)
     assert done.stdout.splitlines() == ["[0] of attempt 1", "[0] of attempt 2"]
-    assert "exit code 3; starting it again" in done.stderr
+    assert "exit code 3; starting the run again" in done.stderr

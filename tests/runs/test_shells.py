@@ -66,7 +66,7 @@ async def test_a_run_of_a_shell_that_asks_for_other_places_is_said_to_be_one(
     begin(settings(tmp_path, started))
     fix = await fix_of(monkeypatch, settings(tmp_path, asked), asked)
     what = "a run of this name was started in a shell with other projects or zones"
-    assert fix == f"{what}: {command}; `tpu_ops list` shows workers, `tpu_ops runs` runs"
+    assert fix == f"{what}: {command}; `tpu_ops list` shows the workers, `tpu_ops runs` the runs"
     other = await fix_of(monkeypatch, settings(tmp_path, asked), asked, "older")
     assert "other projects" not in other
 

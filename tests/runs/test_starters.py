@@ -100,7 +100,7 @@ def test_a_starter_killed_behind_worker_0_leaves_nothing_and_the_next_start_work
         assert "run halfway of ada has held" in told.stdout, "it holds the pod as long as it waits"
         shown = bench.tpu_ops("status", "halfway", person="bob").stderr
         assert "run halfway: starting since " in shown
-        assert "1 of 2 ranks ready; given up at " in shown
+        assert "1 of 2 ranks ready; the start is given up at " in shown
     bench.await_clean(0, SHORT_BARRIER + MARGIN)
     record = bench.record(0, "halfway")
     assert (record["state"], record["began"], record["blamed"]) == ("refused", None, [1])
@@ -126,6 +126,6 @@ def test_a_killed_start_leaves_no_helper_on_workers_that_wait_for_the_others(pod
     done = pod.tpu_ops("stop", "pod")
     assert done.returncode == 0, done.stderr
     # It began nowhere, and the worker that never heard of it says so.
-    assert re.search("3 +pod-w3 +refused +it was not started here", done.stdout), done.stdout
+    assert re.search("3 +pod-w3 +refused +the rank was not started on this worker", done.stdout), done.stdout
     for index in pod.indices:
         pod.await_clean(index)

@@ -26,7 +26,7 @@ from tpu_ops.ssh.stream import Frame
 
 ONE = Frame(DATA, 0, b"one\n")
 SILENT, DENIED, LACKING = "no answer", "denied", "too many open files"
-CUT = "rank 1 (w1): its log could not be read to its end: its worker stopped sending it"
+CUT = "rank 1 (w1): the rank's log could not be read to its end: the worker stopped sending the log"
 
 
 class Standing(Stream):

@@ -197,7 +197,7 @@ async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkey
         await job(tmp_path)._start(fanout)
     with pytest.raises(UsageError, match="a run with this name was started here just now") as refused:
         await job(tmp_path)._start(fanout)
-    assert refused.value.fix.startswith("`tpu_ops attach exp` follows it, ")
+    assert refused.value.fix.startswith("`tpu_ops attach exp` follows the active run, ")
     assert start.await_count == 1
 
 
@@ -245,10 +245,13 @@ async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path)
     kept = recovery.Recovery("exp", 1, Plan(()), recovery.options_of(starting.spec, {}), pending=True)
     recovery.write(tmp_path, kept)
     fanout: Any = None
-    follows, others = "`tpu_ops attach exp` follows it", "`tpu_ops stop exp` ends it; or choose another --name"
-    for process, first in (("", "`tpu_ops attach exp --recover` resumes it"), ("at work", follows)):
+    follows, others = (
+        "`tpu_ops attach exp` follows the active run",
+        "`tpu_ops stop exp` ends it; or choose another --name",
+    )
+    for process, first in (("", "`tpu_ops attach exp --recover` resumes the active run"), ("at work", follows)):
         at_work = recovery.lock(tmp_path, "exp") if process else contextlib.nullcontext()
-        with at_work, pytest.raises(UsageError, match="it has not ended") as wrong:
+        with at_work, pytest.raises(UsageError, match="the run has not ended") as wrong:
             await starting._check(fanout)
         assert wrong.value.fix == f"{first}, {others}"
 
@@ -263,7 +266,10 @@ async def test_the_name_of_a_run_that_is_on_elsewhere_is_taken(tmp_path: Path) -
     with pytest.raises(UsageError, match="a run exp that was started here is active") as wrong:
         await starting._check(fanout)
     assert wrong.value.where == "other-w0"
-    assert wrong.value.fix == "`tpu_ops attach exp` follows it, `tpu_ops stop exp` ends it; or choose another --name"
+    assert (
+        wrong.value.fix
+        == "`tpu_ops attach exp` follows the active run, `tpu_ops stop exp` ends it; or choose another --name"
+    )
 
 
 class Ready:
@@ -286,9 +292,11 @@ def test_what_is_to_be_warned_of_is_said_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("tpu_ops.cli.train.configure.rehearse", lambda *_: None)
     assert main(["train", "pod", "--recover", "--force", "--dry-run", "--", "true"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert [words for line in said for words in ("proxy_jump pod-w7", "its clock is -1000 s off") if words in line] == [
+    assert [
+        words for line in said for words in ("proxy_jump pod-w7", "the worker's clock is -1000 s off") if words in line
+    ] == [
         "proxy_jump pod-w7",
-        "its clock is -1000 s off",
+        "the worker's clock is -1000 s off",
     ]
     assert len(said) == 2
     known = view.current(config.load())

@@ -75,7 +75,7 @@ def test_a_wrong_clock_is_found_before_a_start_and_changes_nothing_in_a_run(benc
     with installed(bench, 1, WRONG_CLOCK):
         refused = bench.tpu_ops("train", "pod", "--", "true")
         assert refused.returncode == 1
-        assert re.search(r"pod-w1 +its clock is -3600 s off +tpu_ops configure pod-w1", refused.stdout)
+        assert re.search(r"pod-w1 +the worker's clock is -3600 s off +tpu_ops configure pod-w1", refused.stdout)
         train = ("train", "pod", "--detach", "--force", "--name", "clocks", "--lease", f"{LEASE}")
         started = bench.tpu_ops(*train, "--", "sh", "-c", f"{script}; exit $((TPU_OPS_RANK + 3))")
         assert started.returncode == 0, started.stderr
@@ -88,7 +88,7 @@ def test_a_wrong_clock_is_found_before_a_start_and_changes_nothing_in_a_run(benc
             bench.await_clean(index)
             bench.inside(index, "rm /run/at")
         assert at < bench.record(0, "clocks")["ended"] < at + SETTLE + GRACE_FAILURE + MARGIN
-    assert re.search(r"pod-w1: its clock is -3600 s off; overridden by --force", started.stderr)
+    assert re.search(r"pod-w1: the worker's clock is -3600 s off; overridden by --force", started.stderr)
     for index in BOTH:
         first = bench.record(index, "clocks")["first"]
         assert first == {"rank": 0, "worker": "pod-w0", "cause": "exit code 3"}

@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9][0-9]{0
 
 @dataclass(frozen=True)
 class _Generation:
-    """One row of the table: the meaning of the number in an accelerator type's name."""
+    """One generation of TPUs in the table: the meaning of the number in the names of its accelerator types."""
 
     label: str
     cores_per_chip: int

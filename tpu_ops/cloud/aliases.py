@@ -13,6 +13,6 @@ def of(node_id: str, index: int) -> str:
 
 
 def node_id(alias: str) -> str | None:
-    """Return the node id in an alias, empty if the node has none; None if the name is not an alias."""
+    """Return the node id in an alias, or "" if the node has no id; None if the name is not an alias of a worker."""
     match = _FORM.fullmatch(alias)
     return match["id"] if match else None

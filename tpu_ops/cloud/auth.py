@@ -1,4 +1,4 @@
-"""Credentials for the Cloud TPU API: three kinds, under the names that the google.cloud collection uses."""
+"""Credentials for the Cloud TPU API. Their three kinds have the same names as in Ansible's google.cloud collection."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_ops.errors import CloudError
 
-#: Values of `Auth.kind`; the first is the default.
+#: Values of `Auth.kind`; the first value is the default.
 KINDS = ("application", "serviceaccount", "accesstoken")
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -19,8 +19,9 @@ class Auth:
 
     Args:
         kind: ``application`` (application default credentials), ``serviceaccount`` or ``accesstoken``.
-        service_account_file: Key file of the service account, or None.
-        service_account_contents: The same as JSON text, or empty; wins over the file.
+        service_account_file: File with the key of the service account, or None.
+        service_account_contents: Key of the service account as JSON text, or empty. The file is not read if this is
+            set.
         access_token: OAuth 2.0 access token, or empty.
     """
 
@@ -47,7 +48,7 @@ class Auth:
 
     @property
     def name(self) -> str:
-        """The kind, and the key file if there is one: distinguishes credentials without revealing a secret."""
+        """The kind of the credentials, and the key file if there is one; contains no secret."""
         return f"{self.kind} {self.service_account_file}" if self.service_account_file else self.kind
 
 
@@ -55,7 +56,7 @@ def credentials(auth: Auth) -> Any:
     """Return google.auth credentials for these settings, with access to all of Google Cloud.
 
     Raises:
-        CloudError: They are missing or damaged; the text says where, and never contains them.
+        CloudError: The credentials are missing or damaged. The message says where, and never contains the credentials.
     """
     if auth.kind == "accesstoken":
         from google.oauth2.credentials import Credentials
@@ -68,7 +69,8 @@ def _application_default() -> Any:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 
-    # google-auth warns of a missing quota project at each call; the API's own error says so when it matters.
+    # google-auth warns of a missing quota project at each call. If the API requires a quota project, its own error says
+    # so.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\._default")
     cause: Exception | None = None
     try:
@@ -80,15 +82,16 @@ def _application_default() -> Any:
         cause = exc
         reason = f"the file cannot be read: {exc.strerror}"
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        # google-auth raises this for JSON of another form; the cause may quote a secret.
+        # google-auth raises these errors for JSON that is not a key file. They are not part of the message, since their
+        # text may quote a secret.
         reason = "the file does not hold credentials"
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     raise CloudError(
         f"no credentials for Google Cloud: {reason}",
         where=f"{named} (from GOOGLE_APPLICATION_CREDENTIALS)" if named else "application default credentials",
         fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; "
-        "TPU_OPS_ENDPOINT sets an endpoint that needs none, and `tpu_ops refresh --from` reads a published snapshot "
-        "of the fleet",
+        "TPU_OPS_ENDPOINT sets an endpoint that needs no credentials, and `tpu_ops refresh --from` reads a published "
+        "snapshot of the fleet",
     ) from cause
 
 
@@ -109,9 +112,9 @@ def _service_account(auth: Auth) -> Any:
             fix="check service_account_file in the fleet's file, or GCP_SERVICE_ACCOUNT_FILE",
         ) from exc
     except (GoogleAuthError, ValueError, AttributeError, TypeError, RecursionError):
-        # Without the cause, which may quote the key.
+        # `from None`, since the message of the cause may quote the key.
         raise CloudError(
             "this is not a key of a service account",
             where=where,
-            fix="create one: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
+            fix="create a key: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
         ) from None

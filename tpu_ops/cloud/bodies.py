@@ -1,6 +1,6 @@
-"""Requests that recreate a node or a queued resource: the fields that a client may set, as JSON.
+"""Requests that recreate a node or a queued resource: the fields that a client can set, as JSON.
 
-They include the values of a node's metadata, which may be secret and must not be shown.
+The requests include the values of a node's metadata, which may be secret and must not be shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpu_ops.cloud.nodes import create_node, node_in_words
 from tpu_ops.cloud.operations import status_of
 from tpu_ops.cloud.zones import raw
 
-#: Fields of google.cloud.tpu.v2.Node that a client sets; the service fills in the others.
+#: Fields of google.cloud.tpu.v2.Node that a client sets; the service sets all other fields.
 _NODE = (
     "description",
     "accelerator_type",
@@ -32,16 +32,18 @@ _NODE = (
     "data_disks",
     "shielded_instance_config",
 )
-#: Types whose three-dimensional topology determines the slice (`--type` and `--topology` in the documentation).
+#: TPU generations whose slices a client requests by type and three-dimensional topology (`--type` and `--topology` in
+#: the documentation).
 _TORUS = ("V4", "V5P")
-#: The same for a QueuedResource. Only relative times of its queueing policy are kept.
+#: Fields of google.cloud.tpu.v2.QueuedResource that a client sets, of its queueing policy and of its node specs.
+#: Absolute times in the policy are left out.
 _QUEUED = ("spot", "guaranteed", "reservation_name")
 _RELATIVE = ("valid_until_duration", "valid_after_duration")
 _NODE_SPEC = ("node_id", "multislice_params")
-#: Fields, besides the metadata, that an update of a node can change (UpdateNodeRequest; attaching and detaching disks
-#: changes `data_disks`). The queued resource keeps the requested values.
+#: Fields of a node, besides the metadata, that can be updated (UpdateNodeRequest; attaching and detaching disks changes
+#: `data_disks`). An update does not change the values in the node's queued resource.
 _UPDATED = ("description", "labels", "tags", "data_disks")
-#: Metadata entry of a node with one line for each ssh key.
+#: Key of the node's metadata whose value has one line for each ssh key.
 _SSH_KEYS = "ssh-keys"
 
 
@@ -51,13 +53,14 @@ class Queued:
 
     Attributes:
         state: Name of QueuedResourceState.State.
-        error: Why it has failed, or empty.
-        status: Name of that error's status code, or empty.
-        body: The request that recreates it.
-        nodes: Resource names of its nodes.
-        created: Creation time as the API writes it, or empty. It differs for a later queued resource of the same name.
+        error: Why the queued resource has failed, or empty.
+        status: Name of the status code of this error, or empty.
+        body: The request that recreates the queued resource.
+        nodes: Resource names of the nodes of the queued resource.
+        created: Creation time as the API writes it, or empty. A later queued resource of the same name has another
+            time.
         lacks: Whether the API returned fields that the installed client library does not know, so that a recreated
-            resource may lack them.
+            resource might lack these fields.
     """
 
     state: str
@@ -79,13 +82,13 @@ def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
     """
     node = raw(tpu.call("get_node", {"name": name}, node_in_words(name)))
     short = str(node.queued_resource).rpartition("/")[2]
-    # The node's own field contains the project's number, but requests use the project's id.
+    # The full name in `node.queued_resource` contains the project's number, but requests use the project's id.
     source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
     return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
 
 
 def create(tpu: Tpu, name: str, body: Json) -> str:
-    """Begin to create a node of a resource name; return the operation's name.
+    """Begin to create the node with a resource name; return the operation's name.
 
     Raises:
         ApiError: The API refused; ALREADY_EXISTS if another client was faster.
@@ -134,13 +137,14 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
 def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
     """Return the request that recreates a queued resource, including updates of its nodes.
 
-    Updates include ssh keys that gcloud adds to a node at a login, and keys that were removed. If the nodes of one
-    entry differ, they get the originally requested values, and the keys that all of them have.
+    Updates include ssh keys that gcloud adds to a node at a login, and ssh keys that were removed. If the nodes of one
+    node spec differ in a field, the originally requested value is used. Only ssh keys that all these nodes have are
+    kept.
 
     Args:
-        name: Its resource name.
+        name: The resource name of the queued resource.
         body: See `Queued`.
-        nodes: Resource name of each of its nodes -> the request that recreates the node.
+        nodes: Resource name of each node of the queued resource -> the request that recreates the node.
     """
     specs = []
     for spec in body["tpu"]["node_spec"]:
@@ -152,7 +156,7 @@ def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
 def _with_updates(asked: Json, now: Sequence[Json]) -> Json:
     first, *others = now
     alike = {key: first.get(key) for key in _UPDATED if all(one.get(key) == first.get(key) for one in others)}
-    # Other metadata stays as requested: the service may add entries to the nodes of slices.
+    # Other metadata stays as requested: on nodes of slices, the service itself sometimes adds metadata.
     keys, *more = [one.get("metadata", {}).get(_SSH_KEYS, "").splitlines() for one in now]
     lines = [line for line in keys if all(line in several for several in more)]
     metadata = {key: value for key, value in asked.get("metadata", {}).items() if key != _SSH_KEYS}
@@ -182,7 +186,7 @@ def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
 
 
 def delete_queued(tpu: Tpu, name: str, request_id: str) -> str:
-    """Begin to delete a queued resource and its nodes; return the operation's name."""
+    """Begin to delete a queued resource and all its nodes; return the operation's name."""
     request = {"name": name, "force": True, "request_id": request_id}
     return str(tpu.call("delete_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
 
@@ -194,11 +198,11 @@ def _json(message: Any) -> Json:
 
 
 def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
-    """Return whether a message, or one nested in it, has fields that the installed library does not know.
+    """Return whether a message, or a message nested in it, has fields that the installed client library does not know.
 
     Args:
         message: The message.
-        names: Fields to search; empty means all.
+        names: Fields of the message to search; empty means all fields.
     """
     from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -214,9 +218,10 @@ def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
 
 
 def _settable(node: Json) -> Json:
-    """Return the fields that a client would send, given a node's JSON; of two equivalent fields only one."""
+    """Return the fields of a node's JSON that a request to create it contains; of two equivalent fields, only one."""
     kept = {key: node[key] for key in _NODE if key in node}
-    # For a torus, the config has the chosen topology and is kept; for other types the config is incomplete.
+    # For a torus, `accelerator_config` has the chosen topology and is kept. For other types it is incomplete, and
+    # `accelerator_type` is kept.
     if {"accelerator_type", "accelerator_config"} <= kept.keys():
         torus = kept["accelerator_config"].get("type_") in _TORUS
         kept.pop("accelerator_type" if torus else "accelerator_config")
@@ -228,12 +233,12 @@ def _settable(node: Json) -> Json:
 
 
 def _spec(spec: Json, parent: str, *, tiered: bool) -> Json:
-    """Return one entry of a queued resource as a client would send it.
+    """Return one node spec of a queued resource as a request contains it.
 
     Args:
-        spec: The entry from the API, whose parent has the project's number.
-        parent: The parent in requests, with the project's id.
-        tiered: Whether the queued resource has a tier.
+        spec: The node spec from the API, whose `parent` contains the project's number.
+        parent: The `parent` for requests, which contains the project's id.
+        tiered: Whether the queued resource has a tier (spot or guaranteed).
     """
     node = _settable(spec["node"])
     if tiered:
@@ -247,7 +252,7 @@ def _parent(name: str) -> str:
 
 
 def _nodes(name: str, spec: Json) -> list[str]:
-    """Return the resource names of the nodes of one entry of a queued resource."""
+    """Return the resource names of the nodes of one node spec of a queued resource."""
     short = name.rpartition("/")[2]
     several = spec.get("multislice_params")
     if not several:
@@ -257,6 +262,6 @@ def _nodes(name: str, spec: Json) -> list[str]:
 
 
 def queued_in_words(name: str) -> str:
-    """Return ``projects/P/locations/Z/queuedResources/Q`` in words."""
+    """Return the resource name ``projects/P/locations/Z/queuedResources/Q`` as words for a message."""
     _, project, _, zone, _, short = name.split("/")
     return f"queued resource {short}, zone {zone}, project {project}"

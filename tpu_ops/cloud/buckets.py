@@ -14,7 +14,7 @@ from typing import Any
 from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError, UsageError, printable
 
-#: URI of an object: the bucket's name as Cloud Storage allows it, and the object's name.
+#: URI of an object: the bucket's name in the form that Cloud Storage allows, and the object's name.
 _URI = re.compile(r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(?P<name>[^\r\n]+)")
 
 
@@ -22,7 +22,7 @@ def split(uri: str, where: str = "") -> tuple[str, str]:
     """Split ``gs://BUCKET/OBJECT`` into bucket and object.
 
     Raises:
-        UsageError: It has another form.
+        UsageError: The URI has another form.
     """
     match = _URI.fullmatch(uri)
     if match is None or match["name"].endswith("/"):
@@ -37,13 +37,13 @@ def read(uri: str, auth: Auth, *, limit: int, timeout: float) -> bytes:
 
     Args:
         uri: ``gs://BUCKET/OBJECT``.
-        auth: The credentials. If there are none, or they are not accepted (an expired login, a machine's account), the
-            request is sent without: a public object needs none.
+        auth: The credentials. If they are missing or not accepted (an expired login, a machine's account), the request
+            is sent without credentials: a public object needs none.
         limit: Largest size of the object, in bytes.
         timeout: Seconds for each request, including retries.
 
     Raises:
-        CloudError: It does not exist, cannot be read, or is larger.
+        CloudError: The object does not exist, cannot be read, or is larger than the limit.
     """
     from google.api_core.exceptions import Forbidden, Unauthorized
     from google.auth.credentials import AnonymousCredentials
@@ -69,7 +69,7 @@ def _content(client: Any, uri: str, limit: int, timeout: float) -> bytes:
         raise CloudError(
             f"the object is larger than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
         )
-    # Reads the generation whose size was checked: a newer one may have been written meanwhile.
+    # Read the generation whose size was checked above: another client might have replaced the object since the check.
     return bytes(blob.download_as_bytes(if_generation_match=blob.generation, raw_download=True, **more))
 
 
@@ -80,7 +80,7 @@ def write(uri: str, content: bytes, auth: Auth, *, content_type: str, timeout: f
         uri: ``gs://BUCKET/OBJECT``.
         content: The new content.
         auth: The credentials.
-        content_type: Its media type, as in ``application/json``.
+        content_type: The media type of the content, as in ``application/json``.
         timeout: Seconds for the request, including retries.
 
     Raises:
@@ -117,7 +117,7 @@ def _retry(timeout: float) -> Any:
 
 @contextmanager
 def _requests(uri: str, done: str) -> Iterator[None]:
-    """Convert errors of Cloud Storage to CloudError."""
+    """Convert errors of Cloud Storage in the block to CloudError."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError
     from google.resumable_media import DataCorruption, InvalidResponse

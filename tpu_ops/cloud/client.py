@@ -23,24 +23,24 @@ from tpu_ops.errors import CloudError
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 
-#: Status codes after which the same call may succeed. Transport errors arrive as UNAVAILABLE. The service itself may
-#: return DEADLINE_EXCEEDED for an earlier deadline of its own.
+#: Status codes after which the same call can succeed later. The client library reports transport errors as UNAVAILABLE.
+#: The service itself returns DEADLINE_EXCEEDED if its own deadline, which is shorter, has passed.
 RETRIED = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED", "DEADLINE_EXCEEDED")
 
-#: Seconds before the second attempt; doubled for each further one, up to the longest delay.
+#: Seconds before the second attempt of a call; doubled before each further attempt, up to the longest delay.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
 
-#: Seconds of retries if no server, or no gRPC server, listens at the endpoint: this rarely changes.
+#: Seconds of retries if no server, or no gRPC server, listens at the endpoint: waiting longer rarely helps.
 REFUSED_PATIENCE = 3.0
 
-#: Seconds of waiting for an answer after which a message is logged.
+#: Seconds without an answer after which a message says that the command is waiting.
 TELL_AFTER = 4.0
 
-#: Seconds between two checks for a signal while several calls are in flight: a signal just before Python waits for a
-#: lock does not interrupt the wait.
+#: Seconds between two checks for a signal while several calls are in flight. A signal that arrives just before Python
+#: waits for a lock does not interrupt the wait.
 SIGNAL_LOOK = 1.0
 
-#: Most requests that are in flight at the same time.
+#: Maximum number of requests that are in flight at the same time.
 CONCURRENCY = 16
 
 #: Name of the service in errors, unless an endpoint replaces it.
@@ -49,8 +49,8 @@ REAL_SERVICE = "tpu.googleapis.com"
 #: Prefix of gRPC's UNAVAILABLE error if google-auth has no token for a call (grpc/_plugin_wrapping.py).
 _WITHOUT_ACCESS = "Getting metadata from plugin failed with error: "
 
-#: Reasons in such an error that are not a refusal: connection errors of requests, and answers that google-auth treats
-#: as temporary (google/oauth2/_client.py, google/auth/compute_engine/_metadata.py).
+#: Reasons in gRPC's error for a missing token that are not a refusal: connection errors of requests, and answers that
+#: google-auth treats as temporary (google/oauth2/_client.py, google/auth/compute_engine/_metadata.py).
 _NO_REFUSAL = (
     "ConnectionPool(",
     "Connection aborted",
@@ -85,19 +85,19 @@ _FIXES = {
 
 _SET_QUOTA_PROJECT = "gcloud auth application-default set-quota-project PROJECT"
 
-#: Texts of refusals, whatever their status (as public programs quote Cloud TPU and Compute Engine) -> the fix. The
-#: first text that is found determines the fix.
+#: Patterns of the API's refusals, with any status code -> the fix. Public programs quote these texts of Cloud TPU and
+#: Compute Engine. The first pattern that matches determines the fix.
 _MEANT = {
     "IN_USE_ADDRESSES|vmExternalIpAccess": "each worker needs an external address: ask for more of them in this "
     "region, or make the node with gcloud and --internal-ips (docs/inventory.md, Making nodes)",
     "referenced (sub)?network resource cannot be found": "make the node with gcloud, --network and --subnetwork "
     "(docs/inventory.md, Making nodes)",
     "per minute": "too many requests for now: wait a minute",
-    "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or again later; a queued resource "
-    "waits until there is some (docs/inventory.md, Making nodes)",
+    "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or try again later; a queued resource "
+    "waits until there is capacity (docs/inventory.md, Making nodes)",
     "Quota .*TPU.*(exceeded|exhausted)": "ask for more quota of this accelerator type in this zone; spot and on-demand "
-    "TPUs have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses some until it is deleted",
-    "Quota .*(exceeded|exhausted)": "ask for more of the quota in the message",
+    "TPUs have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses quota until it is deleted",
+    "Quota .*(exceeded|exhausted)": "ask for more of the quota that the message names",
     "requires a quota project": f"set one for your login: {_SET_QUOTA_PROJECT}",
     "serviceUsageConsumer": f"choose a quota project for your login that you may use: {_SET_QUOTA_PROJECT}",
     "insufficient authentication scopes": "this machine's service account may not use the scope cloud-platform: log in "
@@ -121,13 +121,13 @@ class ApiError(CloudError):
 
 
 def _fix(status: str, what: str) -> str:
-    """Return the fix for an error of the API, by its text or else by its status."""
+    """Return the fix for an error of the API: by the error's text, or else by its status code."""
     said = (fix for words, fix in _MEANT.items() if re.search(words, what))
     return next(said, _FIXES.get(status, ""))
 
 
 class Abandoned(CloudError):
-    """This process closed the client before the API answered: the result of the request is unknown, and not needed."""
+    """This process closed the client before the API answered: the result is unknown, but no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Tpu:
         client: The google.cloud.tpu_v2.TpuClient.
         endpoint: Name of the service in errors.
         timeout: Seconds for one call, including retries.
-        closed: Set when answers are no longer needed, so that retries end.
+        closed: Set when the answers of the API are no longer needed; retries then end.
         until: Monotonic time in seconds after which no more calls are made.
     """
 
@@ -149,25 +149,25 @@ class Tpu:
     until: float = math.inf
 
     def within(self, seconds: float) -> Tpu:
-        """Return the same client, which makes no more calls after these seconds."""
+        """Return a copy of this client that makes no more calls after the given number of seconds."""
         return replace(self, until=time.monotonic() + seconds)
 
     def close(self) -> None:
-        """End all calls, including those in flight; safe to call twice."""
+        """Close the client and end all its calls, including calls in flight; safe to call twice."""
         self.closed.set()
         self.client.transport.close()
 
     def concurrently(
         self, function: Callable[[Thing], Answer], things: Sequence[Thing], at_once: int = CONCURRENCY
     ) -> list[Answer]:
-        """Call a function, which uses this client, for each of several things; return the results in their order.
+        """Call a function that uses this client for each argument, in several threads; return the results in order.
 
         The first exception, or an interrupt, ends all calls without waiting for their timeouts.
 
         Args:
-            function: Called in several threads.
-            things: The arguments.
-            at_once: Most threads, at least 1.
+            function: The function, which takes one argument.
+            things: The arguments, one for each call.
+            at_once: Maximum number of threads, at least 1.
         """
         with ThreadPoolExecutor(at_once) as pool:
             futures = []
@@ -178,7 +178,7 @@ class Tpu:
                 while pending:
                     done, left = wait(futures, SIGNAL_LOOK, return_when=FIRST_EXCEPTION)
                     pending = bool(left) and not any(future.exception() for future in done)
-                # If some have not ended, another one has failed, and its result() raises.
+                # If a call has not ended here, another call has failed: result() raises the exception of that call.
                 return [future.result() for future in futures if future.done()]
             except BaseException:
                 for future in futures:
@@ -187,22 +187,23 @@ class Tpu:
                 raise
 
     def call(self, method: str, request: dict[str, Any], where: str, *, repeat: bool = True) -> Any:
-        """Call a method and return its answer.
+        """Call a method of the API and return its answer.
 
         Args:
             method: Name of a method of TpuClient's transport-level interface, for example ``get_node``.
-            request: Its request as a dictionary.
+            request: The request of the method as a dictionary.
             where: Subject of the request, for an error.
-            repeat: Whether the call may be sent again after a failure: False if a second call would have another
+            repeat: Whether the call can be sent again after a failure: False if a second call would have another
                 effect, or if RESOURCE_EXHAUSTED means a quota and not too many requests.
 
         Raises:
-            ApiError: With the API's status, or DEADLINE_EXCEEDED if no time is left for the call.
-            Abandoned: Another thread closed the client meanwhile, as `concurrently` does on an interrupt.
+            ApiError: The API refused or did not answer. The status is DEADLINE_EXCEEDED if no time was left for the
+                call.
+            Abandoned: Another thread closed the client during the call, as `concurrently` does on an interrupt.
         """
         if time.monotonic() > self.until:
             what, fix = (
-                "not asked: the requests before this one took too long",
+                "the API was not asked: the requests before this one took too long",
                 "raise request_timeout in inventory/tpu_vm.yml",
             )
             raise ApiError(what, status="DEADLINE_EXCEEDED", where=where, fix=fix)
@@ -219,7 +220,7 @@ class Tpu:
                     pause=self.closed.wait,
                 )
         except (ApiError, ValueError) as exc:
-            # gRPC can end a call in flight only by closing its channel, and rejects calls on a closed one.
+            # gRPC can end a call in flight only by closing its channel, and rejects calls on a closed channel.
             if self.closed.is_set():
                 raise Abandoned("no longer waited for", where=where) from exc
             raise
@@ -227,7 +228,7 @@ class Tpu:
 
 @contextmanager
 def told(text: str) -> Iterator[None]:
-    """Log a text if the block takes longer than TELL_AFTER."""
+    """Log a text if the block takes longer than TELL_AFTER seconds."""
     timer = threading.Timer(TELL_AFTER, _log.info, (text,))
     timer.daemon = True
     timer.start()
@@ -239,7 +240,7 @@ def told(text: str) -> Iterator[None]:
 
 @contextmanager
 def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None) -> Iterator[Tpu]:
-    """Open a client for as long as the block lasts.
+    """Open a client of the API; it is closed at the end of the block.
 
     Args:
         endpoint: ``host:port`` on loopback, used in plaintext without credentials; empty means the real service.
@@ -288,13 +289,13 @@ def attempt(
     """Send a request until it is answered, with growing delays between attempts.
 
     Args:
-        send: Given the seconds left, sends the request once and returns its answer.
+        send: Sends the request once and returns the answer; its argument is the number of seconds left.
         where: Subject of the request, for an error.
         timeout: Seconds for all attempts together.
         retried: Status codes after which the request is sent again.
-        at_endpoint: Whether it goes to a configured endpoint instead of the real service.
-        pause: Waits between attempts; returns true if the answer is no longer needed.
-        clock: Monotonic time in seconds.
+        at_endpoint: Whether the request goes to a configured endpoint instead of the real service.
+        pause: Waits between two attempts, for a number of seconds; returns true if the answer is no longer needed.
+        clock: Returns the monotonic time in seconds.
 
     Raises:
         ApiError: The last attempt's error.
@@ -320,13 +321,13 @@ def _refused(failure: ApiError) -> bool:
 
 
 def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False) -> ApiError:
-    """Return an error of the API's client in words.
+    """Convert an error of the API's client library to an `ApiError`, in words.
 
     Args:
         exc: The google.api_core.exceptions.GoogleAPICallError.
         where: Subject of the request.
-        timeout: Seconds that the call had.
-        at_endpoint: Whether it went to a configured endpoint instead of the real service.
+        timeout: The timeout of the call in seconds.
+        at_endpoint: Whether the request went to a configured endpoint instead of the real service.
     """
     status = exc.grpc_status_code.name if getattr(exc, "grpc_status_code", None) is not None else "UNKNOWN"
     message = str(getattr(exc, "message", "") or exc).strip()

@@ -17,38 +17,40 @@ ID = re.compile(r"[0-9]{1,20}")
 #: The name or number of an enum's value.
 WORD = re.compile(r"[A-Z0-9_]{1,64}")
 
-#: The name of a Compute Engine instance, without the domain that may follow it.
+#: The name of a Compute Engine instance, without a domain.
 INSTANCE = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
-#: Largest number of characters in a single-line text, and in other texts.
+#: Maximum number of characters in a single-line text, and in any other text.
 LINE, PROSE = 256, 65536
 
-#: Tests whether a value has a form.
+#: A form is a function that returns whether a value is valid.
 Form = Callable[[Any], bool]
 
 
 def address(text: str) -> str:
     """Return an address in its canonical form; empty if the text is not an address."""
     try:
-        # inet_pton rejects leading zeros, so IPv4 addresses have one form. The parser below takes forty times as long.
+        # inet_pton rejects leading zeros, so each IPv4 address has exactly one form. `ipaddress` below takes forty
+        # times as long.
         socket.inet_pton(socket.AF_INET, text)
     except (OSError, ValueError):
         pass
     else:
         return text
     try:
-        # After % an IPv6 address has a network interface, which may be any text and is useless on another machine.
+        # An IPv6 address with % is rejected: the network interface after % can be any text, and is useless on another
+        # machine.
         return "" if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
         return ""
 
 
-#: A project or a zone; the zone ``-`` means all of them.
+#: A project or a zone; the zone ``-`` means all zones.
 _PLACE = re.compile(r"[a-z0-9][a-z0-9.:-]{0,99}|-")
 
 
 def places(value: Any) -> bool:
-    """Return whether a value is a list of (project, zone)."""
+    """Return whether a value is a list of pairs (project, zone)."""
     return isinstance(value, list) and all(
         isinstance(pair, list)
         and len(pair) == 2
@@ -68,13 +70,13 @@ def matches(form: re.Pattern[str]) -> Form:
 
 
 def empty_or(form: re.Pattern[str]) -> Form:
-    """Return the form of a text that matches a pattern, or is empty."""
+    """Return the form of a text that is empty or matches a pattern."""
     return lambda value: value == "" or (isinstance(value, str) and form.fullmatch(value) is not None)
 
 
 def lists(check: Form) -> Form:
-    """Return the form of a list whose entries have a form."""
-    # Node.to_json returns tuples.
+    """Return the form of a list in which every value has the given form."""
+    # Tuples are accepted too: `Node.to_json` returns tuples.
     return lambda value: isinstance(value, (list, tuple)) and (not value or all(map(check, value)))
 
 
@@ -84,7 +86,7 @@ def line(value: Any) -> bool:
 
 
 def prose(value: Any) -> bool:
-    """Return whether a value is a text of the length that the API allows."""
+    """Return whether a value is a valid text that is not longer than the API allows."""
     if not isinstance(value, str) or len(value) > PROSE:
         return False
     try:
@@ -104,12 +106,12 @@ def record(*keys: str) -> Form:
 
 
 def name(value: Any) -> bool:
-    """Return whether a value is a text; names are checked together (`tpu_ops.cloud.names.split_name`)."""
+    """Return whether a value is a text. `names.split_name` checks the name, project and zone of a node together."""
     return isinstance(value, str)
 
 
 def count(value: Any) -> bool:
-    """Return whether a value is a whole number that is not negative."""
+    """Return whether a value is a whole number from 0 to 1,000,000."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
 
 

@@ -1,4 +1,4 @@
-"""Creates and deletes nodes, so that the same command again continues where an interrupted one ended."""
+"""Creates and deletes nodes. If a command is interrupted, the same command continues from the current state."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tpu_ops.errors import CloudError, UsageError
 
 _log = logging.getLogger(__name__)
 
-#: States from which a node becomes READY by itself.
+#: States of a node that becomes READY by itself.
 ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
 
-#: States of a node that no longer exists, or soon will not.
+#: States of a node that no longer exists, or that will soon be deleted.
 _GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
 
-#: Statuses after which it is unknown whether the API has accepted a request.
+#: Status codes after which it is unknown whether the API has accepted a request.
 UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
 _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
@@ -35,7 +35,7 @@ _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
 
 @dataclass(frozen=True)
 class Wish:
-    """The requested node."""
+    """The properties of the node that a user requests."""
 
     name: str
     project: str
@@ -65,7 +65,7 @@ def check_name(name: str) -> str:
     """Return a node's name after checking it.
 
     Raises:
-        UsageError: The API would reject it.
+        UsageError: The API would reject the name.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -92,10 +92,10 @@ def request(wish: Wish, keys: str) -> Json:
 
 
 def find(tpu: Tpu, wish: Wish) -> Node | None:
-    """Return the node of the requested name, or None.
+    """Return the existing node of the requested name; None if there is no such node.
 
     Raises:
-        CloudError: The API refused; if the zone does not exist, the error lists the existing ones.
+        CloudError: The API refused; if the zone does not exist, the error lists the existing zones.
     """
     try:
         return cloud.get_node(tpu, wish.full_name)
@@ -106,7 +106,7 @@ def find(tpu: Tpu, wish: Wish) -> Node | None:
 
 
 def _find_first(tpu: Tpu, wish: Wish) -> Node | None:
-    """Return the same as `find`, with an error that says that nothing was created yet."""
+    """Return the result of `find`; if the API does not answer, the error says that nothing was created."""
     try:
         return find(tpu, wish)
     except ApiError as exc:
@@ -116,19 +116,19 @@ def _find_first(tpu: Tpu, wish: Wish) -> Node | None:
 
 
 def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
-    """Create the node, or continue waiting for one that an earlier command began.
+    """Create the node, or continue waiting for a node that an earlier command began to create.
 
     Returns:
-        The result: ``created``, ``resumed``, ``already there``, or ``begun`` when not waiting.
+        The result: ``created``, ``resumed``, ``already there``, or ``begun`` if `wait` is not set.
 
     Raises:
-        CloudError: The API refused, the node exists in another form or state, or it was not ready in time. If the API
-            was lost meanwhile, the error says what is known of the node.
+        CloudError: The API refused, a node of this name exists with other properties or in another state, or the node
+            was not ready in time. If the API stopped answering, the error says what is known of the node.
     """
     existing = _find_first(tpu, wish)
     if existing is None:
         try:
-            with _interrupted("whether the API has begun to create it is not known", _AGAIN):
+            with _interrupted("it is not known whether the API has begun to create the node", _AGAIN):
                 operation = cloud.create_node(tpu, wish.parent, wish.name, body)
         except ApiError as exc:
             existing = _in_spite_of(tpu, wish, exc)
@@ -139,7 +139,8 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
             try:
                 with _begun(_CREATING, _creation(wish)):
                     operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
-                    # The node may be changing its state again, or the listing may be old.
+                    # The operation is done, but the node might be changing its state again, or its listed state might
+                    # be old.
                     node = operations.wait_for_state(
                         tpu,
                         wish.full_name,
@@ -168,13 +169,13 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
     return "resumed"
 
 
-#: What the API is doing, in words, and what the same command does then.
+#: What the API is doing, as words for a message; and the fix for an interrupted command.
 _CREATING, _DELETING = "the API is creating the node", "the API is deleting the node"
 _AGAIN = "run the same command again: it continues from the current state"
 
 
 def _creation(wish: Wish) -> str:
-    """Return the fix for a creation that continues without this command."""
+    """Return the fix for a command that ended while the API was still creating the node."""
     return (
         "run the same command again to wait for it: the node costs money until "
         f"`{node_deletion(wish.name, wish.zone)}`, and `tpu_ops list` shows it"
@@ -185,7 +186,7 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
     """Return the node that exists although its creation failed: another client was faster, or the answer was lost.
 
     Raises:
-        ApiError: It does not exist, or this is unknown.
+        ApiError: The node does not exist, or the API does not say whether it exists.
     """
     unclear = failure.status in UNCLEAR
     if not unclear and failure.status != "ALREADY_EXISTS":
@@ -196,30 +197,30 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
         what = "the node may exist" if unclear else "a node of this name exists"
         raise _lost(exc, what, _creation(wish) if unclear else _AGAIN) from exc
     if existing is None and unclear:
-        what = "a moment later there was no node of this name, but it may still appear"
-        raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether there is one") from failure
+        what = "a moment later there was no node of this name, but the node may still appear"
+        raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether the node exists") from failure
     if existing is None:
         raise failure
     return existing
 
 
 def _failed(tpu: Tpu, wish: Wish, failure: operations.Failed) -> ApiError:
-    """Return the error for a creation that failed after it began, with the fix."""
+    """Return the error, with its fix, for a creation that failed after the API had accepted it."""
     if not operations.was_preempted(failure):
         return explained(tpu, wish, failure)
-    fix = f"it was preempted during its creation: {_removal(wish)} and run the same command again"
+    fix = f"the node was preempted while it was being created: {_removal(wish)} and run the same command again"
     return ApiError(failure.what, status=failure.status, where=failure.where, fix=fix)
 
 
 def _lost(failure: ApiError, known: str, then: str) -> ApiError:
-    """Return the error for an API that was lost meanwhile, with what is known and the next step."""
+    """Return the error of an API that no longer answers, extended by what is known of the node and the next step."""
     fix = f"{failure.fix}; then {then}" if failure.fix else then
     return ApiError(f"{failure.what}; {known}", status=failure.status, where=failure.where, fix=fix)
 
 
 @contextlib.contextmanager
 def _interrupted(known: str, then: str) -> Iterator[None]:
-    """Tell a user who interrupts the block what is known, and the next step."""
+    """If the user interrupts the block, log what is known of the node, and the next step."""
     try:
         yield
     except KeyboardInterrupt:
@@ -229,7 +230,7 @@ def _interrupted(known: str, then: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _begun(known: str, then: str) -> Iterator[None]:
-    """If waiting for an operation is interrupted or fails, add to the error that the operation continues.
+    """If the wait in the block is interrupted or fails, say that the API continues the operation.
 
     Raises:
         ApiError: The operation failed, or its state is unknown.
@@ -244,10 +245,10 @@ def _begun(known: str, then: str) -> Iterator[None]:
 
 
 def must_match(wish: Wish, node: Node) -> None:
-    """Check that the existing node is the requested one; different labels are only logged.
+    """Check that the existing node has the requested properties; different labels only cause a warning.
 
     Raises:
-        CloudError: It has another type or runtime version, or one is preemptible and the other is not.
+        CloudError: The existing node has another type or runtime version, or only one of the two is preemptible.
     """
     others = [
         f"with {what.replace('_', ' ')} {getattr(node, what)}, not {getattr(wish, what)}"
@@ -260,7 +261,7 @@ def must_match(wish: Wish, node: Node) -> None:
         raise CloudError(
             f"a node of this name exists {others[0]}",
             where=wish.where,
-            fix=f"take another name, or delete it first: `{node_deletion(wish.name, wish.zone)}`",
+            fix=f"use another name, or delete the node first: `{node_deletion(wish.name, wish.zone)}`",
         )
     has = node.labels
     lacking = [
@@ -269,7 +270,7 @@ def must_match(wish: Wish, node: Node) -> None:
         if has.get(key) != value
     ]
     if lacking:
-        _log.warning("the node was there before, without %s, and stays as it is", texts.some(lacking))
+        _log.warning("the node existed before, without %s, and is not changed", texts.some(lacking))
 
 
 def _must_be_ready(wish: Wish, node: Node | None) -> None:
@@ -302,15 +303,15 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
 
     Args:
         tpu: The client.
-        name: Its resource name, by which the API deletes any node of that name.
+        name: Its resource name. The API deletes by name, whatever the id of the node.
         node_id: The id of the intended node; empty if the API gave it none.
         what: The subject of errors.
-        wait: Whether to wait until it is gone.
+        wait: Whether to wait until the node is gone.
         timeout: Seconds to wait.
         progress: Called while waiting.
 
     Raises:
-        CloudError: The API refused, another node now has the name, or it still existed after the timeout.
+        CloudError: The API refused, another node now has the name, or the node still existed after the timeout.
     """
     try:
         node = cloud.get_node(tpu, name)
@@ -320,7 +321,9 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
         return
     if node_id and node.node_id not in ("", node_id):
         fix = "`tpu_ops refresh` (with --from api if a published snapshot is in use), then the same command again"
-        raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
+        raise CloudError(
+            "the node was recreated after this command had looked it up; nothing was deleted", where=what, fix=fix
+        )
     operation = "" if node.state == "DELETING" else _begin_deletion(tpu, name)
     if not wait:
         return
@@ -335,8 +338,8 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
 
 
 def _begin_deletion(tpu: Tpu, name: str) -> str:
-    """Begin to delete a node; return the operation's name, or "" if the node is gone meanwhile."""
-    known = "whether the API is deleting it is not known"
+    """Begin to delete a node; return the operation's name, or "" if the node no longer exists."""
+    known = "it is not known whether the API is deleting the node"
     try:
         with _interrupted(known, _AGAIN):
             return cloud.delete_node(tpu, name)
@@ -349,7 +352,7 @@ def _begin_deletion(tpu: Tpu, name: str) -> str:
 
 
 def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
-    """Return the API's refusal; if zone, type or runtime is unknown, with the valid ones."""
+    """Return the API's refusal; if the zone, type or runtime is unknown, the fix lists the valid ones."""
     if refusal.status not in ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED"):
         return refusal
     try:
@@ -360,10 +363,10 @@ def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
 
 
 def unknown(tpu: Tpu, wish: Wish) -> str:
-    """Return the valid values for the first of zone, type and runtime that the API does not list, or "".
+    """Return which of zone, type and runtime the API does not list, with the valid values; "" if it lists all three.
 
     Raises:
-        ApiError: The API does not list them.
+        ApiError: The API does not list the valid values.
     """
     known = zones.locations(tpu, wish.project)
     if wish.zone not in known:
@@ -380,7 +383,7 @@ def unknown(tpu: Tpu, wish: Wish) -> str:
 
 
 def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
-    """Return the most similar names in words, in natural order; names that differ only in the last part come first."""
+    """Return the names most similar to a value, for a message. Names that differ after the last dash come first."""
     if not known:
         return "none"
     alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)

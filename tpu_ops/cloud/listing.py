@@ -1,4 +1,4 @@
-"""The nodes of several projects and zones in one listing, with what could not be listed."""
+"""List the nodes of several projects and zones together, and report the projects and zones that could not be listed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 
-#: (project, zone); the zone ``-`` means all zones.
+#: A place is a project and a zone; the zone ``-`` means all zones of the project.
 Place = tuple[str, str]
 
 
 @dataclass
 class Answered:
-    """The answer of a place.
+    """The API's answer for a place: its nodes.
 
     Attributes:
-        nodes: Its nodes.
+        nodes: The nodes in the place.
         unreachable: Locations that the API could not reach.
         misnamed: Resource names of nodes that are left out, since they do not have the documented form.
     """
@@ -34,18 +34,18 @@ class Answered:
     misnamed: list[str] = field(default_factory=list)
 
 
-#: The answer of a place, or its error.
+#: The API's answer for a place, or its error.
 Answer = Answered | ApiError
 
-#: Failures of one project or zone after which the others are still listed.
+#: Status codes of errors for one project or zone after which the other projects and zones are still listed.
 _PARTIAL = ("PERMISSION_DENIED", "INTERNAL", "UNKNOWN", *RETRIED)
 
-#: Refusals of the zone ``-``. Cloud TPU answers PERMISSION_DENIED for an unknown location, with one of these texts
-#: (seen in dstackai/gpuhunt issue 98, and with the reason LOCATION_POLICY_VIOLATED).
+#: Status codes and texts of refusals of the zone ``-``. Cloud TPU answers PERMISSION_DENIED for an unknown location,
+#: with one of these texts (seen in dstackai/gpuhunt issue 98, and with the reason LOCATION_POLICY_VIOLATED).
 _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 _UNKNOWN_WILDCARD = ("Location - is not found", "denied on 'locations/-'")
 
-#: Refusals of an unknown zone, and the number of known zones that an error lists.
+#: Status codes of refusals of an unknown zone, and the maximum number of known zones that an error lists.
 _UNKNOWN_PLACE, _MOST_ZONES = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"), 8
 
 
@@ -56,7 +56,7 @@ class Listing:
     Attributes:
         nodes: The nodes, in the order of their full names.
         unanswered: Places that could not be listed.
-        warnings: Places that could not be listed and nodes that were left out, in words.
+        warnings: One sentence for each place that could not be listed, and for each node that was left out.
     """
 
     nodes: tuple[Node, ...]
@@ -69,10 +69,11 @@ def list_nodes(
 ) -> Listing:
     """List the nodes of several projects concurrently, in all zones or in the given ones.
 
-    All zones of a project are requested at once as ``locations/-``. The reference of v2 does not document this, but
-    has a field for locations that could not be reached, as such lists have (google.aip.dev/159;
-    cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list). Public programs rely on it, over REST
-    and as ``gcloud compute tpus tpu-vm list --zone=-``. If it is refused, the zones are requested one by one.
+    All zones of a project are requested at once as ``locations/-``. The reference of API v2 does not document this. But
+    the answer has a field for unreachable locations, as lists over all locations have (google.aip.dev/159;
+    cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list). Public programs rely on ``locations/-``,
+    over REST and as ``gcloud compute tpus tpu-vm list --zone=-``. If the API refuses ``locations/-``, the zones are
+    requested one by one.
 
     Args:
         tpu: The client.
@@ -119,7 +120,7 @@ def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
 
 
 def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
-    """Return the answer of one place, from all pages, or the error of one page."""
+    """Return the API's answer for one place, combined from all pages, or the error of one page."""
     found = Answered()
     try:
         for page in pages_of(tpu, "list_nodes", project, zone):
@@ -133,7 +134,7 @@ def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
 
 
 def read(page: Any, found: Answered) -> None:
-    """Add a raw google.cloud.tpu.v2.ListNodesResponse to the nodes found so far."""
+    """Add the nodes of a raw google.cloud.tpu.v2.ListNodesResponse to the answer for a place."""
     for raw in filter(parsing.has_workers, page.nodes):
         if split_name(raw.name):
             found.nodes.append(parsing.node(raw))
@@ -143,11 +144,11 @@ def read(page: Any, found: Answered) -> None:
 
 
 def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict_permissions: bool = False) -> Listing:
-    """Return the whole listing, given the answer of each place.
+    """Return the whole listing, given the API's answer for each place.
 
     Args:
-        answers: The answer of each place.
-        named: The places in the fleet's settings; the API listed the others.
+        answers: The API's answer for each place.
+        named: The places in the fleet's settings. Other places in `answers` are zones that the API listed.
         strict_permissions: Whether any failure is an error.
 
     Raises:
@@ -167,7 +168,7 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
             if before != node.node_id:
                 ids = f"{before or 'none'} and {node.node_id or 'none'}"
                 where = node_in_words(node.full_name)
-                warnings.append(f"{where}: listed twice, with the ids {ids}; the last one is used")
+                warnings.append(f"{where}: listed twice, with the ids {ids}; the node with the last id is used")
             nodes[node.full_name] = node
         warnings += [
             f"project {place[0]}: a node is left out: its name {name[:200]!r} does not have a known form"
@@ -183,7 +184,7 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
 
 
 def _shared_ids(nodes: Iterable[Node]) -> list[str]:
-    """Return a warning for each node with the id of another one: host keys are bound to ids."""
+    """Return a warning for each node with the same id as another node: host keys are bound to ids."""
     owners: dict[str, str] = {}
     pairs = [(node, owners.setdefault(node.node_id or node.full_name, node.full_name)) for node in nodes]
     return [
@@ -200,7 +201,7 @@ def _out_of_reach(project: str, zone: str) -> ApiError:
 
 
 def _in_words(failures: Mapping[Place, ApiError]) -> list[str]:
-    """Return one warning for each failure; zones of a project with the same failure share a warning."""
+    """Return one warning for each failure. Zones of the same project with the same failure share one warning."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for (project, zone), failure in failures.items():
         alike.setdefault((project, failure.what, failure.fix), []).append(zone)

@@ -1,4 +1,4 @@
-"""A node and its workers as plain data: the form of the fleet in all packages.
+"""A node and its workers as plain data. All packages use this form of the fleet.
 
 `tpu_ops.cloud` converts API objects to this form; no other package sees a protobuf. `Node.to_json` converts it to JSON
 types for snapshots and inventory caches.
@@ -15,7 +15,7 @@ from tpu_ops.cloud.names import split_name
 
 Json = dict[str, Any]
 
-#: States in which a node's workers can serve (google.cloud.tpu.v2.Node.State).
+#: States of a node whose workers can be reached and run commands (google.cloud.tpu.v2.Node.State).
 SERVING_STATES = ("READY",)
 #: States that a node does not leave by itself, and in which nothing runs on its workers.
 TAKEN_STATES = ("PREEMPTED", "TERMINATED", "STOPPED")
@@ -28,7 +28,7 @@ class Node(NamedTuple):
         name: Short name, unique within project and zone.
         project: Project id.
         zone: For example ``us-central2-b``.
-        node_id: The API's numeric id, a string of digits; it differs for a later node of the same name.
+        node_id: The API's numeric id, a string of digits. A later node of the same name has another id.
         accelerator_type: For example ``v4-32``.
         runtime_version: For example ``tpu-ubuntu2204-base``.
         state: Name of google.cloud.tpu.v2.Node.State, for example ``READY``.
@@ -36,13 +36,13 @@ class Node(NamedTuple):
         internal_ips: Internal address of each worker in order; empty string if it has none.
         external_ips: External address of each worker in order; empty string if it has none.
         chips: Chips of the whole slice; 0 if the table does not contain the accelerator type.
-        chips_per_worker: Chips of each worker, likewise.
+        chips_per_worker: Chips of each worker; 0 if the table does not contain the accelerator type.
         topology: For example ``2x2x4``; empty if unknown.
         labels: The API's labels: data, never a template.
         symptoms: One ``{"worker_id", "type", "details", "create_time"}`` per symptom.
         queued_resource: Short name of the queued resource that created the node, or empty.
-        multislice: Whether the node is one slice of several that a queued resource created together.
-        preemptible: Whether the node may be preempted (preemptible or spot).
+        multislice: Whether the node is one of several slices that a queued resource created together.
+        preemptible: Whether the node can be preempted (preemptible or spot).
         data_disks: One ``{"source", "mode"}`` per data disk.
         service_account: E-mail of the service account, or empty.
         create_time: RFC 3339, UTC.
@@ -79,13 +79,13 @@ class Node(NamedTuple):
 
     @property
     def slice_index(self) -> int | None:
-        """Index of this slice among those of its queued resource, which names them ``<prefix>-<index>``; else None."""
+        """Index of this slice, which its queued resource named ``<prefix>-<index>``; None for other nodes."""
         index = self.name.rpartition("-")[2]
         return int(index) if self.multislice and index.isascii() and index.isdecimal() else None
 
     @property
     def region(self) -> str:
-        """The zone without its last part."""
+        """The region: the zone's name without its last part."""
         return self.zone.rsplit("-", 1)[0]
 
     @property
@@ -95,7 +95,7 @@ class Node(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """The API's resource name."""
+        """The node's resource name in the API."""
         return f"projects/{self.project}/locations/{self.zone}/nodes/{self.name}"
 
     def to_json(self) -> Json:
@@ -105,12 +105,12 @@ class Node(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        """Return the node from the result of `to_json`, possibly after a round trip through JSON text.
+        """Return the node, given the result of `to_json` or the parsed JSON text of it.
 
-        The text may come from others and could contain ssh options: every field is checked against its form.
+        The text may be written by other people and could contain ssh options: every field is checked against its form.
 
         Raises:
-            ValueError: A field does not have its form; the text names the field.
+            ValueError: A field does not have its form; the message names the field.
         """
         if not isinstance(data, dict):
             raise ValueError("this is not a node")  # noqa: TRY004 - one error for all invalid data
@@ -120,17 +120,17 @@ class Node(NamedTuple):
             if form is None:
                 raise ValueError(f"{key!r:.80} is not a property of a node")
             if not form(value):
-                raise ValueError(f"{key} does not have the form it has in the API")
+                raise ValueError(f"{key} does not have the form that it has in the API")
             values[key] = tuple(value) if type(value) is list else value
         try:
             made = cls(**values)
         except TypeError as exc:
             raise ValueError("one of its keys is missing") from exc
         if split_name(made.full_name) != (made.project, made.zone, made.name):
-            raise ValueError("its name, project or zone does not have the form it has in the API")
+            raise ValueError("the node's name, project or zone does not have the form that it has in the API")
         count = made.worker_count
         if len(made.external_ips) not in (0, count) or len(made.instance_names) not in (0, count):
-            raise ValueError("the numbers of its addresses and workers differ")
+            raise ValueError("the node's number of addresses differs from its number of workers")
         return made
 
 
@@ -166,7 +166,7 @@ FORMS: dict[str, forms.Form] = {
 
 
 def without_workers(node: Node) -> str:
-    """Return the state of a node without workers, in words that follow its name."""
+    """Return words about a node without workers that follow its name in a sentence."""
     if node.state in SERVING_STATES:
         return f"is {node.state}, but the API lists no network endpoints for it"
     return f"is in state {node.state} and has no workers{' yet' if node.state == 'CREATING' else ''}"
@@ -177,8 +177,8 @@ class Worker(NamedTuple):
 
     Attributes:
         host: Inventory host name, for example ``pod-w0``.
-        node: The node it belongs to.
-        index: From 0, in the order of the API's network endpoints.
+        node: The node that the worker belongs to.
+        index: Number of the worker in its node, from 0, in the order of the API's network endpoints.
     """
 
     host: str
@@ -192,17 +192,17 @@ class Worker(NamedTuple):
 
     @property
     def internal_ip(self) -> str:
-        """Internal address, or the empty string."""
+        """Internal address of the worker, or the empty string."""
         return self.node.internal_ips[self.index]
 
     @property
     def external_ip(self) -> str:
-        """External address, or the empty string."""
+        """External address of the worker, or the empty string."""
         return self.node.external_ips[self.index] if self.index < len(self.node.external_ips) else ""
 
     @property
     def instance_name(self) -> str:
-        """Name as a Compute Engine instance, or the empty string if unknown."""
+        """Name of the worker as a Compute Engine instance; the empty string if unknown."""
         return self.node.instance_names[self.index] if self.index < len(self.node.instance_names) else ""
 
     @property
@@ -217,11 +217,11 @@ def label_of(host: str) -> str:
 
 
 def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
-    """Return the unique short label of each node by its full name, given all listed nodes, before any filter.
+    """Return the unique short label of each node by its full name. The argument is all listed nodes, before any filter.
 
     The label is the node's name if it is unique. Nodes that share a name become ``<name>.<zone>``, and
-    ``<name>.<zone>.<project>`` if that is still shared. A dot replaces the colon of a project such as
-    ``example.com:p``, since neither patterns of Ansible nor paths of rsync may contain a colon.
+    ``<name>.<zone>.<project>`` if nodes still share that. A dot replaces the colon of a project such as
+    ``example.com:p``, since neither patterns of Ansible nor paths of rsync can contain a colon.
     """
     nodes = list(nodes)
     by_name = Counter(node.name for node in nodes)
@@ -249,7 +249,7 @@ def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -
 
     Args:
         nodes: All listed nodes, or some of them.
-        labels: `node_labels` of all listed nodes; may be omitted if ``nodes`` are all of them.
+        labels: `node_labels` of all listed nodes; can be omitted if ``nodes`` are all listed nodes.
     """
     nodes = list(nodes)
     labels = node_labels(nodes) if labels is None else labels

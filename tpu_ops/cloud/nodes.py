@@ -1,4 +1,4 @@
-"""Nodes of the Cloud TPU API: read, create, delete, start and stop one. Changes are operations."""
+"""Reads, creates, deletes, starts and stops single nodes of the Cloud TPU API. Changes are long-running operations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tpu_ops.cloud.zones import raw
 
 
 def get_node(tpu: Tpu, name: str) -> Node:
-    """Return the node of a resource name.
+    """Return the node with a resource name.
 
     Raises:
-        ApiError: NOT_FOUND if it does not exist.
+        ApiError: NOT_FOUND if the node does not exist.
     """
     return parsing.node(raw(tpu.call("get_node", {"name": name}, node_in_words(name))))
 
@@ -71,8 +71,8 @@ class GuestAttributes:
     """A worker's guest attributes.
 
     Attributes:
-        host_keys: Key type -> base64 blob; empty if there are none.
-        instance_name: Its name as a Compute Engine instance, or empty.
+        host_keys: Type of each host key -> the key in base64; empty if there are none.
+        instance_name: The worker's name as a Compute Engine instance, or empty.
     """
 
     host_keys: dict[str, str]
@@ -80,13 +80,13 @@ class GuestAttributes:
 
 
 def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: bool = False) -> list[GuestAttributes]:
-    """Return the guest attributes of each worker of a node, in order; those that the API does not return are empty.
+    """Return the guest attributes of each worker of a node, in order; empty ones for workers that the API leaves out.
 
     Args:
         tpu: The client.
         name: The node's resource name.
-        worker_count: The number of its workers.
-        instance_names: Whether to request their instance names as well.
+        worker_count: The number of the node's workers.
+        instance_names: Whether to request the workers' instance names as well.
 
     Raises:
         ApiError: The API refused.
@@ -94,7 +94,8 @@ def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: 
     path = "" if instance_names else "hostkeys/"
     answers = _guest_attributes(tpu, name, path, [""])
     if len(answers) != worker_count:
-        # Entries do not name their worker, so an answer is usable only with one entry for each requested worker.
+        # An answer does not say which guest attributes belong to which worker. So it is usable only if it has one entry
+        # for each requested worker.
         each = (_guest_attributes(tpu, name, path, [str(index)]) for index in range(worker_count))
         answers = [found[0] if len(found) == 1 else GuestAttributes({}) for found in each]
     return answers
@@ -117,6 +118,6 @@ def _operation(answer: Any) -> str:
 
 
 def node_in_words(name: str) -> str:
-    """Return ``projects/P/locations/Z/nodes/N`` in words."""
+    """Return the resource name ``projects/P/locations/Z/nodes/N`` as words for a message."""
     _, project, _, zone, _, node = name.split("/")
     return f"node {node}, zone {zone}, project {project}"

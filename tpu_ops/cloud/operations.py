@@ -10,23 +10,24 @@ from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node
 from tpu_ops.errors import CloudError
 
-#: Seconds between two checks; the first one comes early, for operations that take no time.
+#: Seconds between the first two checks of an operation, which is short since some operations take no time; and the
+#: longest pause between two checks.
 FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
 
-#: Part of the INVALID_ARGUMENT error of an operation that creates a node, if the node was preempted meanwhile (seen in
-#: skypilot-org/skypilot).
+#: Part of the INVALID_ARGUMENT error of an operation that creates a node, if the node was preempted while it was being
+#: created (seen in skypilot-org/skypilot).
 _PREEMPTED = "while in state PREEMPTED"
 
-#: Called repeatedly while waiting, with the seconds since the beginning and the state in words.
+#: A function that is called repeatedly during a wait, with the seconds since its beginning and the state in words.
 Progress = Callable[[float, str], None]
 
 
 class Failed(ApiError):
-    """An operation ended with an error from the API."""
+    """An operation of the API ended with an error."""
 
 
 class Late(CloudError):
-    """Waiting timed out; the operation continues."""
+    """The wait for an operation or a node timed out; the API continues the operation."""
 
 
 def was_preempted(failure: ApiError) -> bool:
@@ -38,9 +39,9 @@ def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progr
     """Wait until an operation is done.
 
     Raises:
-        Failed: It ended with an error.
-        ApiError: The API did not return its state.
-        Late: It was not done in time.
+        Failed: The operation ended with an error.
+        ApiError: The API did not return the state of the operation.
+        Late: The operation was not done in time.
     """
     _until(
         lambda: is_done(tpu, operation, what=what),
@@ -54,8 +55,8 @@ def is_done(tpu: Tpu, operation: str, *, what: str) -> bool:
     """Return whether an operation is done.
 
     Raises:
-        Failed: It ended with an error.
-        ApiError: The API did not return its state.
+        Failed: The operation ended with an error.
+        ApiError: The API did not return the state of the operation.
     """
     answer = tpu.call("get_operation", {"name": operation}, what)
     if answer.done and answer.HasField("error"):
@@ -74,15 +75,15 @@ def wait_for_state(
     progress: Progress,
     began: float | None = None,
 ) -> Node | None:
-    """Wait until a node has left certain states; return it, or None if it no longer exists.
+    """Wait until a node has left certain states; return the node, or None if it no longer exists.
 
     Args:
         tpu: The client.
         name: The node's resource name.
         through: States to wait through, for example ``CREATING``.
-        what: What is being waited for, for an error.
-        timeout: Most seconds to wait.
-        progress: Called with the node's state.
+        what: The subject of errors, for example the node in words.
+        timeout: Maximum number of seconds to wait.
+        progress: Called repeatedly with the seconds since the beginning and the node's state.
         began: When waiting began, on the monotonic clock; None means now.
 
     Raises:
@@ -133,7 +134,7 @@ def _until(
 
 
 def status_of(code: int) -> str:
-    """Return the name of a google.rpc.Code."""
+    """Return the name of a status code, given its number in google.rpc.Code."""
     import grpc
 
     return next((status.name for status in grpc.StatusCode if status.value[0] == code), "UNKNOWN")

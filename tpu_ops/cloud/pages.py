@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_ops.cloud.client import ApiError
 
-#: Time for all pages of a list, as a multiple of the time for one call.
+#: Maximum time for all pages of a list, as a multiple of the timeout of one call.
 PATIENCE = 5
 
 
@@ -18,10 +18,10 @@ def pages(
     """Yield the pages of a list; each page is requested at most once, and for a limited time.
 
     Args:
-        ask: Given a page's token, empty for the first, returns the page.
-        where: What is listed, for an error.
+        ask: Requests one page, given its token; the token of the first page is empty.
+        where: Subject of errors: what is listed.
         timeout: Seconds for one call.
-        clock: Monotonic time in seconds.
+        clock: Returns the monotonic time in seconds.
 
     Raises:
         ApiError: A page's token occurs twice, or the list has not ended in time.

@@ -1,10 +1,10 @@
 """Converts the protobuf of a node into a `Node` with checked fields.
 
 Names and addresses are used in file names, ssh configuration and group names, so only those of the documented form are
-accepted. Printed fields become one line without control characters; labels and descriptions may be any text. The result
-always has the form of a published snapshot (`tpu_ops.fleet.publishing.documents`).
+accepted. Fields that are printed become one line without control characters; labels and descriptions can be any text.
+The resulting node always has the form that a published snapshot requires (`tpu_ops.fleet.publishing.documents`).
 
-The raw protobuf is read, since the wrappers around it take fifteen times as long.
+The raw protobuf message is read, since reading the client library's wrapper takes fifteen times as long.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tpu_ops.errors import CloudError, printable
 
 
 def node(raw: Any) -> Node:
-    """Return the node of a raw google.cloud.tpu.v2.Node, without the values of its metadata, which may be secret.
+    """Convert a raw google.cloud.tpu.v2.Node to a `Node`, without the values of its metadata, which may be secret.
 
     Raises:
-        CloudError: Its resource name is not of the documented form.
+        CloudError: The node's resource name does not have the documented form.
     """
     parts = split_name(raw.name)
     if parts is None:
         raise CloudError(
             "the API returned a node whose name does not have the documented form",
             where=f"node {raw.name!r}",
-            fix="check that the endpoint is the Cloud TPU API, and whether tpu_ops has an update",
+            fix="check that the endpoint is the Cloud TPU API, and whether there is a newer tpu_ops",
         )
     project, zone, name = parts
     kind, endpoints, scheduling = _kind(raw.accelerator_type), raw.network_endpoints, raw.scheduling_config
@@ -66,13 +66,13 @@ def node(raw: Any) -> Node:
 def has_workers(node: Any) -> bool:
     """Return whether a raw google.cloud.tpu.v2.Node has workers that a user could log in to.
 
-    The API also lists nodes of its version 1, which have none; gcloud leaves them out as well.
+    The API also lists nodes of API version 1, which have no such workers; gcloud leaves these nodes out as well.
     """
     return not _enum(node, "api_version").startswith("V1")
 
 
 def _kind(name: str) -> AcceleratorType | None:
-    """Return the table's entry for an accelerator type, or None."""
+    """Return the properties of an accelerator type; None if the table does not contain it."""
     try:
         return accelerator_type(name)
     except ValueError:
@@ -104,13 +104,13 @@ def _addresses(listed: list[str], interfaces: int, kind: AcceleratorType | None)
 
 
 def _enum(raw: Any, field: str, unknown: str = "") -> str:
-    """Return the name of an enum's number.
+    """Return the name of the value that an enum field of a message has.
 
     Args:
         raw: The message.
-        field: The enum's field in it.
-        unknown: Result for an invalid number. A number that is newer than the installed client library is returned
-            itself.
+        field: The name of the enum field.
+        unknown: The result for an invalid number. A valid number without a name in the installed client library is
+            returned as digits.
     """
     number = getattr(raw, field)
     value = raw.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
@@ -119,7 +119,7 @@ def _enum(raw: Any, field: str, unknown: str = "") -> str:
 
 
 def _time(message: Any, field: str) -> str:
-    """Return a time as RFC 3339; empty if it is missing or out of range."""
+    """Return a time field of a message as RFC 3339; empty if the time is missing or out of range."""
     try:
         return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Requests of a recovery that no run uses yet: each is or will be billed, even if the recovery ends."""
+"""A recovery's requests for nodes that no run uses yet. These nodes are billed even if the recovery ends."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from tpu_ops.cloud.operations import Progress
 from tpu_ops.errors import OpsError
 from tpu_ops.files import unwritable
 
-#: Kinds of requests.
+#: Kinds of requests to the API: create a node or queued resource, or start a stopped node.
 CREATE, START = "create", "start"
 #: State of a node or queued resource that does not exist.
 GONE = "gone"
-#: Seconds within which a requested node or queued resource may still appear.
+#: Seconds after a request until which the requested node or queued resource can still appear.
 APPEARING = 1800.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request to the API.
+    """One request to the API for a node or a queued resource.
 
     Attributes:
         name: Resource name of the node or the queued resource.
         kind: `CREATE` or `START`.
-        since: When it was sent, in seconds since 1970.
+        since: When the request was sent, in seconds since 1970.
         state: Last known state of the node or queued resource; empty if it was never seen.
-        made: The node's id, or the creation time of the queued resource; it differs for a later one of the same name.
+        made: The node's id, or the creation time of the queued resource; a later one of the same name has another
+            value.
     """
 
     name: str
@@ -48,16 +49,16 @@ class Request:
 
     @property
     def is_node(self) -> bool:
-        """Whether it is about a node instead of a queued resource."""
+        """Whether the request is for a node and not for a queued resource."""
         return "/nodes/" in self.name
 
     @property
     def in_words(self) -> str:
-        """The node or queued resource in words."""
+        """The node or queued resource as words for a message."""
         return node_in_words(self.name) if self.is_node else bodies.queued_in_words(self.name)
 
     def now(self, state: str, made: str) -> Request | None:
-        """Return the request with the current state; None if nothing of it is left to be billed."""
+        """Return the request with the current state of its node; None if there is no longer anything to be billed."""
         if state == GONE:
             return None if self.state or time.time() - self.since > APPEARING else self
         if state in (*TAKEN_STATES, "DELETING") or (self.made and made != self.made):
@@ -66,7 +67,7 @@ class Request:
 
 
 def read(path: Path) -> list[Request]:
-    """Return the requests in a file; empty if the file does not exist.
+    """Return the requests that a file contains; empty if the file does not exist.
 
     Raises:
         OpsError: The file is invalid.
@@ -81,7 +82,7 @@ def read(path: Path) -> list[Request]:
 
 
 class Requests:
-    """The requests of one run's recovery; each is written to a file before it is sent.
+    """The requests of one run's recovery. Each request is written to a file before it is sent.
 
     Args:
         path: The file; None keeps the requests in memory only.
@@ -99,12 +100,12 @@ class Requests:
 
     @property
     def all(self) -> list[Request]:
-        """Return the requests that may still be billed."""
+        """Return the requests for nodes that are billed or might be."""
         with self._lock:
             return list(self._all.values())
 
     def send(self, name: str, kind: str, call: Callable[[], str]) -> str:
-        """Record a request, send it and return the operation's name.
+        """Record a request, send the request to the API and return the operation's name.
 
         Args:
             name: Resource name of the node or queued resource.
@@ -120,19 +121,20 @@ class Requests:
             return call()
         except ApiError as exc:
             if exc.status == "ALREADY_EXISTS":
-                # The node or queued resource belongs to others, unless an earlier request of this recovery created it.
+                # If no earlier request of this recovery created the existing node or queued resource, it belongs to
+                # other users.
                 self._put(name, before)
             elif exc.status not in lifecycle.UNCLEAR:
                 self.drop(name)
             raise
 
     def seen(self, name: str, state: str, made: str) -> None:
-        """Record the state of a node or queued resource, if it was requested."""
+        """Record the current state of a node or queued resource that this recovery has requested; ignore all others."""
         if known := self._all.get(name):
             self._put(name, known.now(state, made))
 
     def drop(self, *names: str) -> None:
-        """Forget requests: a run uses what they created, or nothing of it is left."""
+        """Forget the requests for some nodes or queued resources: a run uses them now, or they no longer exist."""
         for name in names:
             self._put(name, None)
 
@@ -158,7 +160,7 @@ class Requests:
 
 
 def look(tpu: Tpu, request: Request) -> Request | None:
-    """Return a request with its current state; None if nothing of it is left.
+    """Ask the API for the current state of a requested node or queued resource; return None as `Request.now` does.
 
     Raises:
         ApiError: The API refused or did not answer.

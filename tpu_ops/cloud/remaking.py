@@ -1,7 +1,7 @@
-"""Brings the nodes of a run back: waits for those that return by themselves, and recreates those that are gone.
+"""Brings the nodes of a run back: waits for nodes that return by themselves, and recreates nodes that are gone.
 
-The same command may run on another machine at the same moment. The two do not conflict, since a node's name is unique
-and the request id of a queued resource is derived from the run and its attempt.
+A recovery of the same run can be active on another machine at the same time. The two do not conflict: a node's name is
+unique, and the request id of a queued resource is derived from the run and its attempt.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.pending import CREATE, GONE, START, Requests
 from tpu_ops.errors import CloudError, UsageError
 
-#: Seconds for a node in maintenance or repair to come back by itself, and for a new one to be READY.
+#: Maximum seconds until a node in maintenance or repair is READY again, and until a new node is READY.
 COMING_BACK = 3600.0
 MAKING = 1800.0
-#: Seconds before a retry if the API refuses temporarily; doubled for each further one, up to the longest pause.
+#: Seconds before a retry if the API refuses temporarily; doubled for each further retry, up to the longest pause.
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
 #: Seconds between two checks of a queued resource.
 LOOK = 5.0
 
-#: Statuses after which the same request may succeed later: missing capacity or quota, or an error of the service.
+#: Status codes after which the same request can succeed later: missing capacity or quota, or an error of the service.
 _LATER = (
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
@@ -41,14 +41,14 @@ _LATER = (
     "CANCELLED",
     "FAILED_PRECONDITION",
 )
-#: Errors of a FAILED queued resource after which the same request would fail again.
+#: Status codes of a FAILED queued resource after which the same request would fail again.
 _FINAL = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "NOT_FOUND")
-#: Statuses that mean that another client was faster: the current state is checked again.
+#: Status codes after which the current state is checked again: another client has created or deleted the node first.
 _FASTER = ("ALREADY_EXISTS", "NOT_FOUND")
-#: States of a node whose machine is gone, and states that change by themselves.
+#: States of a node whose machine is gone, and states that the node leaves by itself.
 _TAKEN_AWAY = ("PREEMPTED", "TERMINATED")
 _PASSING = ("STOPPING", "DELETING")
-#: States of a queued resource that lead to ACTIVE.
+#: States of a queued resource that becomes ACTIVE by itself.
 _QUEUED_ON_THE_WAY = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
 
 
@@ -57,10 +57,10 @@ class Made:
     """One node of a run, and the request that recreates it.
 
     Attributes:
-        name: Its resource name.
-        node_id: Its id in the API; it differs for a later node of the same name.
-        body: The request that recreates it (`tpu_ops.cloud.bodies`); values of its metadata may be secret.
-        queued: Resource name of the queued resource that created it, or empty.
+        name: The node's resource name.
+        node_id: The node's id in the API; a later node of the same name has another id.
+        body: The request that recreates the node (`tpu_ops.cloud.bodies`); values of its metadata may be secret.
+        queued: Resource name of the queued resource that created the node, or empty.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Made:
 
     @property
     def short(self) -> str:
-        """Its short name."""
+        """The node's short name."""
         return self.name.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The nodes of a run.
+    """The nodes of a run, and the requests that recreate them.
 
     Attributes:
         nodes: The nodes.
-        queued: Resource name of each of their queued resources -> the request that recreates it.
+        queued: Resource name of each queued resource of the nodes -> the request that recreates the queued resource.
     """
 
     nodes: tuple[Made, ...]
@@ -92,11 +92,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Json) -> Plan:
-        """Return the plan from the result of `to_json`."""
+        """Return the plan, given the result of `to_json`."""
         return cls(tuple(Made(**made) for made in data["nodes"]), dict(data["queued"]))
 
     def now(self, seen: Mapping[str, Seen], order: Iterable[str]) -> Plan:
-        """Return the plan with the current ids of its nodes, and the nodes in the given order of resource names."""
+        """Return the plan with the current ids of its nodes, and its nodes in the given order of resource names."""
         made = {one.name: replace(one, node_id=seen[one.name].node_id) for one in self.nodes}
         return replace(self, nodes=tuple(made[name] for name in dict.fromkeys(order)))
 
@@ -107,7 +107,7 @@ class Seen:
 
     Attributes:
         state: Name of google.cloud.tpu.v2.Node.State, or ``gone``.
-        node_id: Its id, or empty.
+        node_id: The node's id, or empty.
     """
 
     state: str
@@ -120,8 +120,8 @@ def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = la
     Args:
         tpu: The client.
         names: Resource names of the nodes.
-        lacks: Called with each node or queued resource, in words, of which the API returned unknown fields: recreated,
-            it may lack them.
+        lacks: Called with each node or queued resource, in words, that has fields which this version of tpu_ops does
+            not know. A recreated one might lack these fields.
 
     Raises:
         ApiError: A node does not exist, or the API refused.
@@ -146,8 +146,8 @@ def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = la
     for source, found in queued.items():
         if others := sorted(name.rpartition("/")[2] for name in set(found.nodes) - mine):
             raise UsageError(
-                f"its nodes can only be recreated together, and it also made {', '.join(others)}, which the target "
-                "does not name",
+                "the nodes of this queued resource can only be recreated together, and it also created "
+                f"{', '.join(others)}, which the target does not name",
                 where=f"queued resource {source.rpartition('/')[2]}",
                 fix="name all of its nodes, or leave out --recover",
             )
@@ -165,7 +165,7 @@ def look(tpu: Tpu, plan: Plan) -> dict[str, Seen]:
 
 
 def lost(plan: Plan, seen: Mapping[str, Seen]) -> dict[str, str]:
-    """Return the changes of the nodes that are no longer the planned ones, in words, by resource name."""
+    """Return the lost nodes of a plan by resource name, each with its loss in words: gone, recreated or not serving."""
     found = {}
     for made in plan.nodes:
         now = seen[made.name]
@@ -194,16 +194,17 @@ def bring_back(
 ) -> dict[str, Seen]:
     """Bring all nodes of a plan to READY; return their states.
 
-    If capacity is lacking, retries with growing pauses. A node that is READY is left alone.
+    If the API lacks capacity, the requests are repeated with growing pauses. A node that is READY is not changed.
 
     Args:
         tpu: The client; closing it ends the wait.
         plan: The nodes.
-        request: A name of this attempt, the same for all commands that make the same attempt.
-        told: Called with each action, from several threads.
+        request: Text from which request ids are derived: equal for all commands that prepare the same attempt of the
+            run.
+        told: Called with a message on each action, from several threads.
         asked: Records each request before it is sent; None records nothing.
-        used: Given resource names of READY nodes, returns which run of another user is active there, in words; called
-            before a queued resource is deleted with them.
+        used: Given resource names of READY nodes, returns in words which run of another user is active there. Called
+            before a queued resource is deleted together with these nodes.
 
     Raises:
         CloudError: The API refused permanently, a node did not come back in time, or a node that would be deleted has
@@ -220,7 +221,7 @@ def bring_back(
 
 
 def passes(exc: Exception) -> bool:
-    """Return whether an error of the API is temporary, so that the same request may succeed later."""
+    """Return whether an error of the API is temporary, so that the same request can succeed later."""
     return isinstance(exc, ApiError) and (exc.status in _LATER or operations.was_preempted(exc))
 
 
@@ -235,9 +236,11 @@ def _seen(tpu: Tpu, name: str) -> Seen:
 
 
 def _left_alone(where: str, state: str) -> CloudError:
-    """Return the error for a node or queued resource in a state in which it may not be deleted."""
-    fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
-    return CloudError(f"recovery leaves it alone: it is {state}", where=where, fix=fix)
+    """Return the error for a node or queued resource in a state in which a recovery does not delete it."""
+    fix = "delete this resource or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
+    return CloudError(
+        f"recovery does not change a node or queued resource in this state: {state}", where=where, fix=fix
+    )
 
 
 def _late(exc: operations.Late, where: str) -> CloudError:
@@ -246,18 +249,19 @@ def _late(exc: operations.Late, where: str) -> CloudError:
 
 
 class _Pauses:
-    """Waits longer each time, until the client is closed."""
+    """The pauses between retries, each longer than the one before. Closing the client ends a pause."""
 
     def __init__(self, tpu: Tpu, told: Callable[[str], None]) -> None:
         self._tpu, self._told, self._seconds = tpu, told, FIRST_PAUSE
         self._before: object = None
 
     def wait(self, failure: ApiError, seen: object) -> None:
-        """Report a refusal of the API and pause; only for a moment if another client was faster.
+        """Report a refusal of the API and pause. If another client was faster, pause only for a moment.
 
         Args:
             failure: The refusal.
-            seen: The state before the request. If it and the refusal are the same as last time, no client was faster.
+            seen: The state before the request. If the state and the refusal are the same as last time, no client was
+                faster.
 
         Raises:
             ApiError: The refusal is permanent, or the client was closed.
@@ -313,7 +317,8 @@ class _Single:
             self._finish(self._send(CREATE, lambda: bodies.create(self._tpu, self._made.name, self._made.body)))
         elif now.state in _TAKEN_AWAY:
             self._told(f"{self._where}: {now.state}; deleting what is left of it")
-            # The next check finds the result, perhaps a node that another client created meanwhile.
+            # The next check of the state shows the result. It might also find a node that another client has just
+            # created.
             self._finish(cloud.delete_node(self._tpu, self._made.name))
         else:
             raise _left_alone(self._where, now.state if same else f"{now.state} and not the run's own node")
@@ -334,7 +339,7 @@ class _Single:
             raise
 
     def _progress(self, elapsed: float, state: str) -> None:
-        """Report nothing: the wait was reported when it began."""
+        """Report nothing: the message at the beginning of the wait is enough."""
 
 
 class _Queue:
@@ -357,16 +362,16 @@ class _Queue:
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
         self._said, self._asked, self._tries, self._undeleted = "", "", 0, 0
-        #: The failed queued resource and the number of tries for which a pause was made.
+        #: The failed queued resource and the number of requests after which this object has already paused.
         self._paused: object = None
 
     def bring(self) -> None:
-        """Check the state and do the next step until it is ACTIVE and its nodes are READY."""
+        """Check the state and do the next step until the queued resource is ACTIVE and its nodes are READY."""
         pauses = _Pauses(self._tpu, self._told)
         found: bodies.Queued | None = None
         while True:
             try:
-                # Before its nodes: once it is ACTIVE, they exist.
+                # Check the queued resource before its nodes: once it is ACTIVE, its nodes exist.
                 found = bodies.queued(self._tpu, self._name)
                 self._requests.seen(self._name, *((found.state, found.created) if found else (GONE, "")))
                 states = {name: _seen(self._tpu, name).state for name in self._nodes}
@@ -378,7 +383,7 @@ class _Queue:
             except operations.Late as exc:
                 raise _late(exc, self._where) from exc
             if self._tpu.closed.wait(LOOK):
-                raise CloudError("the recovery was ended while waiting for it", where=self._where)
+                raise CloudError("the recovery was ended while it waited for this queued resource", where=self._where)
 
     def _next(self, found: bodies.Queued | None, states: Mapping[str, str]) -> None:
         there = set(states.values())
@@ -398,12 +403,12 @@ class _Queue:
             serving = [name for name, state in states.items() if state in SERVING_STATES]
             if serving and (use := self._used(serving)):
                 what = f"recovery would delete all of its nodes, and {use}"
-                fix = "wait until that run has ended, or stop it; then `tpu_ops attach RUN --recover` resumes this one"
+                fix = "wait until that run has ended, or stop it; then `tpu_ops attach RUN --recover` resumes this run"
                 raise CloudError(what, where=self._where, fix=fix)
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             self._delete(found)
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
-            self._tell("its nodes are coming back; waiting until they are READY")
+            self._tell("the nodes are coming back; waiting until all are READY")
             for name in (name for name, state in states.items() if state == "STOPPED"):
                 operation = self._requests.send(name, START, functools.partial(cloud.start_node, self._tpu, name))
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
@@ -411,7 +416,7 @@ class _Queue:
             raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
 
     def _ask(self) -> None:
-        """Request it; if that was done and it does not exist yet, check whether the request is done or has failed."""
+        """Request the queued resource; if it was requested but does not exist yet, check whether that failed."""
         if not self._asked:
             self._tell("asking for its resources again; this may take a while in the queue")
             request = self._id("create", self._tries)
@@ -431,17 +436,17 @@ class _Queue:
             self._refused(exc, self._tries)
 
     def _failed(self, found: bodies.Queued) -> CloudError:
-        """Return the error for a repeated failure; an ApiError if a later request may succeed."""
+        """Return the error for a queued resource that failed again; an ApiError if a later request can succeed."""
         why = ApiError(found.error or "it failed", status=found.status or "RESOURCE_EXHAUSTED", where=self._where)
         if why.status in _FINAL and not passes(why):
             return CloudError(why.what, where=why.where, fix=why.fix)
         return ApiError(why.what, status="RESOURCE_EXHAUSTED", where=why.where, fix=why.fix)
 
     def _delete(self, found: bodies.Queued) -> None:
-        """Delete this queued resource, but not one that was requested since; a failed deletion is requested anew."""
+        """Delete this queued resource, but not a later one of the same name; a failed deletion is requested again."""
         request = self._id(f"delete {found.created or self._tries}", self._undeleted)
         operation = bodies.delete_queued(self._tpu, self._name, request)
-        # A slow deletion shows in the state of the queued resource.
+        # No error for a slow deletion: the next check finds the queued resource in state DELETING.
         with contextlib.suppress(operations.Late):
             try:
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
@@ -457,13 +462,13 @@ class _Queue:
             self._told(f"{self._where}: {text}")
 
     def _id(self, what: str, failed: int) -> str:
-        """Return a request id: the first one is the same for equal requests of all clients, so the API runs it once."""
+        """Return a request id. The first one is equal for all clients, so that the API executes only one request."""
         if failed:
             return str(uuid.uuid4())
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tpu_ops/{self._request}/{self._name}/{what}"))
 
     def _refused(self, failure: ApiError, tries: int) -> None:
-        """Raise the error of an operation, unless it may be the answer to an earlier command whose cause is gone."""
+        """Raise the error of an operation unless it is the first: that might be the answer to an earlier command."""
         if tries > 1:
             raise failure
-        self._tell(f"{failure.what}; asking once more, since that may be the answer to an earlier command")
+        self._tell(f"{failure.what}; asking once more, since this error may be the answer to an earlier command")

@@ -10,17 +10,17 @@ from tpu_ops.cloud.node import SERVING_STATES, Node
 
 
 def until_ready(node: Node) -> str:
-    """Return the fix for a node that does not serve, or that has no workers."""
+    """Return the fix for a node that is not READY, or that has no workers."""
     if node.state in SERVING_STATES and not node.worker_count:
-        return f"`tpu_ops refresh` asks the API again; if it still lists none: {_made_again(node)}"
+        return f"`tpu_ops refresh` asks the API again; if the API still lists no workers: {_made_again(node)}"
     if node.state in ("PREEMPTED", "TERMINATED"):
-        return f"it does not come back by itself: {_made_again(node)}"
+        return f"the node does not come back by itself: {_made_again(node)}"
     if node.state in ("STOPPED", "STOPPING"):
         start = f"gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}"
-        return f"start it{' once it is STOPPED' if node.state == 'STOPPING' else ''}: `{start}`"
+        return f"start the node{' once it is STOPPED' if node.state == 'STOPPING' else ''}: `{start}`"
     if node.state == "DELETING":
-        return "it is being deleted; create it again once `tpu_ops list` no longer shows it"
-    return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
+        return "the node is being deleted; create it again once `tpu_ops list` no longer shows it"
+    return "`tpu_ops list` shows when the node is READY; `tpu_ops refresh` asks the API for its current state"
 
 
 def _made_again(node: Node) -> str:
@@ -28,11 +28,11 @@ def _made_again(node: Node) -> str:
     place = ["--zone", node.zone, "--project", node.project]
     if node.queued_resource:
         # The nodes of a queued resource can only be created together.
-        return f"`{queued_deletion(node)}` deletes all its nodes, then ask for it again"
+        return f"`{queued_deletion(node)}` deletes the queued resource and all its nodes; then request it again"
     delete = node_deletion(node.name, node.zone, node.project)
     if node.reserved:
         # `tpu_ops create` would create an on-demand node, which is billed in addition to the reservation.
-        gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
+        gcloud = "create the node in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
         return f"`{delete}`, then {gcloud}"
     return f"`{delete}`, then `{shlex.join(_creation(node, place))}`"
 
@@ -49,7 +49,7 @@ def queued_deletion(node: Node) -> str:
 
 
 def _creation(node: Node, place: Sequence[str]) -> list[str]:
-    """Return the command that recreates a node, as far as `tpu_ops create` has options for it."""
+    """Return the `tpu_ops create` command for a node with the same properties, as far as it has options for them."""
     runtime = node.runtime_version
     return [
         *("tpu_ops", "create", node.name, "--type", node.accelerator_type, *place),

@@ -8,7 +8,7 @@ from typing import Any
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.pages import pages
 
-#: Entries per page of a list; the API's maximum.
+#: Number of entries on each page of a list: the API's maximum.
 PAGE_SIZE = 1000
 
 
@@ -38,25 +38,25 @@ def _names(tpu: Tpu, method: str, project: str, zone: str, read: Callable[[Any],
 
 
 def pages_of(tpu: Tpu, method: str, project: str, zone: str) -> Iterator[Any]:
-    """Return the raw pages of a list for a zone, or for all zones."""
+    """Return the pages of a list for a zone, or for all zones, as raw protobuf messages."""
     where, request = (
         zones_in_words(project, zone),
         {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE},
     )
 
     def ask(token: str) -> Any:
-        # The pager's own next pages would be requested without retries.
+        # Request each page by `call`: the client library's pager would request the next pages without retries.
         return raw(tpu.call(method, {**request, "page_token": token}, where).pages.__next__())
 
     return pages(ask, where=where, timeout=tpu.timeout)
 
 
 def zones_in_words(project: str, *zones: str) -> str:
-    """Return a project and zones of it in words."""
+    """Return a project and some of its zones as words for a message."""
     named = ", ".join(zone for zone in zones if zone != "-")
     return f"project {project}{f', zone {named}' if named else ''}"
 
 
 def raw(answer: Any) -> Any:
-    """Return the protobuf behind an answer of google-cloud-tpu."""
+    """Return the protobuf message inside an answer of google-cloud-tpu."""
     return type(answer).pb(answer)

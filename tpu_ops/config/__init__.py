@@ -1,7 +1,8 @@
-"""The settings of a fleet: `inventory/tpu_vm.yml` and the environment, read once, typed.
+"""The settings of a fleet: `inventory/tpu_vm.yml` and the environment, each read once and converted to typed values.
 
-The inventory plugin and the command line read the same file. The environment wins over the file, so that a shell can
-use another endpoint or project without editing it. Every error names the file and key, or the variable, that caused it.
+The inventory plugin and the command line read the same file. A variable of the environment overrides the file, so that
+a shell can use another endpoint or project without an edit of the file. Every error names the file and key, or the
+variable, that caused it.
 """
 
 from tpu_ops.config.find import find_file, fleet_option, here, load, load_file, nearest_file, read_file

@@ -9,7 +9,7 @@ from tpu_ops.config.templates import is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, did_you_mean, shown
 
-#: Allowed keys of an entry of `keyed_groups`.
+#: Allowed keys in each mapping of the list `keyed_groups`.
 _KEYED = ("key", "prefix", "separator", "parent_group", "default_value", "trailing_separator")
 
 
@@ -17,7 +17,7 @@ def check(options: Options) -> None:
     """Check `compose`, `groups` and `keyed_groups`; Ansible checks the expressions in them.
 
     Raises:
-        UsageError: One of them has the wrong form; the text names file and key.
+        UsageError: One of the three keys has the wrong form; the message names file and key.
     """
     for key in ("compose", "groups"):
         found = options.data.get(key)
@@ -49,7 +49,7 @@ def _check_mapping(options: Options, key: str, found: Any) -> None:
 def _check_keyed(entry: Any, where: str) -> None:
     if not isinstance(entry, Mapping):
         what = f"expected a mapping, found {shown(entry)} ({type(entry).__name__})"
-        raise UsageError(what, where=where, fix="write it as in {key: tpu_zone, prefix: place}")
+        raise UsageError(what, where=where, fix="write a mapping, as in {key: tpu_zone, prefix: place}")
     for word, value in entry.items():
         if word not in _KEYED:
             what = f"unknown key {shown(word)}{did_you_mean(str(word), _KEYED)}"
@@ -65,7 +65,7 @@ def _check_keyed(entry: Any, where: str) -> None:
             raise UsageError(what, where=f"{where}, {word!r}", fix=fix)
     if not entry.get("key"):
         fix = "write an expression, as in {key: tpu_zone, prefix: place}"
-        raise UsageError("it has no 'key', whose value names the groups", where=where, fix=fix)
+        raise UsageError("the mapping has no 'key', whose value names the groups", where=where, fix=fix)
     if entry.get("default_value") is not None and "trailing_separator" in entry:
         what = "default_value and trailing_separator exclude each other"
         raise UsageError(what, where=where, fix="remove one of them")

@@ -1,4 +1,4 @@
-"""Parses a fleet's file."""
+"""Parses the YAML of a fleet's file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import yaml
 from tpu_ops.errors import UsageError
 from tpu_ops.options import shown
 
-_MEND = "correct it there; `ansible-doc -t inventory tpu_vm` has examples"
+_MEND = "correct the file there; `ansible-doc -t inventory tpu_vm` has examples"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that runs no tags and rejects duplicate keys in a mapping."""
+    """YAML loader that executes no tags and rejects duplicate keys in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping.

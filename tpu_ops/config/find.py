@@ -13,10 +13,10 @@ from tpu_ops.config.read import from_data
 from tpu_ops.config.settings import FLEET_FILE, Settings, folder_of
 from tpu_ops.errors import OpsError, UsageError
 
-#: Endings of the names of fleets' files, also for the inventory plugin.
+#: Endings that the name of a fleet's file can have. The inventory plugin accepts the same endings.
 ENDINGS = ("tpu_vm.yml", "tpu_vm.yaml")
 
-#: Largest size of a fleet's file, in bytes.
+#: Maximum size of a fleet's file, in bytes.
 _LARGEST = 10_000_000
 
 
@@ -24,11 +24,12 @@ def load(fleet: str | None = None) -> Settings:
     """Return the settings of a fleet.
 
     Args:
-        fleet: The fleet directory, or a file with another name than `inventory/tpu_vm.yml` (`--fleet`). Default:
-            TPU_OPS_FLEET, else the nearest parent directory with an `inventory/tpu_vm.yml`.
+        fleet: The value of `--fleet`: the fleet directory, or a fleet's file with another name than
+            `inventory/tpu_vm.yml`. Default: the variable TPU_OPS_FLEET, else the nearest parent directory with an
+            `inventory/tpu_vm.yml`.
 
     Raises:
-        UsageError: No fleet is found, or its settings are wrong; the text names file and key.
+        UsageError: No fleet is found, or the settings are wrong; the message names file and key.
     """
     return load_file(find_file(fleet, os.environ, here()))
 
@@ -37,7 +38,7 @@ def load_file(file: Path) -> Settings:
     """Return the settings from a fleet's file and the environment.
 
     Raises:
-        UsageError: The file cannot be read, or its settings are wrong; the text names file and key.
+        UsageError: The file cannot be read, or the settings are wrong; the message names file and key.
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
     return from_data(read_file(file), file, os.environ)
@@ -52,7 +53,7 @@ def here() -> Path:
 
 
 def fleet_option(file: Path) -> str:
-    """Return ``--fleet DIR`` for the fleet of this file; empty if commands in the working directory use it anyway."""
+    """Return ``--fleet DIR`` for the fleet of a file; empty if this fleet is the default in the working directory."""
     option = f"--fleet {shlex.quote(str(folder_of(file)))}"
     try:
         return "" if find_file(None, os.environ, here()) == file else option
@@ -82,7 +83,7 @@ def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pat
 
 
 def _named_file(named: str, said: str) -> Path:
-    """Return the file of a fleet directory, or the named file itself.
+    """Return the fleet's file, given the value of `--fleet`: a fleet directory, or the file itself.
 
     Raises:
         UsageError: The file does not exist, or Ansible would not read it.
@@ -95,7 +96,7 @@ def _named_file(named: str, said: str) -> Path:
                 where=f"{path} (from {said})",
                 fix=f"name a file that ends in {' or '.join(ENDINGS)}, or a fleet directory",
             )
-        # A symbolic link to a file is a fleet of its own, as for Ansible.
+        # A symbolic link to a fleet's file is a separate fleet, as it is a separate inventory for Ansible.
         return files.resolved(str(path.parent), said) / path.name
     if not (folder / FLEET_FILE).is_file():
         others = _others(folder)
@@ -108,14 +109,14 @@ def _named_file(named: str, said: str) -> Path:
 
 
 def _others(folder: Path) -> str:
-    """Return the first few fleets' files with other names in a directory, joined for a sentence."""
+    """Return some fleets' files in a directory whose name is not the default one, as words for a message."""
     found = (path for place in (folder, folder / FLEET_FILE.parent) for path in place.glob("*tpu_vm.y*ml"))
     names = sorted(str(path) for path in found if path.name.endswith(ENDINGS) and path.is_file())
     return " or ".join(names[:3])
 
 
 def nearest_file(start: Path) -> Path | None:
-    """Return the file of the nearest parent directory that is a fleet directory, or None.
+    """Return the fleet's file in the nearest parent directory that is a fleet directory; None if there is none.
 
     Raises:
         UsageError: The path of the start directory is not valid text.
@@ -131,7 +132,7 @@ def read_file(file: Path) -> Mapping[str, Any]:
     Raises:
         UsageError: The file cannot be read, or is not YAML or not a mapping.
     """
-    from tpu_ops.config import document  # this imports yaml
+    from tpu_ops.config import document  # imported only here, since the import of yaml takes time
 
     return document.parsed(_text(file), file)
 
@@ -141,5 +142,5 @@ def _text(file: Path) -> str:
         return files.read_regular(file, _LARGEST).decode()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        fix = "make it a text file in UTF-8 that you can read"
+        fix = "make the file a text file in UTF-8 that you can read"
         raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file), fix=fix) from exc

@@ -1,4 +1,4 @@
-"""The syntax of hosts in the settings."""
+"""The syntax of login names and hosts in the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ USER_AT_HOST = rf"(?:{USER}@)?(?:[A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\])"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an address, perhaps in brackets, is a loopback one."""
+    """Return whether a host is the loopback of this machine, given its name or address, with or without brackets."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -32,7 +32,7 @@ from tpu_ops.config.templates import evaluated, is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
 
-#: Private keys that are offered, in this order, if none is set. gcloud creates the second one.
+#: Private keys in ~/.ssh that ssh offers, in this order, if no private key is set. gcloud creates the second key.
 PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
@@ -50,7 +50,7 @@ def check_zone(text: str, where: str) -> str:
     """Return a zone's name after checking it.
 
     Raises:
-        UsageError: It is not a zone's name.
+        UsageError: The text is not a zone's name.
     """
     return check_name(text, where, _ZONE, _A_ZONE)
 
@@ -59,7 +59,7 @@ def check_project(text: str, where: str) -> str:
     """Return a project id after checking it.
 
     Raises:
-        UsageError: It is not a project id.
+        UsageError: The text is not a project id.
     """
     return check_name(text, where, _PROJECT, _A_PROJECT)
 
@@ -73,14 +73,16 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     _check_keys(data, file)
     options = Options(evaluated(data, OWN_KEYS, file), file, environ)
     for key in PLUGIN_FLAGS:
-        # Ansible treats any other word as false, but evaluates templates itself.
+        # Ansible would read any word that is not a boolean as false, so such a word is an error here. Templates are not
+        # checked: Ansible evaluates them.
         if not is_template(data.get(key)):
             options.flag(key, default=False)
     composed.check(options)
     folder = file.parent.parent if file.parent.name == FLEET_FILE.parts[0] else file.parent
     endpoint = _endpoint(options)
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
-    # `api` is kept: unlike an empty value, it overrides a stored source.
+    # The value `api` is kept. Unlike an empty value, it overrides the source of snapshots that an earlier command
+    # stored.
     published = snapshot not in ("", "api")
     private_keys = _private_keys(options)
     projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
@@ -115,17 +117,17 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         learn_host_keys=options.flag("learn_host_keys", default=True),
         state_dir=_for_ssh(files.state_root(environ), _OF_STATE) / "fleets" / state_name(file, endpoint, own),
     )
-    # A shell that sets an endpoint already has its own state directory.
+    # If the shell sets an endpoint, its login needs no separate ssh files: it has its own state directory anyway.
     return found if endpoint != (options.data.get("endpoint") or "") else _with_login(found, options)
 
 
 def _with_login(found: Settings, options: Options) -> Settings:
-    """Return settings with `login` and `shared` set if the environment sets another login than the file."""
+    """Return the settings, with `login` and `shared` set if the environment sets another login than the file."""
     environ = {name: value for name, value in options.environ.items() if name not in _LOGIN}
     if len(environ) == len(options.environ):
         return found
     shared = None
-    # The file may be invalid for this shell, for example with a key that only another user has.
+    # Without the shell's variables, the file can be invalid here, for example if only another user has its private key.
     with contextlib.suppress(UsageError):
         shared = from_data(options.data, options.file, environ)
     login, others = (
@@ -158,11 +160,11 @@ def _is_port(text: str) -> bool:
 
 
 def _endpoint(options: Options) -> str:
-    """Return the endpoint, or "". It is plaintext without credentials, so it must be on this machine."""
+    """Return the endpoint, or "". Its connection is plaintext without credentials, so it must be on this machine."""
     endpoint = options.text("endpoint", "TPU_OPS_ENDPOINT")
     if not endpoint.value:
         return ""
-    fix = "use HOST:PORT of this machine's loopback, as in 127.0.0.1:18470; unset it for the real service"
+    fix = "use HOST:PORT of this machine's loopback, as in 127.0.0.1:18470; leave the endpoint out for the real service"
     host, colon, port = endpoint.value.rpartition(":")
     if not colon or not _is_port(port) or "/" in host:
         raise UsageError(f"{shown(endpoint.value)} is not of the form HOST:PORT", where=endpoint.where, fix=fix)
@@ -176,7 +178,7 @@ def _endpoint(options: Options) -> str:
 
 
 def _user(options: Options) -> str:
-    """Return the login name, by default the local one, as gcloud does."""
+    """Return the login name on the workers; the default is the login name on this machine, as for gcloud."""
     user = options.text("user", "TPU_OPS_USER")
     if not user.value:
         try:
@@ -191,16 +193,16 @@ def _user(options: Options) -> str:
 
 
 def _private_keys(options: Options) -> list[Path]:
-    """Return the key that is set, else the existing ones of PRIVATE_KEYS in ~/.ssh."""
+    """Return the private key that is set; else those of PRIVATE_KEYS that exist in ~/.ssh."""
     key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")
     if not key.value:
         usual = (_home(options) / ".ssh" / name for name in PRIVATE_KEYS)
         return [_for_ssh(path, "HOME") for path in usual if path.is_file()]
     path = _for_ssh(_path(key, options), key.where)
     if not path.is_file():
-        # An old variable of the shell may name a key that was deleted: do not suggest creating it.
+        # An old variable of the shell might name a key that was deleted: do not suggest creating the key.
         make = f"create it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
-        fix = "unset the variable, or set it to a key that you have" if key.from_environment else make
+        fix = "unset the variable, or set the variable to a key that you have" if key.from_environment else make
         if path.exists():
             raise UsageError(f"the private key {path} is not a file", where=key.where, fix="name the key's own file")
         raise UsageError(f"the private key {path} does not exist", where=key.where, fix=fix)
@@ -217,7 +219,7 @@ def _for_ssh(path: Path, where: str) -> Path:
     """Return a path that can be written into an ssh config.
 
     Raises:
-        UsageError: It contains a control character, or text that ssh would replace by a variable.
+        UsageError: The path contains a control character, or text that ssh would replace by a variable.
     """
     if NOT_FOR_SSH.search(str(path)):
         what = f"ssh cannot use {shown(str(path))}: a path with ${{ or a control character in it"
@@ -230,14 +232,14 @@ def _home(options: Options) -> Path:
 
 
 def _path(value: Value, options: Options) -> Path:
-    """Return the path in an option: relative to the home directory after ~, else to the directory of the option."""
+    """Return an option's path: relative to the home after ~, else to the working directory or the file's directory."""
     if value.value.startswith("~/"):
         return _home(options) / value.value[2:]
     return (Path.cwd() if value.from_environment else options.file.parent) / value.value
 
 
 def _labels(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the labels a node must have: a mapping of each to nothing, a value or a list of values."""
+    """Return the labels that a node must have. In the file, each label has no value, one value or a list of values."""
     data = options.data.get("labels")
     if data is None:
         return ()
@@ -277,11 +279,11 @@ def _proxy_jump(options: Options) -> str:
 
 
 def _auth(options: Options, *, needed: bool) -> Auth:
-    """Return the credentials, under the names that the google.cloud collection uses.
+    """Return the credentials. The options have the names that the google.cloud collection of Ansible uses.
 
     Args:
         options: The options of the file and the environment.
-        needed: Whether the real service is asked, so that credentials are required.
+        needed: Whether credentials are required, because the real service will be asked.
     """
     kind = options.choice("auth_kind", KINDS, "GCP_AUTH_KIND")
     file, contents = _service_account(options)
@@ -292,18 +294,18 @@ def _auth(options: Options, *, needed: bool) -> Auth:
     }
     for owner, given in {"serviceaccount": file if file.value else contents, "accesstoken": token}.items():
         if owner == kind.value and needed and not given.value:
-            what = f"auth_kind is {owner}, and its credentials are not set"
+            what = f"auth_kind is {owner}, and the credentials of this kind are not set"
             raise UsageError(what, where=kind.where, fix=fixes[owner])
-        # Variables may be meant for another program, or override the file on purpose.
+        # Ignore unused credentials in variables: other programs might need them, or `auth_kind` overrides the file.
         if owner != kind.value and given.value and not (given.from_environment or kind.from_environment):
             raise UsageError(
-                f"this is set, but auth_kind is {kind.value}", where=given.where, fix=f"set auth_kind: {owner}"
+                f"this key is set, but auth_kind is {kind.value}", where=given.where, fix=f"set auth_kind: {owner}"
             )
     return Auth(kind.value, _path(file, options) if file.value else None, contents.value, token.value)
 
 
 def _service_account(options: Options) -> tuple[Value, Value]:
-    """Return the file or the contents of a service account's key, not both; the environment wins."""
+    """Return the file or the contents of a service account's key, not both; a variable overrides the file's key."""
     file = options.text("service_account_file", "GCP_SERVICE_ACCOUNT_FILE")
     contents = _service_account_contents(options)
     if not (file.value and contents.value):
@@ -319,7 +321,7 @@ def _service_account(options: Options) -> tuple[Value, Value]:
 
 
 def _service_account_contents(options: Options) -> Value:
-    """Return the key of a service account as JSON text; the file may contain it as a mapping."""
+    """Return the key of a service account as JSON text; in the fleet's file, it can be a mapping."""
     key, variable = "service_account_contents", "GCP_SERVICE_ACCOUNT_CONTENTS"
     data = options.data.get(key)
     if not isinstance(data, dict) or options.environ.get(variable):
@@ -330,7 +332,7 @@ def _service_account_contents(options: Options) -> Value:
 
 
 def _of_shell(options: Options, names: Sequence[str], variable: str) -> list[str]:
-    """Return the projects, or the zones, if the environment sets other ones than the file; else nothing."""
+    """Return the sorted projects, or zones, that the environment sets; empty if the file has the same ones."""
     if not options.environ.get(variable):
         return []
     key, form, what = {

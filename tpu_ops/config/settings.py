@@ -1,4 +1,4 @@
-"""The settings of a fleet, and the keys that its file may contain."""
+"""The settings of a fleet, and the keys that the fleet's file can contain."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from tpu_ops.cloud.auth import Auth
 
-#: Path of the file in a fleet directory.
+#: Path of the fleet's file in a fleet directory.
 FLEET_FILE = Path("inventory/tpu_vm.yml")
 
-#: Keys about the fleet and the way to its workers, which `Settings` contains.
+#: Keys of the file that `Settings` contains: which nodes are in the fleet, and how their workers are reached.
 OWN_KEYS = (
     "projects",
     "zones",
@@ -35,7 +35,8 @@ OWN_KEYS = (
     "learn_host_keys",
 )
 
-#: Keys that only the inventory plugin reads: its own and those of `constructed` and `inventory_cache`.
+#: Keys of the file that only the inventory plugin reads: its own, and those of Ansible's `constructed` and
+#: `inventory_cache`.
 PLUGIN_KEYS = (
     "plugin",
     "hostnames",
@@ -57,10 +58,10 @@ PLUGIN_KEYS = (
     "cache_prefix",
 )
 
-#: Boolean keys among `PLUGIN_KEYS`.
+#: Keys among `PLUGIN_KEYS` whose value is a boolean.
 PLUGIN_FLAGS = ("strict", "leading_separator", "use_extra_vars", "cache")
 
-#: Names of google.cloud.tpu.v2.Node.State that a filter may contain.
+#: Names of google.cloud.tpu.v2.Node.State that the key `states` can contain.
 STATES = (
     "CREATING",
     "READY",
@@ -82,16 +83,17 @@ STATES = (
 #: Default seconds for one API call, including retries.
 REQUEST_TIMEOUT = 60.0
 
-#: The same for an endpoint on this machine: calls are fast, so a hanging endpoint is noticed soon.
+#: Default seconds for one API call to an endpoint on this machine. Such calls are fast, so a hanging endpoint is
+#: noticed soon.
 LOCAL_TIMEOUT = 20.0
 
 
 class Filters(NamedTuple):
-    """Which nodes of the projects and zones belong to the fleet; an empty filter matches all.
+    """Which nodes of the projects and zones belong to the fleet; an empty filter matches all nodes.
 
     Attributes:
         names: Patterns (``*``, ``?``, ``[...]``) of node names.
-        labels: Label -> allowed values; without values the label must only exist.
+        labels: Label -> allowed values; a label without values must only exist.
         accelerator_types: Patterns of accelerator types, as in ``v4-*``.
     """
 
@@ -117,15 +119,15 @@ class Settings(NamedTuple):
     Attributes:
         path: The fleet directory: the directory of the file, or its parent if that directory is `inventory`.
         file: The file that was read.
-        projects: Unique project ids; the API needs at least one, a published snapshot none.
-        zones: Zones to ask; empty means all.
+        projects: Unique project ids. At least one is required, unless a published snapshot is read.
+        zones: Zones whose nodes are listed; empty means all zones.
         endpoint: ``host:port`` of a plaintext gRPC endpoint on loopback; empty means the real service.
         request_timeout: Seconds for one API call, including retries; the default is lower for an endpoint.
         states: States of the nodes that the inventory lists.
         connect_with: ``external`` and ``internal`` in order of preference.
         user: Login name on the workers.
         private_key: The user's private key, or None if the ssh client should find one.
-        more_keys: Further keys that ssh offers if no key is set.
+        more_keys: Further private keys that ssh offers if no private key is set.
         only_key: Whether a private key is set, so that ssh offers no other keys of an agent.
         state_dir: Directory of this fleet's snapshot, ssh config and known_hosts. A file with another name than
             `inventory/tpu_vm.yml` has its own directory.
@@ -133,13 +135,13 @@ class Settings(NamedTuple):
         strict_permissions: Whether a project or zone that cannot be listed is an error even if others can be.
         snapshot: Source of a published snapshot to read instead of the API; empty means the API.
         filters: Which nodes belong to the fleet.
-        proxy_jump: Worker or other host through which workers without external address are reached; may be empty.
-        iap: Whether they are reached through Identity-Aware Proxy instead, by gcloud.
+        proxy_jump: Worker or other host through which workers without external address are reached; empty means none.
+        iap: Whether workers without external address are reached through Identity-Aware Proxy, by gcloud.
         forward_agent: Whether the written ssh config forwards the user's ssh agent.
         learn_host_keys: Whether the inventory plugin learns the host keys of new nodes.
-        login: Digest of a login (user, key, jump) that the shell sets and that differs from the file's. This login has
-            its own ssh files. Empty without one.
-        shared: The settings with the file's login, which other shells use; None if ``login`` is empty.
+        login: Digest of a login (user, key, jump) that the shell sets and that differs from the file's login. It has
+            its own ssh files. Empty if there is no such login.
+        shared: The same settings with the file's login, which other shells use; None if ``login`` is empty.
     """
 
     path: Path
@@ -164,7 +166,7 @@ class Settings(NamedTuple):
     forward_agent: bool = False
     learn_host_keys: bool = True
     login: str = ""
-    # The type is Settings | None, which `typing` would evaluate.
+    # The value is a `Settings` or None. The type is `Any`, since `typing` would evaluate `Settings | None`.
     shared: Any = None
 
 

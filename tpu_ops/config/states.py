@@ -16,15 +16,15 @@ PLACES = ("TPU_OPS_PROJECT", "TPU_OPS_ZONES")
 
 
 def state_name(file: Path, endpoint: str, own: Sequence[str]) -> str:
-    """Return the name of a fleet's state directory; each endpoint has its own, so that test and real data never mix.
+    """Return the name of a fleet's state directory. Each endpoint has its own, so that test and real data never mix.
 
-    Projects and zones that a shell overrides have their own directory too: otherwise the names of workers could change
-    while a command in another shell runs.
+    A shell that overrides projects or zones has its own state directory too. Otherwise its commands could change the
+    names of workers while a command in another shell runs.
 
     Args:
         file: The fleet's file.
         endpoint: See `Settings`.
-        own: The overridden projects and zones, each sorted.
+        own: The sorted projects, then the sorted zones, that the shell overrides; empty if it overrides none.
     """
     path = folder_of(file)
     digest = hashlib.sha256("\n".join([str(path), endpoint, *own]).encode()).hexdigest()[:8]
@@ -37,11 +37,11 @@ def shell_of(
     """Return the values of `PLACES` in a shell whose state directory has this name; None for another fleet's directory.
 
     Args:
-        name: Name of the directory.
+        name: Name of the state directory.
         file: The fleet's file.
         endpoint: See `Settings`.
-        projects: The projects that the shell asked for.
-        zones: The zones that the shell asked for.
+        projects: The projects that a shell with this directory could have set.
+        zones: The zones that a shell with this directory could have set.
     """
     asked = dict(zip(PLACES, (sorted(projects), sorted(zones)), strict=True))
     for own in ((), PLACES[:1], PLACES[1:], PLACES):

@@ -14,18 +14,18 @@ from tpu_ops.errors import UsageError
 
 _MARKS = ("{{", "{%")
 
-#: Nesting depth of options: `labels` is a mapping of lists. Deeper values are invalid, or recursive.
+#: Maximum nesting depth of an option's value: `labels` is a mapping of lists. Deeper values are invalid or recursive.
 _DEPTH = 2
 
 
 def evaluated(data: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> dict[str, Any]:
-    """Return a file's mapping with the templates in the values of these keys evaluated.
+    """Return the mapping of a fleet's file, with all templates in the values of some keys evaluated.
 
-    Lookups, filters and tests work, including those of collections; there are no variables. Text from a lookup is not
-    evaluated again.
+    Templates can use lookups, filters and tests, including those of collections, but no variables. Templates in the
+    result of a lookup are not evaluated.
 
     Raises:
-        UsageError: A template fails; the text names file and key.
+        UsageError: A template fails; the message names file and key.
     """
     templates = _Templates(file)
     return {key: templates.evaluate(value, key) if key in keys else value for key, value in data.items()}
@@ -62,7 +62,7 @@ class _Templates:
             raise UsageError(
                 f"the template fails: {exc}",
                 where=f"{self._file}, key {key!r}",
-                fix="there are no variables here; lookups work, as in {{ lookup('env', 'NAME') }}",
+                fix="templates cannot use variables here; lookups work, as in {{ lookup('env', 'NAME') }}",
             ) from exc
 
     @cached_property
@@ -73,7 +73,8 @@ class _Templates:
         from ansible.utils.collection_loader import AnsibleCollectionConfig
 
         if AnsibleCollectionConfig.collection_finder is None:
-            # Ansible's own commands call this; without it plugins are not found by their full names.
+            # Ansible's own commands call this function too. Without the call, plugins are not found by their full
+            # names.
             init_plugin_loader()
         loader = DataLoader()
         loader.set_basedir(str(self._file.parent))

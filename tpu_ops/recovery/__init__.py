@@ -1,1 +1,1 @@
-"""The recovery of a run whose nodes are taken away."""
+"""The recovery of runs: a run whose nodes are taken away, or whose command fails, is started again."""

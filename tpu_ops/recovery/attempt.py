@@ -1,4 +1,4 @@
-"""One attempt of a recovered run, followed to its end. The loss of a node ends the attempt as well."""
+"""Follows one attempt of a recovered run to its end. The loss of a node also ends the attempt."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tpu_ops.ssh.renewal import in_thread
 #: Seconds from a check of the nodes that found nothing to the next one, and until the first check, while a rank does
 #: not answer.
 LOOK, FIRST_LOOK = 10.0, 1.0
-#: Seconds to wait for the last lines of the remaining ranks after a node was lost and these ranks have ended.
+#: Seconds to wait for the last lines of the ranks on the remaining nodes, after a node was lost and these ranks ended.
 ENDS = 5.0
-#: Number of error answers of workers after which the attempt is no longer followed.
+#: Number of requests, answered by a worker with an error, after which the attempt is no longer followed.
 CANNOT_TELL = 5
 
 
 class Renamed(UnreachableError):
-    """Workers of the followed run have other names now: other nodes of the same name were created or deleted."""
+    """Workers of the followed run have new names, because other nodes of the same name were created or deleted."""
 
 
 class CannotTell(OpsError):
@@ -63,21 +63,21 @@ def names_of(known: records.RunRecord, plan: remaking.Plan, workers: Iterable[Wo
 
 
 class Attempt:
-    """One attempt on its workers.
+    """Follows one attempt of a run on its workers.
 
     Args:
-        directory: The directory for the logs of all attempts.
+        directory: Directory for the logs of all attempts of the run.
         kept: The recovery state of the run.
         fanout: Reaches the workers.
         run: The run and its workers.
         names: The resource name of the node of each worker.
         services: The API, the workers and the clock.
         printer: The terminal.
-        losing: Called when a node is lost, before the remaining ranks are ended.
+        losing: Called when a node is lost, before the ranks on the remaining nodes are ended.
 
     Attributes:
         lost: The lost nodes, each with a description of its loss.
-        newest: The latest attempt that a worker has reported; at least the followed one.
+        newest: Number of the latest attempt that a worker has reported; at least that of the followed attempt.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Attempt:
         self.newest = kept.attempt
         self._directory, self._kept, self._names, self._losing = directory, kept, names, losing
         self._services, self._printer = services, printer
-        #: Outcomes of ranks that have ended in this attempt, as reported before their nodes were lost.
+        #: Outcomes of ranks that have ended in this attempt. They stay valid if the nodes are lost later.
         self._told: dict[int, Outcome] = {}
 
     async def to_its_end(self) -> list[Outcome]:
-        """Follow the attempt and copy its logs; return the outcomes. The loss of a node ends the attempt at once."""
+        """Follow the attempt, copy its logs and return the ranks' outcomes. The loss of a node ends it at once."""
         place = self._directory / f"attempt-{self._kept.attempt}"
         with contextlib.closing(copies.Logs(place, len(self.run.hosts), self._printer.warning)) as logs:
             self._printer.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
@@ -110,7 +110,7 @@ class Attempt:
                 silent = [outcome.rank for outcome in outcomes if outcome.record is None]
                 if self.lost or not silent or endings.is_over(outcomes):
                     return outcomes
-                # The contact was lost, but the rank may be active.
+                # The contact to these ranks was lost, but the ranks might be active.
                 outcomes = await self.heard(silent)
                 if self.lost:
                     return await self.without_lost()
@@ -119,7 +119,7 @@ class Attempt:
                 await asyncio.sleep(LOOK)
 
     async def _once(self, logs: copies.Logs) -> list[Outcome]:
-        """Follow the attempt until its ranks have ended or are given up, or a node is lost."""
+        """Follow the attempt once, until its ranks have ended or do not answer, or a node is lost."""
         follower = self._printer.follower(self.fanout, self.run, logs)
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
         try:
@@ -142,28 +142,29 @@ class Attempt:
             await asyncio.gather(following, watching, return_exceptions=True)
 
     async def _until_read(self, follower: Follower, following: asyncio.Future[Any]) -> None:
-        """Wait up to ENDS for the logs of the remaining ranks to be read to their end."""
+        """Wait up to ENDS seconds until the logs of the ranks on the remaining nodes are read to their end."""
         left = [rank for rank, host in enumerate(self.run.hosts) if self._names[host] not in self.lost]
         reading = asyncio.ensure_future(follower.until(left))
         await asyncio.wait({following, reading}, timeout=ENDS, return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
 
     def hear(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep the outcomes of ranks that have ended: these stay valid when the nodes are lost."""
+        """Keep the outcomes of ranks that have ended in this attempt. They stay valid if the nodes are lost later."""
         own = endings.of_attempt(list(outcomes), self._kept.attempt)
         self._told |= {outcome.rank: outcome for outcome in own if outcome.record and outcome.state not in ON}
 
     def _as_told(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Replace outcomes without a record by those that the workers reported earlier."""
+        """Replace outcomes without a worker's record by the outcomes that the workers reported earlier."""
         return endings.as_told([one if one.record else self._told.get(one.rank, one) for one in outcomes])
 
     async def heard(self, ranks: Sequence[int]) -> list[Outcome]:
-        """Return all outcomes once one of these ranks has a record of this attempt, or all their workers have answered.
+        """Wait for the workers of some ranks; return all outcomes.
 
-        The loss of any node ends the wait.
+        The wait ends when the worker of one of these ranks has a record of this attempt, when all their workers have
+        answered, or when any node is lost.
 
         Raises:
-            Renamed: The fleet no longer has a silent worker's name.
+            Renamed: A worker does not answer, and the fleet no longer has a worker of its name.
             CannotTell: A worker has repeatedly answered with an error.
         """
         said, refusals = False, 0
@@ -182,11 +183,14 @@ class Attempt:
             if refusals == CANNOT_TELL:
                 what = f"cannot tell whether the run is active: {refusing[0].reason}"
                 where = texts.folded([outcome.host for outcome in refusing])
-                fix = "`tpu_ops doctor` shows what is wrong there; the run itself was left alone"
+                fix = "`tpu_ops doctor` shows what is wrong on these workers; the run was not changed"
                 raise CannotTell(what, where=where, fix=fix)
             known = self._services.hosts()
             if gone := [host for host in silent if known is not None and host not in known]:
-                what, fix = "the fleet no longer has workers of these names", "`tpu_ops list` shows those it has"
+                what, fix = (
+                    "the fleet no longer has workers of these names",
+                    "`tpu_ops list` shows the workers that the fleet has",
+                )
                 raise Renamed(what, where=texts.folded(gone), fix=fix)
             if not said:
                 why = f": {refusing[0].reason}" if refusing else ""
@@ -199,7 +203,7 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def _watch(self, follower: Follower) -> Mapping[str, str]:
-        """Return the lost nodes once there are any; the nodes are checked while a rank is silent."""
+        """Return the lost nodes as soon as a node is lost. The nodes are checked while a rank does not answer."""
         while True:
             await asyncio.sleep(min(FIRST_LOOK, LOOK))
             if follower.silent:
@@ -208,7 +212,7 @@ class Attempt:
                 await asyncio.sleep(LOOK)
 
     async def _look(self) -> Mapping[str, str]:
-        """Return the lost nodes; repeat the request while the API does not answer."""
+        """Return the lost nodes; if the API does not answer, repeat the request until it does."""
         while True:
             try:
                 return await in_thread(lambda: lost_of(self._services, self._kept.plan))
@@ -220,13 +224,15 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def without_lost(self) -> list[Outcome]:
-        """End the ranks on the remaining nodes, unless all have ended by themselves; return all outcomes."""
+        """End the ranks on the remaining nodes, unless all ranks have ended by themselves; return all outcomes."""
         hosts = self.run.hosts
         gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)
         found = {host: Outcome(0, host, "gone", reason=why) for host, why in gone.items()}
         if endings.is_over(self._told.values()):
-            found |= {host: Outcome(0, host, "unknown", reason="its end was not reported") for host in left}
+            found |= {
+                host: Outcome(0, host, "unknown", reason="the end of this rank was not reported") for host in left
+            }
         elif left:
             self._losing()
             reason = "; ".join(self.lost.values())

@@ -1,4 +1,4 @@
-"""Decide how the recovery of a run continues: events in, actions out. No clock, no socket, no file.
+"""Decides how the recovery of a run continues: functions from events to actions, without clock, sockets and files.
 
 The rules are described for users in docs/runs-reference.md ("Recovery").
 """
@@ -45,9 +45,10 @@ from tpu_ops.runs import control, endings, launch, preflight
 from tpu_ops.runs.endings import FAILED, STOPPED, SUCCEEDED, TAKEN
 from tpu_ops.runs.recovery import Recovery
 
-#: Number of refused tries in a row that end the recovery: a new node gets its accounts and chips some time after sshd.
+#: Number of refused tries in a row after which the recovery ends. A worker can refuse at first: a new node gets its
+#: accounts and chips some time after sshd has started.
 REFUSALS = 5
-#: The fix for a budget that is used up.
+#: The fix if the allowed number of preemptions or failures is used up.
 MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
 
 
@@ -56,13 +57,15 @@ class State:
     """What this process knows of the recovery of a run.
 
     Attributes:
-        kept: The part that is stored on the disk.
-        begun: Whether an attempt may have started; if not, the stored part is removed when the command ends.
+        kept: The part of the state that is stored on the disk.
+        begun: Whether an attempt has started or might have started. If not, the stored part is removed when the command
+            ends.
         begins: Whether this process has stored the recovery state in order to start the first attempt.
         followed: Whether this process has followed an attempt.
-        made: Whether nodes were recreated since this process began.
-        ready: The nodes that the next attempt will use, from when they are READY until it is followed.
-        refusals: Refused tries in a row.
+        made: Whether nodes of the run were recreated since this process began.
+        ready: The nodes that the next attempt will use; set from the moment when they are READY until the attempt is
+            followed.
+        refusals: Number of refused tries in a row.
         pause: Seconds before the next try.
     """
 
@@ -80,19 +83,19 @@ Decision = tuple[State, tuple[Action, ...]]
 
 
 def decide(state: State, event: Event) -> Decision:
-    """Return the state after an event, and the actions to perform, in this order."""
+    """Return the state after an event, and the actions to perform, in order."""
     return _RULES[type(event)](state, event)
 
 
 def over_budget(kept: Recovery) -> str:
-    """Return the budget that is used up, as text; empty if there is none."""
+    """Return the option whose allowed number of preemptions or failures is used up, as text; else empty."""
     if kept.max_preemptions is not None and kept.preemptions > kept.max_preemptions:
         return f"--max-preemptions {kept.max_preemptions}"
     return f"--max-failures {kept.max_failures}" if kept.failures > kept.max_failures else ""
 
 
 def suspected(state: State, event: StartFailed | TryFailed) -> Plan | None:
-    """Return the nodes whose loss may have caused an error; they are checked before the decision."""
+    """Return the nodes whose loss might have caused an error. The caller checks these nodes before the decision."""
     if isinstance(event, StartFailed):
         hopeful = passes(event.error) or may_pass(event.error)
         return state.kept.plan if hopeful and _is_first_start(state) else None
@@ -100,7 +103,7 @@ def suspected(state: State, event: StartFailed | TryFailed) -> Plan | None:
 
 
 def passes(exc: OpsError) -> bool:
-    """Return whether a retry may succeed later: a worker or the API did not answer, or Ansible is active there."""
+    """Return whether a retry can succeed: a worker or the API did not answer, or Ansible is changing a worker."""
     waits = isinstance(exc, launch.NotStarted) and all(
         control.is_lost(reply) or _is_changing(reply.value.get("failed_checks", ())) for reply in exc.refused
     )
@@ -109,28 +112,28 @@ def passes(exc: OpsError) -> bool:
 
 
 def _is_changing(checks: Iterable[str]) -> bool:
-    """Return whether these failed checks only mean that Ansible is changing the worker."""
+    """Return whether the only failed check of a worker is that Ansible is changing it."""
     return {*checks} == {"changing"}
 
 
 def may_pass(exc: OpsError) -> bool:
-    """Return whether a few retries are useful: the worker's fault may disappear by itself, or need an administrator."""
+    """Return whether a few retries are useful: the fault is on a worker, and might disappear by itself."""
     return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
 
 
 def _keeping(state: State, **changes: Any) -> State:
-    """Return the state with changes of its stored part."""
+    """Return a copy of the state with some fields of its stored part changed."""
     return replace(state, kept=replace(state.kept, **changes))
 
 
 def _counted(state: State, kind: str, *, anew: bool = False, early: bool = False) -> State:
-    """Count an end of an attempt; the loss of the same nodes counts once.
+    """Count the end of an attempt as a failure or a preemption. The loss of the same nodes counts only once.
 
     Args:
         state: The state.
         kind: The kind of the end, from `endings.ending`.
         anew: Whether the lost nodes had replaced nodes whose loss is already counted.
-        early: Whether the API does not report the loss yet; when it does, the loss is not counted again.
+        early: Whether the API has not reported the loss yet. When the API reports it, the loss is not counted again.
     """
     kept = state.kept
     if kind == FAILED:
@@ -141,7 +144,7 @@ def _counted(state: State, kind: str, *, anew: bool = False, early: bool = False
 
 
 def _lost(state: State, lost: Mapping[str, str], *, anew: bool = False) -> Decision:
-    """Count lost nodes, if there are any."""
+    """Count the loss of nodes, if nodes are lost, as a preemption; return the new state and the actions."""
     if not lost:
         return state, ()
     state, why = _counted(state, TAKEN, anew=anew), "; ".join(lost.values())
@@ -168,7 +171,7 @@ def _interrupted(state: State, event: Interrupted) -> Decision:
 
 
 def _following(state: State, event: Following) -> Decision:
-    # From now on a loss of its nodes ends the attempt.
+    # From now on, the loss of a node ends this attempt.
     state = replace(state, begun=True, followed=True, ready=None)
     if not event.started:
         return state, ()
@@ -177,7 +180,7 @@ def _following(state: State, event: Following) -> Decision:
 
 
 def _ending_ranks(state: State, _: EndingRanks) -> Decision:
-    # Count the loss before the ranks are ended: another process that takes the run over would not know the reason.
+    # Count the loss before the ranks are ended. A process that takes over the run later would not know why they ended.
     return _counted(state, TAKEN, anew=True), ()
 
 
@@ -190,15 +193,15 @@ def _ended(state: State, event: Ended) -> Decision:
     if event.stop_wanted:
         return state, (_stop(state, event),)
     if not began:
-        return state, (Tell("it has not begun", "starting the next one"), Next())
+        return state, (Tell("the attempt has not begun", "starting the next attempt"), Next())
     kind, why = endings.ending(event.outcomes, event.lost)
     if state.kept.pending:
-        # The ranks on the other nodes were ended because of a node that was lost.
+        # The loss of a node was counted before. The ranks on the other nodes were ended because of this loss.
         kind, why = TAKEN, "; ".join(event.lost.values())
     state = _counted(state, kind, early=kind == TAKEN and not event.lost)
     if over := over_budget(state.kept):
         return state, (Tell(why, f"not started again: {over} is used up"), Say(f"  fix: {MORE}"), Finish())
-    return state, (Tell(why, "bringing its nodes back" if kind == TAKEN else "starting it again"), Next())
+    return state, (Tell(why, "bringing its nodes back" if kind == TAKEN else "starting the run again"), Next())
 
 
 def _began(state: State, event: Ended) -> bool:
@@ -206,12 +209,12 @@ def _began(state: State, event: Ended) -> bool:
 
 
 def _end_of_run(state: State, event: Ended) -> tuple[Action, ...]:
-    """Return the actions for an attempt whose end is the end of the run; empty for any other attempt."""
+    """Return the actions if the end of an attempt is also the end of the run; otherwise nothing."""
     kind = endings.ending(event.outcomes, event.lost)[0]
     by = endings.stop_requested_by(event.outcomes)
     if kind != SUCCEEDED and by:
         if not any(outcome.record for outcome in event.outcomes):
-            # The attempt was refused because of the stop, and there is no outcome to report.
+            # The start of the attempt was refused because a user had stopped the run, so there is no outcome to report.
             return (_stop(state, event),)
         if any(outcome.intent != "stop" for outcome in event.outcomes):
             return Tell(f"stopped by {by}", "not started again"), Finish()
@@ -224,9 +227,9 @@ def _stop_wanted(state: State, event: StopWanted) -> Decision:
 
 
 def _stop(state: State, event: Ended | StopWanted) -> Finish | Stop:
-    """Return how a run ends that a user wants stopped; it may have ended meanwhile."""
+    """Return the action that ends a run which a user wants stopped. The run might have ended by itself."""
     kept, outcomes, kind = state.kept, event.outcomes, endings.ending(event.outcomes, event.lost)[0]
-    # While the next attempt is prepared, "stopped" ranks were stopped by the recovery.
+    # If the next attempt is being prepared, the recovery itself stopped the ranks whose state is "stopped".
     if any(outcome.record for outcome in outcomes) and (kind == SUCCEEDED or (kind == STOPPED and not kept.pending)):
         return Finish()
     return Stop(forget=bool(outcomes) or kept.pending or not kept.attempt or not state.begun)
@@ -236,7 +239,7 @@ def _preparing(state: State, _: Preparing) -> Decision:
     state = _keeping(state, pending=True)
     if not state.kept.counted:
         state = replace(state, ready=None)
-    # The last attempt may have ended for another reason, and its nodes been lost since.
+    # If no loss of nodes ended the last attempt, nodes might have been lost after it: check them.
     return state, (LookAtNodes(),) if state.kept.attempt and not state.kept.counted else ()
 
 
@@ -250,12 +253,12 @@ def _back(state: State, event: Back) -> Decision:
     if state.ready:
         state, actions = _lost(state, remaking.lost(state.ready, seen), anew=True)
     elif state.kept.attempt and not state.kept.counted:
-        # Nodes, perhaps with their queued resource, were lost after the last check.
+        # Nodes, or a queued resource with its nodes, were lost after the last check.
         state, actions = _lost(state, remaking.lost(plan, seen))
     if _gives_up(actions):
         return state, actions
     fresh = bool(remaking.fresh(plan, seen))
-    # A later loss of these nodes counts as another preemption.
+    # `ready` has the current ids of the nodes, so that a later loss of these nodes counts as another preemption.
     ready = plan.now(seen, [made.name for made in plan.nodes])
     state = replace(state, made=state.made or fresh, ready=ready)
     early = state.kept.early and not fresh
@@ -270,14 +273,17 @@ def _superseded(state: State, event: Superseded) -> Decision:
     if event.attempt <= state.kept.attempt:
         return state, ()
     if event.plan is None:
-        # The plan is as old as the attempt known here: look up the current nodes first.
+        # The stored plan has the nodes of an earlier attempt: look up the current nodes first.
         return _keeping(state, pending=True), (Next(),)
     state = _keeping(state, attempt=event.attempt, plan=event.plan, pending=False, counted=False)
-    return state, (Tell(f"attempt {event.attempt} was started by somebody else", "following it"), Next())
+    return state, (Tell(f"attempt {event.attempt} was started by somebody else", "following that attempt"), Next())
 
 
 def _renamed(state: State, event: Renamed) -> Decision:
-    return state, (Say(f"run {state.kept.run_id}: {event.why}; looking for its workers by their new names"), Next())
+    return state, (
+        Say(f"run {state.kept.run_id}: {event.why}; looking for the run's workers by their new names"),
+        Next(),
+    )
 
 
 def _is_first_start(state: State) -> bool:
@@ -290,7 +296,7 @@ def _start_failed(state: State, event: StartFailed) -> Decision:
     state, actions = _lost(state, event.lost)
     if _gives_up(actions):
         return state, actions
-    # Treat the loss as if it had happened right after the start.
+    # Continue as if the nodes had been lost right after a successful start.
     return replace(state, begun=True), (*actions, Next())
 
 
@@ -298,12 +304,12 @@ def _try_failed(state: State, event: TryFailed) -> Decision:
     if over_budget(state.kept):
         return state, (Fail(),)
     error = event.error
-    # A shortage on this machine, for example of processes or open files, may also be temporary.
+    # A shortage on this machine, for example of processes or open files, can be temporary too.
     of_machine = not isinstance(error, OpsError)
     refused = isinstance(error, RefusedError)
     silent = isinstance(error, OpsError) and passes(error) and not refused
     if event.lost:
-        # Any error can follow from a lost node: Ansible no longer knows its workers, for example.
+        # The loss of a node can cause any error. For example, Ansible no longer knows the node's workers.
         state, actions = _lost(state, event.lost, anew=True)
         state = replace(state, ready=None, refusals=0)
         return state, actions if _gives_up(actions) else (*actions, Next())
@@ -313,13 +319,13 @@ def _try_failed(state: State, event: TryFailed) -> Decision:
     hopeful = refused or (late and (of_machine or (isinstance(error, OpsError) and may_pass(error))))
     if not (silent or hopeful) or state.refusals >= REFUSALS:
         return state, (Fail(),)
-    # The pause also grows over refused starts, each of which is an attempt.
+    # The pause is not reset at a refused start, although each start is a new attempt.
     pause = state.pause
     state = replace(state, pause=min(pause * 2, remaking.LONGEST_PAUSE))
     return state, (Tell(str(error), f"trying again in {pause:g} s; Ctrl-C gives up"), Wait(pause))
 
 
-#: The rule for each class of event.
+#: Class of the event -> the function that decides.
 _RULES: dict[type, Callable[[State, Any], Decision]] = {
     Planned: _planned,
     Starting: _starting,

@@ -1,4 +1,4 @@
-"""Perform the actions of `decide`: store the state, bring nodes back, start and follow attempts."""
+"""Performs the actions that `decide` returns: stores the state, brings nodes back, starts and follows attempts."""
 
 from __future__ import annotations
 
@@ -55,25 +55,26 @@ class Superseded(Exception):
 
 
 class Driver:
-    """The recovery of one run by this process.
+    """Performs the recovery of one run in this process.
 
     Args:
         state_dir: The fleet's state directory.
         kept: The recovery state of the run.
-        run: The spec of its last attempt.
+        run: The spec of the run's last attempt.
         services: The API, the workers and the clock.
         printer: The terminal.
         follow: Runs the coroutine that starts or follows an attempt; returns the exit code.
-        begun: Whether the run was active before.
+        begun: Whether the run has already begun.
 
     Attributes:
         spec: The spec of the last attempt.
         state: The state of the recovery.
         on: The fanout and run of the followed attempt; None if none is followed.
-        outcomes: The outcomes of the last attempt; None while it is followed or if it was left.
+        outcomes: The outcomes of the last attempt; None while the attempt is followed, or if this process stopped
+            following the attempt.
         lost: The lost nodes of the last attempt, each with a description of its loss.
         first: The workers of the first attempt, if this process starts it.
-        requests: Requests to the API whose nodes no attempt uses yet.
+        requests: Requests to the API for nodes that no attempt uses yet.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Driver:
         self.spec, self._state_dir, self._follow_to_its_end = run, state_dir, follow
         self._services, self._printer = services, printer
         self.state = decide.State(kept, begun=begun)
-        #: The state on the disk; None if this process has not written it yet.
+        #: The stored part of the state as this process last wrote it; None if it has not been written yet.
         self._written: Recovery | None = None
         self._events: list[dict[str, Any]] = []
         self.on: tuple[Fanout, control.RunRef] | None = None
@@ -102,19 +103,19 @@ class Driver:
 
     @property
     def kept(self) -> Recovery:
-        """The stored part of the state."""
+        """The part of the state that is stored on the disk."""
         return self.state.kept
 
     @property
     def is_kept(self) -> bool:
-        """Whether the recovery state on the disk is this run's, and not that of an earlier run of the same name."""
+        """Whether the recovery state on the disk belongs to this run, and not to an earlier run of the same name."""
         return self.state.begun or bool(self.first)
 
     def take(self, event: Event) -> Action | None:
-        """Decide on an event, store the new state, and print messages; return the remaining action, if any.
+        """Decide on an event, store the new state and print messages; return the action that the caller has to perform.
 
         Raises:
-            UnreachableError: A budget is used up.
+            UnreachableError: The allowed number of preemptions is used up.
             OpsError: The state cannot be written, and the run has not begun.
         """
         was_pending, left = self.kept.pending, None
@@ -142,7 +143,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _as_far_as_it_goes(self) -> Iterator[None]:
-        """Turn a write error into a warning if the run has begun: this process still knows its state."""
+        """Turn a write error into a warning if the run has begun: this process knows the state without the file."""
         try:
             yield
         except OpsError as exc:
@@ -156,7 +157,7 @@ class Driver:
         return control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
 
     def _remember(self, workers: Sequence[Worker], attempt: int) -> None:
-        """Record the workers of an attempt, by rank."""
+        """Write this machine's record of the run: the workers of an attempt, by rank."""
         record = records.started_on(self.kept.run_id, workers, self.spec.argv, attempt)
         with self._as_far_as_it_goes():
             records.write(self._state_dir, record)
@@ -167,7 +168,7 @@ class Driver:
         self._printer.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of a recovered run for --json, besides its ranks."""
+        """Return the facts about the recovery of a run that --json prints in addition to the run's ranks."""
         return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
             "events": self._events
         }
@@ -178,7 +179,7 @@ class Driver:
         """Store the recovery state before the first start; return the copy of the code to be synced.
 
         Raises:
-            UsageError: A run of this name was recovered here before, or its nodes cannot be recreated.
+            UsageError: A run of this name was recovered on this machine before, or the nodes cannot be recreated.
             CloudError: The API refused.
         """
         state_dir, run_id = self._state_dir, self.kept.run_id
@@ -187,35 +188,36 @@ class Driver:
         if any(place.glob("attempt-*")):
             what = f"logs of a run with this name are in {place}"
             raise UsageError(what, where=f"run {run_id}", fix=advice.OTHER_NAME)
-        # An interrupted call continues in its thread. It only reads: an abandoned start must not write afterwards.
+        # If this call is interrupted, it continues in its thread. It only reads: an abandoned start must not write
+        # afterwards.
         lacking: list[str] = []
         names = dict.fromkeys(worker.node.full_name for worker in workers)
         plan = await in_thread(lambda: self._services.remember(names, lacking.append))
         if lacking:
-            what = "the API has fields that this version of tpu_ops does not know; what is recreated may lack them"
+            what = "some fields are unknown to this version of tpu_ops and may be missing after a recreation"
             self._printer.warning(f"{', '.join(lacking)}: {what}")
         self.first = workers
-        # A process that died while it stored a run of this name leaves partial state.
+        # A process that died while it stored the state of a run of this name has left a part of the state.
         recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
         self.take(Planned(plan))
         return copy
 
     def starts(self) -> None:
-        """Store that the first attempt is being started: from now on, it may be active."""
+        """Store that the first attempt is being started. From now on, the attempt might be active."""
         self.take(Starting())
 
     def may_be_on(self) -> None:
-        """Store that the run may be active although its start failed or was interrupted."""
+        """Store that the run might be active although its start failed or was interrupted."""
         self.take(Interrupted(may_be_on=True))
 
     # --- all attempts ---------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, int] | None) -> tuple[int, Action | None]:
-        """Follow the run until it has ended or is left; return the exit code and the final action.
+        """Follow the run until it has ended or is no longer followed; return the exit code and the final action.
 
         Args:
-            work: Starts or follows the first attempt; None if its nodes have to be brought back first.
+            work: Starts or follows the first attempt; None if the nodes have to be brought back first.
         """
         code, step = self._begun_with(work) if work else self._next(), None
         while self.outcomes and isinstance(step := self.after(self.outcomes), Next):
@@ -223,7 +225,7 @@ class Driver:
         return code, step
 
     def _begun_with(self, work: Coroutine[Any, Any, int]) -> int:
-        """Run the command's first step, and follow the run from there."""
+        """Start or follow the command's first attempt; if this fails, continue with the next attempt."""
         try:
             return self._followed(work)
         except Superseded:
@@ -233,10 +235,11 @@ class Driver:
         except OpsError as exc:
             if not isinstance(self._failed(StartFailed(exc)), Next):
                 raise
-            # `status`, `stop` and other commands find the run from now on.
+            # With this record, `status`, `stop` and other commands find the run.
             self._remember(self.first, self.kept.attempt)
         finally:
-            # Remove the state only if this process stored it: it may belong to another active run of the same name.
+            # Remove the state only if this process stored it. Otherwise it might belong to another active run of the
+            # same name.
             if self.is_kept and not self.state.begun:
                 recovery.forget(self._state_dir, self.kept.run_id)
         return self._next()
@@ -246,7 +249,7 @@ class Driver:
         return self.take(Ended(outcomes, self.lost, stop_wanted=self.stop_wanted()))
 
     def _failed(self, event: StartFailed | TryFailed) -> Action | None:
-        """Check for lost nodes, decide on an error, and return the next action."""
+        """After an error, check for lost nodes and decide; return the next action."""
         if plan := decide.suspected(self.state, event):
             with contextlib.suppress(OpsError):
                 event = replace(event, lost=lost_of(self._services, plan))
@@ -257,7 +260,7 @@ class Driver:
         return recovery.asked_to_stop(self._state_dir, self.kept.run_id)
 
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
-        """Follow one attempt; `outcomes` stays None if it was left."""
+        """Follow one attempt; `outcomes` stays None if this process stops following it before its end."""
         self.outcomes = None
         return self._follow_to_its_end(work)
 
@@ -266,7 +269,8 @@ class Driver:
         while True:
             self.on = None
             try:
-                # An attempt whose start was interrupted may be active: look for it before starting another one.
+                # If the start of an attempt was interrupted, the attempt might be active: look for it before the next
+                # start.
                 return self._followed(self._again(self._bring_back()) if self.kept.pending else self.attached())
             except Superseded:
                 continue
@@ -282,10 +286,10 @@ class Driver:
     # --- one attempt ----------------------------------------------------------------------------------------
 
     async def attached(self) -> int:
-        """Follow the attempt that is recorded on this machine, unless no worker knows it."""
+        """Follow the attempt that is recorded on this machine, if a worker knows this attempt."""
         known = records.read(self._state_dir, self.kept.run_id)
         if known is None:
-            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those it knows"
+            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists the runs that this machine knows"
             raise UsageError("this machine has no record of this run", where=where, fix=fix)
         fleet = self._services.fleet()
         one = self.attempt(self._services.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
@@ -317,7 +321,7 @@ class Driver:
 
         Args:
             fanout: Reaches the workers.
-            names: The resource name of the node of each worker, by rank.
+            names: Each worker, in the order of the ranks -> the resource name of its node.
         """
         run = control.RunRef(self.kept.run_id, tuple(names))
         self._printer.ranks(len(names))
@@ -341,7 +345,7 @@ class Driver:
         hosts = tuple(worker.host for worker in workers)
         tree = recovery.kept_code(state_dir, self.kept)
         async with contextlib.AsyncExitStack() as stack:
-            # Check before the code is copied: another run may use these workers and the same directory by now.
+            # Check the workers before the code is copied: another run might now use them and the same directory.
             if stopped := await self._check(fanout, workers):
                 self.outcomes = stopped
                 return ExitCode.OK
@@ -352,7 +356,7 @@ class Driver:
             if self.kept.git:
                 await self._services.check_commit(fanout, hosts, self.spec)
             self._remember(workers, attempt)
-            # From now on the attempt may be active, even if its start fails.
+            # From now on, the attempt might be active, even if its start fails.
             self.take(Starting())
             try:
                 await launch.start(fanout, self.spec, workers)
@@ -365,7 +369,7 @@ class Driver:
     # --- between two attempts -------------------------------------------------------------------------------
 
     def _bring_back(self) -> list[Worker]:
-        """Return the workers by rank once all nodes are READY, in the fleet and configured."""
+        """Bring all nodes back and configure new ones; return the workers in the order of their ranks."""
         plan = self.kept.plan
         if self.take(Preparing()):
             self.take(Looked(lost_of(self._services, plan)))
@@ -377,9 +381,11 @@ class Driver:
         workers = control.by_rank(found, self.kept.run_id)
         listed = {worker.node.full_name for worker in workers}
         if missing := [name for name in names if name not in listed]:
-            what = "the fleet does not list its nodes"
+            what = "the fleet does not list these nodes of the run"
             raise UsageError(
-                what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
+                what,
+                where=", ".join(missing),
+                fix="check filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`",
             )
         if later := asyncio.run(control.newest_attempt(self._services.fanout(fleet), self._run_on(workers))):
             self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
@@ -388,19 +394,19 @@ class Driver:
             self._printer.info(f"run {self.kept.run_id}: configuring {hosts} (site.yml)")
             self._services.configure(fleet, new)
             if len(new) < len(workers) and asyncio.run(self.differ(self._services.fanout(fleet), workers)):
-                what = "its environments differ, so all its workers are configured together"
+                what = "the environments of its workers differ, so all its workers are configured together"
                 self._printer.info(f"run {self.kept.run_id}: {what} (site.yml)")
                 self._services.configure(fleet, workers)
         self.take(Configured(plan.now(seen, [worker.node.full_name for worker in workers])))
-        # If the run was stopped meanwhile, do not change its code: `_again` repeats this check and ends.
+        # If a user has stopped the run, do not change its code: `_again` repeats this check and ends the run.
         if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers)):
             self._services.check_out(fleet, workers, self.kept.git)
         return workers
 
     async def differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
-        """Return whether to configure all workers again, because the packages of new ones differ from the others'.
+        """Return whether to configure all workers again, because the packages of new workers differ from the others'.
 
-        If a worker has another fault, the answer is no: another run may be active there.
+        If a worker has a fault of another kind, the answer is no: another run might be active on the worker.
         """
         if self.spec.venv or self.kept.force:
             return False
@@ -408,26 +414,27 @@ class Driver:
         return all(fault.forcible for fault in found) and any(fault.check == "same" for fault in found)
 
     def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[Fleet, list[Worker]]:
-        """Return the fleet and the workers of some nodes, once the fleet lists them.
+        """Wait until the fleet lists some nodes; return the fleet and the workers of the nodes.
 
         Args:
             names: Resource names of the nodes.
-            fresh: Whether some are new. On a full disk, the fleet contains only the others.
+            fresh: Whether some of the nodes are new. If the fleet cannot be stored, for example on a full disk, it
+                lacks new nodes.
         """
         try:
             return self._services.workers_of(names)
         except UnwritableError as exc:
             if fresh:
                 raise
-            self._printer.warning(f"{exc}; the workers are used as last seen")
+            self._printer.warning(f"{exc}; continuing with the workers as this machine saw them last")
         fleet = self._services.fleet()
         return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
 
     def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
-        """Follow an attempt that workers report, if it is later than the stored one.
+        """If workers report a later attempt than the stored one, switch to that attempt.
 
         Raises:
-            Superseded: The attempt is later.
+            Superseded: The reported attempt is later; the caller follows it.
         """
         if attempt > self.kept.attempt:
             self._remember(workers, attempt)
@@ -435,10 +442,10 @@ class Driver:
             raise Superseded
 
     async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
-        """End remaining ranks of the last attempt, and check the workers as before any run.
+        """End the ranks of the last attempt that are still active, and check the workers as before any run.
 
         Returns:
-            The outcomes of the last attempt if all ranks ended with 0, or a user wants the run stopped; else empty.
+            The outcomes of the last attempt if all its ranks ended with 0 or a user wants the run stopped; else empty.
         """
         run = self._run_on(workers)
         outcomes = endings.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)

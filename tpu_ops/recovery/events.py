@@ -16,7 +16,7 @@ from tpu_ops.runs.outcomes import Outcome
 
 @dataclass(frozen=True)
 class Planned:
-    """The nodes of the first attempt are known; no worker was asked to start it yet."""
+    """The nodes of the first attempt are known. No worker has been asked yet to start the attempt."""
 
     plan: Plan
 
@@ -35,7 +35,7 @@ class Interrupted:
 
 @dataclass(frozen=True)
 class Following:
-    """An attempt is followed from now on. Its ranks have started, or were refused."""
+    """An attempt is followed from now on. Its ranks have started, or their start was refused."""
 
     started: bool
 
@@ -50,7 +50,7 @@ class Ended:
     """An attempt has ended.
 
     Attributes:
-        outcomes: The outcomes of its ranks.
+        outcomes: The outcomes of the attempt's ranks.
         stop_wanted: Whether a user on this machine has asked to stop the run.
     """
 
@@ -61,7 +61,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class StopWanted:
-    """A user on this machine wants the run stopped while no attempt is followed. Outcomes may be unknown."""
+    """A user on this machine wants the run stopped while no attempt is followed. Unknown `outcomes` are empty."""
 
     outcomes: Sequence[Outcome] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -69,19 +69,19 @@ class StopWanted:
 
 @dataclass(frozen=True)
 class Preparing:
-    """The nodes are about to be brought back."""
+    """The nodes of the run are about to be brought back."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """The nodes were checked before they are brought back."""
+    """The nodes of the run were checked for losses before the recovery brings them back."""
 
     lost: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Back:
-    """All nodes are READY. `seen` has each node under its resource name."""
+    """All nodes of the run are READY. `seen` maps the resource name of each node to its state."""
 
     seen: Mapping[str, Seen]
 
@@ -95,7 +95,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Superseded:
-    """Workers report a later attempt, started by a recovery on another machine. Its nodes may be unknown."""
+    """Workers report a later attempt, started by a recovery on another machine. `plan` is None if unknown."""
 
     attempt: int
     plan: Plan | None = None
@@ -103,14 +103,14 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Renamed:
-    """Workers of the first followed attempt have other names now."""
+    """Workers of the attempt that this command followed first have new names."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class StartFailed:
-    """The command's first step failed: to start a run, or to follow one that it takes over."""
+    """The command's first step failed: the start of the run, or following the run that the command takes over."""
 
     error: OpsError
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class TryFailed:
-    """A try to bring nodes back, or to start or follow the next attempt, failed."""
+    """The recovery failed to bring nodes back, or to start or follow the next attempt."""
 
     error: OpsError | OSError
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Tell:
-    """Report an event of the attempt and the next step to the user, also in the events of --json."""
+    """Tell the user what happened to the attempt and the next step; both are also in the events of --json."""
 
     what: str
     then: str
@@ -156,44 +156,45 @@ class Tell:
 
 @dataclass(frozen=True)
 class Say:
-    """Print a line."""
+    """Print a line to the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class LookAtNodes:
-    """Check the nodes before anything is created: their loss may exceed the budget."""
+    """Check the nodes before new ones are created: their loss might exceed the allowed number of preemptions."""
 
 
 @dataclass(frozen=True)
 class ForgetRequests:
-    """Drop the requests to the API: an attempt uses their nodes now."""
+    """Forget the recorded requests to the API: an attempt uses the requested nodes now."""
 
 
 @dataclass(frozen=True)
 class Next:
-    """Continue: bring the nodes back and start the next attempt, or follow the one that may be active."""
+    """Continue: bring the nodes back and start the next attempt, or follow the attempt that might be active."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait, then try again."""
+    """Wait for some seconds, then try again."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Report the end of the run with the outcomes of its last attempt; remove the recovery state."""
+    """Report the end of the run with the outcomes of the last attempt, and remove the recovery state."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the command as for a stopped run.
+    """End the command and report that the run is stopped.
 
     Attributes:
-        forget: Whether to remove the recovery state; if not, an attempt may be active, which `tpu_ops stop` ends.
+        forget: Whether to remove the recovery state. If not, an attempt might still be active, and `tpu_ops stop` ends
+            it.
     """
 
     forget: bool
@@ -201,14 +202,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Remove the recovery state, and end with an error: a budget is used up."""
+    """Remove the recovery state and end with an error: the allowed number of preemptions is used up."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Fail:
-    """End with the event's error. The run can still be taken over."""
+    """End the command with the error of the event. Another command can still take over the run."""
 
 
 Action = Tell | Say | LookAtNodes | ForgetRequests | Next | Wait | Finish | Stop | GiveUp | Fail

@@ -36,28 +36,28 @@ class Services(Protocol):
         """Return the fleet as this machine knows it."""
 
     def hosts(self) -> Collection[str] | None:
-        """Return the names of the workers as this machine knows them; None if it has no fleet."""
+        """Return the names of the fleet's workers as this machine knows them; None if it does not know the fleet."""
 
     def workers_of(self, names: Sequence[str]) -> tuple[Fleet, list[Worker]]:
-        """Return the fleet and the workers of some nodes, once their host keys are known."""
+        """Wait until the host keys of some nodes are known; return the fleet and the workers of the nodes."""
 
     def fanout(self, fleet: Fleet) -> Fanout:
         """Return the fanout for the workers of a fleet."""
 
     def configure(self, fleet: Fleet, workers: Sequence[Worker]) -> None:
-        """Run site.yml on workers."""
+        """Configure workers with the playbook site.yml."""
 
     def check_out(self, fleet: Fleet, workers: Sequence[Worker], project: str) -> None:
         """Check out a project of the fleet, as in ``vision@<commit>``, on workers."""
 
     async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
-        """Check right before the start that the project is still at its commit."""
+        """Check right before a start that the project on the workers is still at the run's commit."""
 
     def now(self) -> float:
         """Return the time in seconds since 1970."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait before the next try."""
+        """Wait for a number of seconds before the next try."""
 
 
 class Printer(Protocol):
@@ -73,10 +73,10 @@ class Printer(Protocol):
         """Return a function that warns of a fault that --force overrides."""
 
     def ranks(self, count: int) -> list[int]:
-        """Return the ranks whose output is printed.
+        """Return the ranks whose output is printed, given the number of ranks.
 
         Raises:
-            UsageError: A rank does not exist.
+            UsageError: The user has named a rank that does not exist.
         """
 
     def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:

@@ -1,1 +1,1 @@
-"""Training runs seen from the controller: preflight, launch, follow, stop."""
+"""Training runs, as the controller handles them: check the workers, start a run, follow it and stop it."""

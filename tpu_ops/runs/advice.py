@@ -1,6 +1,6 @@
-"""Advice about a run, from the outcomes of its ranks or the probes of its workers; no other module decides it.
+"""Decides what to advise a user about a run, given the outcomes of its ranks or the probes of its workers.
 
-A worker gives its own advice about the run that holds it (`host/fitness.py`).
+A worker decides on its own what to advise about the run that holds it (`host/fitness.py`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from tpu_ops.protocol.record import ON
 from tpu_ops.runs import endings
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure
 
-#: Fix for a run name that is in use, if nothing more is known about its run.
+#: Fix if a name is in use by another run, about which nothing more is known.
 OTHER_NAME = "choose another --name"
-#: Fix for a run that a user stopped before it began.
-STOPPED = "to run it again, start it under another --name"
+#: Fix if a user stopped the run before it began.
+STOPPED = "to start the run again, use another --name"
 #: State of a run while its next attempt is being prepared.
 RECOVERING = "recovering"
 
 
 class Recoverer(NamedTuple):
-    """The recovery of a run on this machine, whether or not a process is working on it.
+    """The recovery of a run on this machine, whether or not a process is now performing the recovery.
 
     Attributes:
         run_id: The run.
-        attempt: The last attempt that was started.
-        held: Whether a process is working on the recovery.
+        attempt: Number of the last attempt that was started.
+        held: Whether a process is now performing the recovery.
         pending: Whether this process is preparing the next attempt.
-        pid: The process; 0 if unknown.
+        pid: Pid of this process; 0 if unknown.
         since: When the preparation of the attempt began, in seconds since 1970; 0 if unknown.
         logs: Directory of the last attempt's logs on this machine; empty if there are none.
     """
@@ -44,39 +44,42 @@ class Recoverer(NamedTuple):
     logs: str = ""
 
     def facts(self) -> dict[str, object]:
-        """Return the recovery as --json prints it."""
+        """Return the facts about the recovery that --json prints."""
         return {"attempt": self.attempt + self.pending, "pid": self.pid or None, "since": self.since or None}
 
 
 class Step(NamedTuple):
-    """One step of an advice: a label and the command."""
+    """One step that a user is advised to do: a label (`what`) and the command (`how`)."""
 
     what: str
     how: str
 
 
 def reaching(run_id: str) -> tuple[Step, ...]:
-    """Return the commands that follow and stop a run that may be active."""
+    """Return the commands that follow and stop a run that might be active."""
     return Step("follow", f"tpu_ops attach {run_id}"), Step("stop", f"tpu_ops stop {run_id}")
 
 
 def starting(outcomes: Sequence[Outcome]) -> str:
-    """Return the progress of a run that waits at the barrier, in words that follow its state."""
+    """Return how many ranks of a starting run are ready, and its timeout, as words that follow the run's state."""
     known = [outcome.record for outcome in outcomes if outcome.record and outcome.state in ON]
     # A rank that cannot start records its reason while it waits to report this to rank 0.
     ready = sum(not record.get("reason") for record in known)
-    # Rank 0 is asked first, and its timeout counts from then.
+    # Rank 0 is asked first to start, and the timeout begins at that moment.
     since = min(float(record["since"]) for record in known)
     until = since + float(known[0]["barrier"])
-    waits = f"{ready} of {texts.count(len(outcomes), 'rank')} ready; given up at {texts.at(until)} unless all are"
+    waits = (
+        f"{ready} of {texts.count(len(outcomes), 'rank')} ready; the start is given up at {texts.at(until)} "
+        "unless all are ready"
+    )
     return f"since {texts.at(since)}, {waits}"
 
 
 def again(outcomes: Sequence[Outcome], states: Callable[[], Mapping[str, str]]) -> list[Step]:
-    """Return how to start a run again if nothing is left of it or a host failed; empty in all other cases.
+    """Return the steps that start a run again if nothing is left of the run or a host failed; otherwise nothing.
 
     Args:
-        outcomes: The outcomes of its ranks. The run is not recovered on this machine.
+        outcomes: The outcomes of the ranks of a run that this machine does not recover.
         states: Returns the state of each worker's node, as this machine knows it now.
     """
     host_failed = endings.host_failed(outcomes)
@@ -98,45 +101,45 @@ def again(outcomes: Sequence[Outcome], states: Callable[[], Mapping[str, str]]) 
     start = f"tpu_ops train {','.join(hosts)} --name OTHER -- COMMAND" + (", once " * bool(waits)) + " and ".join(waits)
     found = [Step("nodes", "; ".join(nodes)), Step("again", start)]
     if away or any(outcome.state == "gone" and outcome.reason != KNOWS_NOTHING for outcome in outcomes):
-        found.append(Step("", "with --recover a run brings lost nodes back and goes on by itself"))
+        found.append(Step("", "with --recover a run brings lost nodes back and continues by itself"))
     elif host_failed:
-        found.append(Step("", "with --recover a run goes on by itself after a host has failed"))
+        found.append(Step("", "with --recover a run continues by itself after a host has failed"))
     return found
 
 
 def _is_gone(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether nothing is left of a run: a single active rank would still hold its name and its worker."""
+    """Return whether nothing is left of a run. A single active rank would still hold the run's name and its worker."""
     states = {outcome.state for outcome in outcomes}
     return "gone" in states and not states & {"failed", *UNKNOWN, *ON} and not first_failure(outcomes)
 
 
 def _is_away(outcome: Outcome, states: Mapping[str, str]) -> bool:
-    """Return whether a worker's node cannot run anything; a worker that answered about the run can."""
+    """Return whether a worker's node cannot run anything. A worker that has answered about the run can."""
     state = states.get(outcome.host, "")
     answered = outcome.record is not None or outcome.reason == KNOWS_NOTHING
     return state in TAKEN_STATES or (state not in SERVING_STATES and not answered)
 
 
 def _how(away: str | None, silent: Collection[str]) -> str:
-    """Return the state of a node as words: ``away`` if it is set, else which of its workers do not answer."""
+    """Return the state of a node as words: ``away`` if it is not None, else which workers of the node do not answer."""
     if away is not None:
         return away or "not listed"
     return f"there, but {texts.folded([*silent])} did not answer" if silent else "there"
 
 
 def resuming(run_id: str) -> Step:
-    """Return the command that resumes a recovery without a process."""
+    """Return the command that resumes a recovery which no process is performing."""
     return Step("recover", f"tpu_ops attach {run_id} --recover")
 
 
 def state(of_workers: str, found: Recoverer | None) -> str:
-    """Return the state of a run: that of its workers, or RECOVERING if a process here is starting it again."""
+    """Return the state of a run: its state on the workers, or RECOVERING if this machine is starting it again."""
     at_it = found is not None and found.held and (found.pending or of_workers == "gone")
     return RECOVERING if at_it and of_workers not in ON else of_workers
 
 
 def recovery(found: Recoverer | None) -> str:
-    """Return the state of a run's recovery on this machine as words; empty if there is none."""
+    """Return the state of a run's recovery on this machine as words; empty if this machine does not recover the run."""
     if found is None:
         return ""
     if not found.held:
@@ -156,7 +159,7 @@ def _aside(words: Sequence[str]) -> str:
 
 def other_environment(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Return in words how a worker's environment differs from that of most workers, from their probes."""
-    # Launchers of older versions report only some packages.
+    # Launchers of older versions report only some of the installed packages.
     key = "installed" if "installed" in venv and "installed" in usual else "packages"
     own, others, first = venv[key], usual[key], {*venv["packages"], *usual["packages"]}
     parts = [
@@ -167,7 +170,7 @@ def other_environment(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:
         parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
     difference = texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
-    return f"its environment differs: {difference}"
+    return f"the worker's environment differs: {difference}"
 
 
 def name_taken(run_id: str, *, resumes: bool = False) -> str:
@@ -175,8 +178,8 @@ def name_taken(run_id: str, *, resumes: bool = False) -> str:
 
     Args:
         run_id: The active run.
-        resumes: Whether the active run has a recovery without a process.
+        resumes: Whether the active run has a recovery that no process is performing.
     """
     follow, stop = reaching(run_id)
-    first = f"`{resuming(run_id).how}` resumes it" if resumes else f"`{follow.how}` follows it"
+    first = f"`{resuming(run_id).how}` resumes the active run" if resumes else f"`{follow.how}` follows the active run"
     return f"{first}, `{stop.how}` ends it; or {OTHER_NAME}"

@@ -1,4 +1,4 @@
-"""The attempts of a run, followed one after the other while another process of this machine starts them."""
+"""Follows the attempts of a run one after the other, while another process on this machine starts them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
 
-#: Seconds between two looks at what that process does.
+#: Seconds between two checks whether the other process has started the next attempt.
 LOOK = 1.0
 
 
 class Terminal(NamedTuple):
-    """What prints the output of a run, and messages.
+    """Functions that print the output of a run and messages to the user.
 
     Attributes:
         line: Prints one line of some ranks; see `Follower`.
@@ -50,20 +50,21 @@ async def followed(
     on: Callable[[], object] = lambda: None,
     heard: Callable[[Sequence[int]], object] = lambda _: None,
 ) -> tuple[control.RunRef, list[Outcome], list[int]]:
-    """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
+    """Find a run and print its output; return the run, the outcomes of its ranks, and the ranks whose lines were shown.
 
     Args:
         fleet: The fleet.
-        word: A run, or a node or worker whose run is meant.
-        rank: As of `ranks.parse`; None is that of the worker, where the word is one, or else 0.
+        word: A run id, or a node or worker that the run is on.
+        rank: The ranks to show, in the form of `ranks.parse`. None means the rank on the worker if `word` is a worker,
+            else rank 0.
         terminal: Prints the lines.
-        live: Whether to wait for the end.
-        since: Lines from that time on (seconds since 1970); 0 is all.
-        begun: Called with the run once it is found, and how its workers are reached.
+        live: Whether to follow the run until it has ended; otherwise only the existing lines are printed.
+        since: Print lines from this time on (seconds since 1970); 0 means all lines.
+        begun: Called once the run is found, with the fanout that reaches its workers and the run.
         on: As of `Follower`.
-        heard: Called with the ranks that said a line, before it is shown.
+        heard: Called with the ranks that printed a line, before the line is shown.
     """
-    # What means no ranks of any run is said before somebody is asked.
+    # Reject an invalid list of ranks before any worker is asked.
     ranks.spans(rank or "all")
     fanout = contact.fanout(fleet)
     run_ = await the_run(fleet, fanout, word, terminal.say, live=live)
@@ -106,21 +107,21 @@ async def to_the_last(
     on: Callable[[], object] = lambda: None,
     over: Callable[[], object] = lambda: None,
 ) -> tuple[RunRef, list[Outcome], list[int]]:
-    """Follow a run to its end as `followed` does, and the attempts of it that this machine starts meanwhile.
+    """Follow a run like `followed`, and then each further attempt that this machine starts, to the run's end.
 
     Args:
         fleet: The fleet.
-        word: As of `followed`.
-        rank: The same.
-        terminal: The same.
-        since: The same; of attempts that begin later it is all.
-        begun: Called with each attempt that is followed.
+        word: See `followed`.
+        rank: See `followed`.
+        terminal: See `followed`.
+        since: See `followed`; all lines of later attempts are printed.
+        begun: Called when an attempt is followed, with the fanout that reaches its workers and the run.
         on: As of `followed`.
-        over: Called when an attempt is followed no more.
+        over: Called when an attempt is no longer followed.
     """
     settings, kept = fleet.settings, _kept(fleet.settings, word)
     seen = kept.attempt if kept else 0
-    # One that is being asked for may take a moment to begin.
+    # An attempt that another process is about to start might need a moment to begin: wait for it.
     if kept and (now := await _later(settings, word, seen - (not kept.pending), terminal.say)):
         fleet, since = now, 0.0 if kept.pending else since
 
@@ -137,56 +138,56 @@ async def to_the_last(
             return run, outcomes, shown
         now = await _later(settings, run.run_id, seen, terminal.say)
         if now is None:
-            # What it was seen to end with from here is known by now.
+            # The recovering process has recorded the end of the run by now.
             return run, [*remembered(fleet, run.run_id, run.hosts, outcomes)], shown
         fleet, word, rank, since = now, run.run_id, ranks.folded(shown), 0.0
 
 
 def _kept(settings: Settings, run_id: str) -> Recovery | None:
-    """Return what is kept of a run that is recovered here, or could be; None where nothing is that can be read."""
+    """Return the recovery state of a run on this machine; None if there is none or it cannot be read."""
     with contextlib.suppress(OpsError):
         return recovery.read(settings.state_dir, run_id)
     return None
 
 
 def _attempt(settings: Settings, run_id: str) -> int:
-    """Return the latest attempt of a run that this machine knows of."""
+    """Return the number of the run's latest attempt that this machine has recorded; 0 without a record."""
     known = records.read(settings.state_dir, run_id)
     return known.attempt if known else 0
 
 
 async def _later(settings: Settings, run_id: str, seen: int, say: Callable[[str], None]) -> view.Fleet | None:
-    """Wait for an attempt that another process of this machine starts; None where it starts none.
+    """Wait until another process on this machine has started a later attempt; return None if it starts no attempt.
 
     Args:
-        settings: Of the fleet.
+        settings: The fleet's settings.
         run_id: The run.
-        seen: The attempt that is over, or was lost.
+        seen: Number of the attempt that was followed before.
         say: Prints a message.
 
     Returns:
-        The fleet as it is known once workers tell of a later attempt.
+        The fleet as it is known after the later attempt was started.
     """
     said = False
     while recovery.is_held(settings.state_dir, run_id):
         kept = _kept(settings, run_id)
         if kept and kept.pending and not said:
             what = recovery.under_way(settings.state_dir, run_id)
-            say(f"{what}; waiting for that")
+            say(f"{what}; waiting for that attempt")
             said = bool(what)
         elif kept and not kept.pending and kept.attempt > seen:
             fleet = await in_thread(lambda: view.current(settings))
             if await _newest(fleet, run_id) >= kept.attempt:
                 return fleet
         await asyncio.sleep(LOOK)
-    # It may have begun and ended between two looks.
+    # A later attempt might have begun and ended between two checks.
     if _attempt(settings, run_id) > seen and not recovery.is_kept(settings.state_dir, run_id):
         return await in_thread(lambda: view.current(settings))
     return None
 
 
 async def _newest(fleet: view.Fleet, run_id: str) -> int:
-    """Return the newest attempt of which the workers of a run tell."""
+    """Return the number of the newest attempt that a run's workers report; 0 if this machine has no record of it."""
     known = records.read(fleet.settings.state_dir, run_id)
     if known is None:
         return 0
@@ -194,23 +195,23 @@ async def _newest(fleet: view.Fleet, run_id: str) -> int:
 
 
 def _ended_on(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
-    """Return what shows the last run on the workers of a target, and what starts another."""
+    """Return the fix if no run is active on a target: commands that show the last run, start a run, and list runs."""
     workers = targets.select(fleet.workers, word, listed=fleet.listed)
     starts = ""
     if len({worker.node.accelerator_type for worker in workers}) == 1:
         labels = ",".join(sorted({worker.label for worker in workers}))
-        starts = f"`tpu_ops train {labels} -- COMMAND` starts one"
-    lists = "`tpu_ops runs` lists the last ones started here"
+        starts = f"`tpu_ops train {labels} -- COMMAND` starts a run"
+    lists = "`tpu_ops runs` lists the last runs started here"
     return "; ".join(filter(None, (_shows_last(fleet, word, last), starts, lists)))
 
 
 def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
-    """Return what shows the last run on the workers of a target; empty where none is known.
+    """Return words with the command that shows the last run on the workers of a target; empty if no run is known.
 
     Args:
         fleet: The fleet.
         word: The target.
-        last: What workers tell of it.
+        last: The last run that the workers report, or None.
     """
     if last:
         return f"the last run there was {last.run_id}: `tpu_ops logs {shlex.quote(word)}`"
@@ -220,17 +221,17 @@ def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
 async def the_run(
     fleet: view.Fleet, fanout: Fanout, word: str, say: Callable[[str], None], *, live: bool
 ) -> control.RunRef:
-    """Return the one run that a word means: for workers the run on them, or else the last one there.
+    """Return the single run that a word names: the run of this id, or the active or last run on workers.
 
     Args:
         fleet: The fleet.
         fanout: Reaches the workers.
-        word: A run, or a node or worker.
+        word: A run id, or a node or worker.
         say: Prints a message.
-        live: Whether the end is waited for, which then is that of a run that is on.
+        live: Whether only an active run is accepted, because the caller waits for its end.
 
     Raises:
-        OpsError: It means none, or several.
+        OpsError: The word names no run, or several runs.
     """
     runs, _, last = found = await control.find(fleet, fanout, word)
     if not runs and last and not live:
@@ -241,7 +242,7 @@ async def the_run(
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        fix = f"name one of them: {names}" if names else _ended_on(fleet, word, last)
+        fix = f"name one of these runs: {names}" if names else _ended_on(fleet, word, last)
         what = f"{len(runs)} runs are" if names else "no run is"
         raise UsageError(f"{what} active on {word}", where=f"RUN {word!r}", fix=fix)
     return runs[0]

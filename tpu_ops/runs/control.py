@@ -24,40 +24,41 @@ from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each worker to answer.
 LIMIT = 45.0
-#: Seconds for each worker to answer if its answer is optional.
+#: Seconds for each worker to answer if the command can continue without the answer.
 SHORT_LIMIT = 10.0
 #: Number of runs in a list of recent runs.
 RECENT = 10
-#: Seconds by which rank 0 is asked to stop before the others. Its supervisor then tells the others sooner than the
-#: controller can, whose request to rank 0 would wait behind theirs. With 32 workers on one machine and a grace of 2 s,
-#: a stop took 3.3 to 3.5 s without it, and takes 2.8 s with it. If rank 0 is not asked, another worker gets the head
-#: start.
+#: Rank 0 is asked to stop this many seconds before the other ranks. The supervisor of rank 0 then tells the other
+#: supervisors sooner than the controller can. Without this head start, the controller's request to rank 0 would wait
+#: behind the requests of the other supervisors. With 32 workers on one machine and a grace of 2 s, a stop took 3.3 to
+#: 3.5 s without the head start, and takes 2.8 s with it. If rank 0 is not among the asked workers, another worker gets
+#: the head start.
 _HEAD_START = 0.15
-#: Seconds after which a worker's answer about an active rank is out of date and requested again.
+#: Seconds after which a worker's answer that a rank is active is out of date: the worker is asked again.
 _STALE = 3.0
-#: Fix for workers that do not answer, if nothing more is known about them.
-_ONCE_THEY_ANSWER = "run the same command again once they answer; `tpu_ops list` shows their node's state"
-#: Characters that occur in targets, but not in run ids.
+#: Fix for workers that do not answer, if the cause is not known.
+_ONCE_THEY_ANSWER = "run the same command again once the workers answer; `tpu_ops list` shows the state of their nodes"
+#: Characters that occur in targets (names of workers), but not in run ids.
 _OF_TARGETS = re.compile(r"[@,\[\]!&^]")
 
 
 @dataclass(frozen=True)
 class RunRef:
-    """A run and its workers by rank."""
+    """The id of a run, and the names of its workers in the order of the ranks."""
 
     run_id: str
     hosts: tuple[str, ...]
 
 
 class Last(NamedTuple):
-    """The newest finished run on a worker. Run ids are unique on one worker only, so the worker belongs to it."""
+    """The newest finished run on a worker, and this worker: run ids are unique only on each worker."""
 
     run_id: str
     host: str
 
 
 class Found(NamedTuple):
-    """The runs that a word names, and the workers that could not answer: these may have a run too.
+    """The runs that a word names, and the workers that could not answer, on which a run might be active as well.
 
     Attributes:
         runs: The runs, possibly none.
@@ -80,7 +81,7 @@ class Found(NamedTuple):
         if not lost:
             fixes = [(reply.fix, reply.host) for reply in self.silent]
             return HostError(what, where=where, fix=preflight.first_fix(fixes))
-        # "Run it again" does not help if the worker is known to be unreachable or refuses the user's key.
+        # A worker's own fix comes first: to run the command again does not help if a worker refuses the user's key.
         return UnreachableError(what, where=where, fix=lost[0].fix or _ONCE_THEY_ANSWER)
 
 
@@ -125,11 +126,11 @@ def is_target(fleet: Fleet, word: str) -> bool:
 async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     """Return the runs that a word names: the run with this id, or the active runs on a target (possibly none).
 
-    The result also lists workers of the target that did not answer and are not among the workers of a found run.
+    The result also contains the workers of the target that did not answer and that are not workers of a found run.
 
     Raises:
         UsageError: The word names a run and workers, or neither.
-        UnreachableError: No worker that answered knows the run, and some did not answer.
+        UnreachableError: No worker that answered knows the run, and some workers did not answer.
     """
     known = records.read(fleet.settings.state_dir, word)
     target = is_target(fleet, word)
@@ -143,7 +144,8 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
         # This raises an error that names the invalid part of the target.
         targets.select(fleet.workers, word, listed=fleet.listed)
     if not is_run_id(word):
-        # The workers would refuse the id with an error that blames them.
+        # Raise the error here: the workers would refuse the invalid id with an error that names the workers as the
+        # cause.
         raise _nothing(fleet, word)
     try:
         return Found([await _ask_for(fleet, fanout, word)])
@@ -158,10 +160,11 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     if any(worker.node.state in TAKEN_STATES for worker in workers):
         fleet = contact.serving(fleet, workers)
     its = [worker for worker in fleet.workers if worker.label in labels]
-    # In other states that are not serving, a node may still have a run.
+    # Only nodes in these states certainly have no run. In other states in which a node does not serve, a run might be
+    # active on it.
     taken = [worker.host for worker in its if worker.node.state in TAKEN_STATES]
     replies = contact.away(fleet, taken) if taken else {}
-    # The newest record may be a refused start. RECENT records reach back to a run that began.
+    # The newest record on a worker can be that of a refused start. RECENT records reach back to a run that began.
     requests = {worker.host: {"count": RECENT} for worker in its if worker.host not in replies}
     replies |= await fanout.call(requests, "status", limit=LIMIT)
     # Run ids are unique on one worker only: other workers may have another run with the same id.
@@ -170,14 +173,14 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     asked = [replies[worker.host] for worker in workers if worker.host in replies]
     mute = (reply for reply in asked if not reply.ok and reply.host not in covered)
     silent = contact.with_hint(fleet.settings, mute)
-    # Every worker of a node knows its run. If all workers of a node are silent, the node may have one.
+    # Every worker of a node knows the node's run. If no worker of a node answers, a run might be active on the node.
     node_of = {worker.host: worker.label for worker in its}
     unheard = {node_of[reply.host] for reply in silent} - {node_of[reply.host] for reply in asked if reply.ok}
     return Found(runs, silent, None if runs or unheard else _last(asked))
 
 
 def _last(replies: Sequence[Reply]) -> Last | None:
-    """Return the newest run that began and is over, from the workers' lists of their newest runs."""
+    """Return the newest run that began and has ended, given the answers of workers with their newest runs."""
     known = [(float(record["since"]), record, reply.host) for reply in replies for record in records_of(reply)]
     over = [one for one in known if one[1]["state"] not in (*ON, "refused")]
     newest = max(over, key=lambda one: one[0], default=None)
@@ -185,12 +188,12 @@ def _last(replies: Sequence[Reply]) -> Last | None:
 
 
 def records_of(reply: Reply) -> Sequence[Mapping[str, Any]]:
-    """Return the records of a worker's newest runs from its answer."""
+    """Return the records of a worker's newest runs, given the worker's answer."""
     return reply.value.get("records", ()) if reply.ok else ()
 
 
 async def last(fleet: Fleet, fanout: Fanout, found: Last) -> RunRef:
-    """Return a run, found on one worker, with all its workers by rank."""
+    """Return a run that was found on one worker, with all its workers in the order of the ranks."""
     known = records.read(fleet.settings.state_dir, found.run_id)
     if known and found.host in (hosts := records.hosts_now(known, fleet.workers)):
         return RunRef(known.run_id, hosts)
@@ -203,12 +206,12 @@ async def last(fleet: Fleet, fanout: Fanout, found: Last) -> RunRef:
 
 
 def holder_of(reply: Reply) -> Mapping[str, Any] | None:
-    """Return the run that holds a worker, from the worker's answer; None if no run does or the answer is an error."""
+    """Return the record of the run that holds a worker, given its answer; None if no run does or it is an error."""
     return reply.value.get("holder") if reply.ok else None
 
 
 def held(fleet: Fleet, reply: Reply) -> RunRef:
-    """Return the run that holds a worker, from the worker's answer."""
+    """Return the run that holds a worker, with its workers, given an answer of the worker that names this run."""
     run_id = reply.value["holder"]["run_id"]
     known = records.read(fleet.settings.state_dir, run_id)
     if known and reply.host in (hosts := records.hosts_now(known, fleet.workers)):
@@ -217,23 +220,24 @@ def held(fleet: Fleet, reply: Reply) -> RunRef:
 
 
 def _hosts_of(fleet: Fleet, reply: Reply, run_id: str) -> list[str]:
-    """Return a run's workers by rank under the names of this fleet, from the answer of one of its workers."""
+    """Return a run's workers in the order of the ranks, by their names in this fleet, given one worker's answer."""
     record = next((record for record in records_of(reply) if record["run_id"] == run_id), None)
     label = {worker.host: worker.label for worker in fleet.workers}
-    # The starter's fleet may have other names for the workers. Only the record of the active run lists all names.
+    # The fleet of the user who started the run can have other names for the workers. Only the record of the active run
+    # lists all names.
     if record and all(host in label for host in record["workers"]) and reply.host in record["workers"]:
         return list(record["workers"])
     return [host for host in label if label[host] == label[reply.host]]
 
 
 async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
-    """Ask every serving worker for a run that this machine has no record of."""
+    """Ask every serving worker for a run of which this machine has no record; return the run."""
     hosts = [worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=LIMIT)
     found: dict[object, dict[str, Mapping[str, Any]]] = {}
     for host, reply in replies.items():
         if record := reply.value.get("record") if reply.ok else None:
-            # The user's name, not the uid: the same user may have another uid on each worker.
+            # The user's name distinguishes runs, not the uid: the same user can have another uid on each worker.
             found.setdefault((*sorted(record["workers"]), record["person"]["name"]), {})[host] = record
     if found:
         return RunRef(run_id, _all_of(_one_of(run_id, list(found.values()))))
@@ -248,7 +252,7 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
         )
     if silent:
         raise HostError(
-            f"no worker that can tell knows a run {run_id!r}; the others cannot tell: {silent[0].problem}",
+            f"no worker that can tell knows a run {run_id!r}; the other workers cannot tell: {silent[0].problem}",
             where=texts.folded([reply.host for reply in silent]),
             fix=preflight.first_fix([(reply.fix, reply.host) for reply in silent]),
         )
@@ -266,15 +270,15 @@ def _nothing(fleet: Fleet, word: str) -> UsageError:
     return UsageError(
         f"{word!r} is neither a run nor a node or worker",
         where="this fleet",
-        fix=hint + "`tpu_ops list` shows workers, `tpu_ops runs` runs",
+        fix=hint + "`tpu_ops list` shows the workers, `tpu_ops runs` the runs",
     )
 
 
 def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Mapping[str, Mapping[str, Any]]:
-    """Choose among several runs with one id, each given as records by worker: the active one, or else the newest.
+    """Choose among several runs with the same id, each given as records by worker: the active run, else the newest.
 
     Raises:
-        UsageError: Several are active.
+        UsageError: Several of these runs are active.
     """
     on = [one for one in found if any(record["state"] in ON for record in one.values())]
     if len(on) > 1:
@@ -284,9 +288,10 @@ def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Ma
 
 
 def _all_of(seen: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return all workers of a run by rank, also those that did not answer, from the records of those that did.
+    """Return all workers of a run in the order of the ranks, given the records of the workers that answered.
 
-    The starter's fleet may have other names for the nodes. The workers that answered map these to the names here.
+    The fleet of the user who started the run can have other names for the nodes. The workers that answered show which
+    name belongs to which node of this fleet.
     """
     newest = max(seen.values(), key=lambda record: int(record["attempt"]))
     called = {int(rec["rank"]): host for host, rec in seen.items() if rec["attempt"] == newest["attempt"]}
@@ -297,9 +302,10 @@ def _all_of(seen: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Sequence[str]) -> None:
-    """Check that no run with this name, started from this machine, is active on other workers than these.
+    """Check that no run of this name, started from this machine, is active on workers other than the given ones.
 
-    The given workers refuse a name in use themselves. The new run would replace this machine's record of the other run.
+    The given workers themselves refuse a name in use. On other workers, a run of this name would be a fault too: the
+    new run would replace this machine's record of it.
 
     Raises:
         UsageError: The run is active.
@@ -315,7 +321,7 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
         what = f"a run {run_id} that was started here is active"
         raise UsageError(what, where=texts.folded(on), fix=advice.name_taken(run_id))
     if silent := [reply for reply in replies.values() if not reply.ok]:
-        what = f"a run {run_id} was started here on other workers, and they cannot tell whether it is active"
+        what = f"a run {run_id} was started here on other workers, and these workers cannot tell whether it is active"
         where = texts.folded([reply.host for reply in silent])
         raise UnreachableError(f"{what}: {silent[0].problem}", where=where, fix=advice.OTHER_NAME)
 
@@ -326,14 +332,14 @@ async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:
     replies = await fanout.call({host: {"run_id": run.run_id} for host in run.hosts}, "status", limit=LIMIT)
     on = [host for host, reply in replies.items() if reply.ok and (reply.value["record"] or {}).get("state") in ON]
     if on and time.monotonic() - begun > _STALE:
-        # Ranks that were active may have ended while the call waited for another worker.
+        # Ranks that were active might have ended while the call waited for other workers.
         again = await fanout.call({host: {"run_id": run.run_id} for host in on}, "status", limit=SHORT_LIMIT)
         replies |= {host: reply for host, reply in again.items() if reply.ok}
     return [asked_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts)]
 
 
 async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
-    """Return the newest attempt of a run, active or over, that its workers report within SHORT_LIMIT; 0 if none."""
+    """Return the number of the newest attempt that a run's workers report within SHORT_LIMIT seconds; 0 if none."""
     requests = {host: {"run_id": run.run_id} for host in run.hosts}
     replies = await fanout.call(requests, "status", limit=SHORT_LIMIT, quiet=SHORT_LIMIT)
     found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
@@ -341,9 +347,10 @@ async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
 
 
 class Stopped(NamedTuple):
-    """The outcomes of all ranks after a stop, and whether all had ended, or never existed, before it.
+    """The outcomes of all ranks after a stop, and whether all had already ended, or never existed, before the stop.
 
-    ``refusal`` is a worker's answer that the user may not stop the run, if the run is active for no other reason.
+    ``refusal`` is a worker's answer that the user is not allowed to stop the run, if this is the only reason why the
+    run is still active.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -360,14 +367,14 @@ async def stop(
     reason: str = "",
     requested: bool = False,
 ) -> Stopped:
-    """Stop a run on all its workers and return the outcome of every rank; finished ranks keep their outcome.
+    """Stop a run on all its workers and return the outcome of every rank. Finished ranks keep their outcome.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
         force: Whether an administrator stops another user's run.
         grace: Seconds between SIGTERM and SIGKILL; None means the run's own value.
-        reason: The reason for the stop; empty if the user asked for it.
+        reason: The reason for the stop; empty if the user has requested the stop.
         requested: Whether the user wants the run to stay stopped even though there is a reason.
     """
     request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason, "requested": requested}
@@ -387,7 +394,7 @@ async def stop(
 
 
 async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit: float = LIMIT) -> float:
-    """Return the longest grace of the stops in progress, in seconds: a later stop has to wait for it as well.
+    """Return the longest grace, in seconds, of a run's stops in progress; a later stop has to wait for it.
 
     Args:
         fanout: Reaches the workers.
@@ -401,13 +408,13 @@ async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit
 
 
 def _grace(record: Mapping[str, Any]) -> float:
-    """Return the grace of the stop that is in progress on a rank, in seconds; 0 if it is not being stopped."""
+    """Return the grace, in seconds, of the stop that is in progress on a rank; 0 if the rank is not being stopped."""
     intent = record.get("intent") or {}
     return grace(record["grace"], intent) if intent.get("kind") == "stop" else 0.0
 
 
 def asked_outcome(rank: int, reply: Reply) -> Outcome:
-    """Return the outcome of a rank from its worker's answer to a status request."""
+    """Return the outcome of a rank, given its worker's answer to a status request."""
     if reply.ok:
         return outcome_of(rank, reply.host, reply.value.get("record"))
     return without_record(rank, reply)

@@ -1,4 +1,4 @@
-"""Local copies of the logs of a run that is recovered: the originals are lost with their nodes."""
+"""Copies, on this machine, of the logs of a recovered run. The logs on the workers are lost together with the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpu_ops.runs.fold import WINDOW, Fold
 from tpu_ops.runs.lines import Lines, Part
 
 #: Bytes of this machine's disk that copies of logs leave free, and bytes written between two checks of the free space.
-#: While space is short, each write checks it.
+#: If a check finds less free space, each write checks it again.
 FLOOR, LOOK_EVERY = 2**30, 64 * 2**20
 #: Size of the pieces in which a copy is read.
 _PIECE = 64 * 1024
@@ -36,12 +36,12 @@ class Logs:
     def __init__(self, directory: Path, count: int, warn: Callable[[str], object]) -> None:
         self.directory, self._warn, self._warned = directory, warn, False
         self._files: list[FileIO | None] = [None] * count
-        #: End of the last data of each rank, written or not.
+        #: Offset in each rank's log after the last data received, whether or not the data could be written.
         self._ends = [0] * count
         for rank in range(count):
             with self._left_out(rank):
                 self._open(rank)
-        #: Bytes since the last check of the free space, and whether space was short then.
+        #: Bytes received since the last check of the free space, and whether that check found too little space.
         self._came, self._is_low = 0, self._lacks_space()
 
     def _lacks_space(self) -> bool:
@@ -52,7 +52,7 @@ class Logs:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The end of each rank's copy. Zero bytes fill the gaps of missing data."""
+        """The size of each rank's copy. In a copy, zero bytes take the place of missing data."""
         return tuple(file.tell() if file else end for file, end in zip(self._files, self._ends, strict=True))
 
     def write(self, rank: int, offset: int, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Logs:
             if offset > file.tell():
                 file.truncate(offset)
                 file.seek(offset)
-            # A file that could not be opened before may already contain the beginning of this data.
+            # A file that could not be opened at first might already contain the beginning of this data.
             data = data[file.tell() - offset :]
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -83,13 +83,13 @@ class Logs:
 
     def _open(self, rank: int) -> FileIO:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Unbuffered: after a failed write, the data would stay in the buffer.
+        # Unbuffered, since a buffer would keep the data of a failed write.
         file = self._files[rank] = self._path(rank).open("ab", buffering=0)
         return file
 
     @contextlib.contextmanager
     def _left_out(self, rank: int) -> Iterator[None]:
-        """Suppress write errors; warn about the first one."""
+        """Suppress write errors in the block; warn about the first error."""
         try:
             yield
         except OSError as exc:
@@ -119,7 +119,7 @@ def kept(directory: Path, ranks: Collection[int], attempt: int = 0) -> Kept | No
     Args:
         directory: The directory of the run's logs, from `recovery.folder`.
         ranks: The ranks.
-        attempt: The attempt; 0 means any.
+        attempt: Only this attempt; 0 means any attempt.
     """
     found = (path.name.removeprefix("attempt-") for path in directory.glob("attempt-*"))
     for number in sorted((int(name) for name in found if name.isdecimal()), reverse=True):
@@ -146,7 +146,7 @@ def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) 
         line: Prints a line; see `follow.Follower`.
     """
     lacking = dict.fromkeys(paths, 0)
-    # Complete files have no unfinished lines, so `Part` never occurs.
+    # The whole files are read, so there are no parts of unfinished lines (`Part`).
     fold: Fold[str | Part] = Fold([*paths], lambda ranks, text: line(ranks, text) if isinstance(text, str) else None)
     lines, now = {rank: Lines() for rank in paths}, 0.0
     with contextlib.ExitStack() as stack:
@@ -159,7 +159,7 @@ def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) 
                 else:
                     fold.add(rank, lines[rank].finish(), now)
                     del left[rank]
-            # Lines of earlier rounds do not wait for other ranks, which limits memory.
+            # Lines that were read in an earlier round are printed without waiting for other ranks, to limit memory.
             now += WINDOW
             fold.tick(now)
     fold.finish()

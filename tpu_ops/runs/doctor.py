@@ -1,4 +1,4 @@
-"""Checks of workers: those of a start, and further ones for problems that slow down or spoil runs."""
+"""Checks of workers: the checks before a start, and further checks for problems that slow down or spoil runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpu_ops.runs import control, preflight
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.ssh.fanout import Fanout
 
-#: The further checks: key -> the statement that is true of a worker that passes.
+#: Checks that only the doctor performs: key -> the statement that is true of a worker that passes.
 FURTHER = {
     "state": "the nodes are READY",
     "launcher": "the launcher is the same on all workers",
@@ -33,8 +33,8 @@ class Finding:
     Attributes:
         check: Key of `CHECKS`.
         faults: The failures; empty if all workers pass.
-        asked: The workers that could be checked.
-        each_node: Whether workers were compared only within each of several nodes.
+        asked: The workers on which the check was possible.
+        each_node: Whether each worker was compared only with workers of its own node, because there are several nodes.
     """
 
     check: str
@@ -44,20 +44,20 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether at least one worker was checked and none failed."""
+        """Whether at least one worker was checked and no worker failed."""
         return not self.faults and bool(self.asked)
 
 
 async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -> list[Finding]:
     """Run all checks on all workers at the same time.
 
-    If the target is one that a run can have, all its workers are compared with each other, as at a start. Otherwise,
-    the workers of each node are.
+    If a run can have the target, all its workers are compared with each other, as at a start. Otherwise, only workers
+    of the same node are compared.
 
     Args:
         fanout: Reaches the workers.
         workers: The workers.
-        target: The target that names them; empty means the whole fleet.
+        target: The target that names the workers; empty means the whole fleet.
     """
     serving = [worker for worker in workers if worker.node.state in SERVING_STATES]
     groups = _compared(serving, target)
@@ -87,7 +87,7 @@ async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -
 
 
 def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
-    """Group the workers that are compared with each other: all if a run can have them, else node by node."""
+    """Return groups of workers to be compared: one group if a run can have all workers, else one per node."""
     if target:
         with contextlib.suppress(UsageError):
             return [control.by_rank(workers, target)]
@@ -98,16 +98,16 @@ def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
 
 
 def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
-    """Return the faults that a start does not check, from the workers' probes."""
+    """Return the faults of the checks that only the doctor performs, given the workers' probes."""
     programs = Counter(probe["program"] for probe in probes.values())
     usual = programs.most_common(1)[0][0] if programs else ""
     found = []
     for host, probe in probes.items():
         fix = preflight.configure(host)
         if probe["program"] != usual:
-            problem = f"its launcher is {probe['program']}, that of others {usual}"
+            problem = f"the worker's launcher is {probe['program']}, that of most workers is {usual}"
             found.append(Fault(host, problem, fix, check="launcher"))
-        # The worker itself reports the files that `unlock` does not remove, with their fix.
+        # Lockfiles that `unlock` does not remove are left out: the worker's probe reports them, with their fix.
         strange = {one["path"] for one in probe.get("in_the_way", ())}
         stale = [path for path in probe["lockfiles"] if path not in strange]
         if stale and not probe["holders"] and not probe["holder"]:
@@ -115,6 +115,6 @@ def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
             found.append(Fault(host, problem, f"tpu_ops unlock {host}", check="lockfile"))
         for entry in probe["preloads"]:
             if "tcmalloc" in entry["line"]:
-                problem = f"{entry['file']} sets it: {entry['line']}"
+                problem = f"{entry['file']} loads TCMalloc: {entry['line']}"
                 found.append(Fault(host, problem, f"{fix} (role tcmalloc)", check="preload"))
     return found

@@ -1,4 +1,4 @@
-"""The meaning of an attempt's end for the recovery of its run."""
+"""Decides what the end of an attempt means for the recovery of its run."""
 
 from __future__ import annotations
 
@@ -7,31 +7,37 @@ from dataclasses import replace
 
 from tpu_ops.runs.outcomes import GIVEN_UP, UNKNOWN, Outcome, first_failure
 
-#: The meanings of an attempt's end.
+#: What the end of an attempt means for the recovery of the run; TAKEN: its nodes or hosts failed.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
-#: States of a rank without information, or whose host or starter failed.
+#: States of a rank about which nothing is known, or whose host, or the command that started it, failed.
 _GONE = (*UNKNOWN, "gone", "lost", "refused")
-#: Beginnings of the workers' reason for a rank whose host failed rather than its command. Its supervisor was killed,
-#: hung or failed, the other ranks lost contact, or its host went down after its command had ended with 0.
+#: Beginnings of the reason that workers report for a rank if its host failed and not its command. For example, its
+#: supervisor was killed or hung, the other ranks lost contact to it, or its host was shut down after its command had
+#: ended with 0.
 _OF_HOST = ("the supervisor ended", "the supervisor's network thread failed", "the host was restarted")
 _HOST_FAILED = ("lost contact", "host shuts down", *_OF_HOST)
 
 
 def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
-    """Return the outcomes of one attempt: a worker with the record of another attempt has none of this one."""
+    """Return the outcomes for one attempt. A rank whose worker has the record of another attempt counts as gone."""
     return [
         outcome
         if outcome.record is None or outcome.record["attempt"] == attempt
         else replace(
-            outcome, state="gone", reason=f"it has no record of attempt {attempt}", exit=None, intent="", record=None
+            outcome,
+            state="gone",
+            reason=f"the worker has no record of attempt {attempt}",
+            exit=None,
+            intent="",
+            record=None,
         )
         for outcome in outcomes
     ]
 
 
 def was_started(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether an attempt began on any worker, and was neither refused nor given up before that."""
+    """Return whether an attempt began on any worker, so that its start was neither refused nor given up."""
     return any(
         outcome.record and outcome.state != "refused" and not outcome.reason.startswith(GIVEN_UP)
         for outcome in outcomes
@@ -39,7 +45,7 @@ def was_started(outcomes: Sequence[Outcome]) -> bool:
 
 
 def stop_requested_by(outcomes: Sequence[Outcome]) -> str:
-    """Return the user who requested a stop of the run, whatever ended its ranks; empty if nobody did."""
+    """Return the user who requested a stop of the run, even if its ranks ended for another reason; else empty."""
     return next((outcome.stop_requested_by for outcome in outcomes if outcome.stop_requested_by), "")
 
 
@@ -49,18 +55,19 @@ def is_over(outcomes: Iterable[Outcome]) -> bool:
 
 
 def as_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return all ranks as succeeded if one worker reports that all are; else the given outcomes."""
+    """If one worker reports that all ranks succeeded, return all outcomes as succeeded; else the given outcomes."""
     teller = next(filter(_tells_that_all_succeeded, outcomes), None)
     return [outcome if teller is None else _succeeded(outcome, teller.host) for outcome in outcomes]
 
 
 def _tells_that_all_succeeded(outcome: Outcome) -> bool:
-    # Every other end of a run names a first failure, and a stopped rank is not "succeeded".
+    # The record of every run that did not succeed names a first failure, and the state of a stopped rank is not
+    # "succeeded".
     return outcome.state == "succeeded" and outcome.record is not None and not outcome.record.get("first")
 
 
 def _succeeded(outcome: Outcome, teller: str) -> Outcome:
-    """Return a rank's outcome as succeeded because another worker reports it, whatever its own worker said."""
+    """Return a rank's outcome with state "succeeded", because another worker reports that the run succeeded."""
     if outcome.state == "succeeded":
         return outcome
     reason = f"{outcome.reason or outcome.state}; {teller} reports that the run succeeded"
@@ -69,25 +76,25 @@ def _succeeded(outcome: Outcome, teller: str) -> Outcome:
 
 
 def host_failed(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether a host, as in a maintenance event, and not the command made a run fail."""
+    """Return whether a run failed because of a host, as in a maintenance event, and not because of its command."""
     first = first_failure(outcomes)
     is_refused = any(outcome.state == "refused" for outcome in outcomes)
     return first is not None and not is_refused and first.cause.startswith(_HOST_FAILED)
 
 
 def of_host(outcome: Outcome) -> bool:
-    """Return whether a rank's own worker reports that its host failed; other workers know fewer details."""
+    """Return whether a rank's own worker reports that its host failed. Other workers report fewer details."""
     return outcome.record is not None and outcome.reason.startswith(_OF_HOST)
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
-    """Return the meaning of an attempt's end, and the reason in words.
+    """Return what the end of an attempt means for the recovery, and the reason in words.
 
-    A node that was taken away first shows as any other failure, such as a broken connection in other ranks. So the
-    state of the nodes, and workers that no longer answer, count before the first failure.
+    If a node is taken away, other ranks may report a failure first, for example a broken connection. So lost nodes, and
+    workers that no longer answer, take precedence over the reported first failure.
 
     Args:
-        outcomes: The outcomes of its ranks.
+        outcomes: The outcomes of the attempt's ranks.
         lost: Description of each node that was taken away or recreated.
     """
     first = first_failure(outcomes)

@@ -1,4 +1,4 @@
-"""Copy the logs of a run to this machine, byte for byte, as far as the workers still have them."""
+"""Copies the logs of a run to this machine, byte for byte, as far as the workers still have the logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Copied(NamedTuple):
-    """The outcome of every rank, and by rank the files of logs that could not be read to their end."""
+    """The outcome of every rank, and the file of each log that could not be read to its end, by rank."""
 
     outcomes: list[Outcome]
     parts: Mapping[int, Path]
@@ -29,16 +29,16 @@ class Copied(NamedTuple):
 async def logs(
     fanout: Fanout, run: RunRef, directory: Path, *, taken: Callable[[str], bool], live: bool = False
 ) -> Copied:
-    """Write each rank's log to ``directory/RUN/rank-N.log``; earlier files are replaced when all logs are complete.
+    """Write each rank's log to ``directory/RUN/rank-N.log``; earlier files are replaced once all logs are complete.
 
-    A log that could not be read to its end is left as ``rank-N.log.part``. Its rank is then ``unknown``,
-    ``unreachable`` or ``gone``, or its outcome is ``cut``.
+    A log that could not be read to its end is left as ``rank-N.log.part``. The state of its rank is then ``unknown``,
+    ``unreachable`` or ``gone``, or the outcome has ``cut``.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
         directory: Created if it does not exist.
-        taken: Whether a worker's node was taken away; see `Follower`.
+        taken: Returns whether a worker's node was taken away; see `Follower`.
         live: Whether to follow the logs until the run has ended.
     """
     folder = directory / run.run_id
@@ -54,7 +54,7 @@ async def logs(
 
 
 def copies(paths: Mapping[int, Path], folder: Path) -> None:
-    """Copy this machine's copies of logs to ``rank-N.log.part``: the logs may be incomplete.
+    """Copy this machine's copies of logs to ``rank-N.log.part``. The name says that a copy might be incomplete.
 
     Args:
         paths: The copy of each rank.
@@ -74,7 +74,9 @@ def _unwritable(folder: Path, exc: OSError) -> OpsError:
         what = "the logs cannot be written: this is not a directory"
         return UsageError(what, where=where, fix="name another place")
     what = f"the logs cannot be written: {exc.strerror or exc}{files.room(exc, folder)}"
-    return OpsError(what, where=where, fix="check that it can be written and that the disk has space (ls -ld, df)")
+    return OpsError(
+        what, where=where, fix="check that the directory can be written and that the disk has space (ls -ld, df)"
+    )
 
 
 async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[str], bool], *, live: bool) -> Copied:

@@ -1,4 +1,4 @@
-"""Fold equal lines of several ranks into one, without delaying any line for long."""
+"""Folds equal lines of several ranks into one line, without delaying any line for long."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Generic, TypeVar
 
 #: Seconds that a line waits for the same line from the other ranks.
 WINDOW = 0.5
-#: Number of oldest waiting lines among which `_chosen` looks for one that no other rank prints later.
+#: Number of oldest waiting lines among which `_chosen` looks for a line that no other rank prints later.
 _LOOKED_AT = 16
 
 Line = TypeVar("Line", bound=Hashable)
 
 
 class Fold(Generic[Line]):
-    """Take lines of ranks and pass them on, equal lines together; the lines of each rank keep their order.
+    """Passes on the lines of ranks, equal lines of several ranks together, in the order of each rank's lines.
 
     Args:
         ranks: The ranks that are shown.
@@ -27,17 +27,18 @@ class Fold(Generic[Line]):
         self._waiting: dict[int, deque[tuple[float, Line]]] = {rank: deque() for rank in ranks}
         self._place = {rank: place for place, rank in enumerate(ranks)}
         self._line = line
-        # The next line of each waiting rank, by time and by text. A line that was passed on together with another
-        # rank's stays in `_by_time` until it reaches the top.
+        # The next line of each rank with waiting lines, by arrival time and by text. A line that was passed on together
+        # with the line of another rank stays in `_by_time` until it reaches the top.
         self._by_time: list[tuple[float, int]] = []
         self._by_text: dict[Line, set[int]] = {}
-        # For each rank, how often each text follows its next line; and for each text, after how many ranks' next lines.
+        # `_behind`: for each rank, how often each text waits after the rank's next line. `_later`: for each text, how
+        # many ranks have it waiting after their next line.
         self._behind: dict[int, dict[Line, int]] = {rank: {} for rank in ranks}
         self._later: dict[Line, int] = {}
         self._speaking = 0
 
     def add(self, rank: int, texts: Sequence[Line], now: float) -> None:
-        """Take lines that arrived at the same time, in seconds of a monotonic clock."""
+        """Receive lines of a rank that arrived at the same time, `now`, in seconds of a monotonic clock."""
         lines = self._waiting[rank]
         if len(self._waiting) == 1:
             for text in texts:
@@ -49,12 +50,12 @@ class Fold(Generic[Line]):
                 self._is_next(rank)
             else:
                 self._comes_later(rank, text)
-        # If every rank has a waiting line, no other rank can join the first one.
+        # If every rank has a waiting line, the line to pass on cannot become equal to the next line of one more rank.
         while self._speaking == len(self._waiting):
             self._give(self._chosen())
 
     def tick(self, now: float) -> None:
-        """Pass on the lines that have waited for WINDOW."""
+        """Pass on the lines that have waited for WINDOW seconds."""
         while self._speaking and self._waiting[self._first()][0][0] <= now - WINDOW:
             self._give(self._chosen(now - WINDOW))
 
@@ -80,14 +81,14 @@ class Fold(Generic[Line]):
 
     def _is_next(self, rank: int, before: float | None = None) -> None:
         at, text = self._waiting[rank][0]
-        # A line of the same time as the one before it shares that one's entry in `_by_time`.
+        # A line that arrived at the same time as the line before it uses the entry of that line in `_by_time`.
         if at != before:
             heapq.heappush(self._by_time, (at, rank))
         self._by_text.setdefault(text, set()).add(rank)
         self._speaking += 1
 
     def _first(self) -> int:
-        """Return the rank whose next line has waited longest. There has to be one."""
+        """Return the rank whose next line has waited longest. At least one rank must have a waiting line."""
         while True:
             at, rank = self._by_time[0]
             if (lines := self._waiting[rank]) and lines[0][0] == at:
@@ -95,10 +96,10 @@ class Fold(Generic[Line]):
             heapq.heappop(self._by_time)
 
     def _chosen(self, until: float = float("inf")) -> int:
-        """Return the rank to pass on: the one that waited longest, unless another rank prints its line later.
+        """Return the rank whose next line to pass on: the oldest line, unless another rank prints the same line later.
 
         Args:
-            until: Only lines that arrived by then may go before the first.
+            until: Only lines that arrived until this time can be chosen instead of the oldest line.
         """
         first = self._first()
         if not self._is_said_later(first):
@@ -110,13 +111,13 @@ class Fold(Generic[Line]):
         return first
 
     def _is_said_later(self, rank: int) -> bool:
-        """Return whether some rank will print this rank's next line again, after another line."""
+        """Return whether the text of a rank's next line also waits in another rank, after that rank's next line."""
         text = self._waiting[rank][0][1]
         later = self._later.get(text, 0)
         return later > 0 and later > sum(text in self._behind[other] for other in self._by_text[text])
 
     def _give(self, rank: int) -> None:
-        """Pass on a rank's next line, together with all ranks whose next line is the same."""
+        """Pass on a rank's next line, for all ranks whose next line has the same text."""
         text = self._waiting[rank][0][1]
         same = sorted(self._by_text.pop(text), key=self._place.__getitem__)
         self._speaking -= len(same)

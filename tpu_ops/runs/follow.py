@@ -1,4 +1,4 @@
-"""Follow all ranks of a run to their end and print the lines of some. The ranks watch each other themselves."""
+"""Follows all ranks of a run to their end and prints the output of chosen ranks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from tpu_ops.ssh.fanout import Fanout, plain_errors
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.stream import Broken, Stream
 
-#: Seconds between two attempts to reach a worker, and after which it is given up if no worker answers. While any rank
-#: can be followed, the run is active and no rank is given up.
+#: Seconds between two attempts to reach a worker, and seconds after which workers are given up if no worker answers.
+#: While any rank can be followed, the run is active and no rank is given up.
 RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
-#: Seconds after which a connection counts as stable: its next break restarts the retry timeout.
+#: Seconds after which a connection counts as stable. If a stable connection breaks, RETRY_LIMIT counts from this
+#: moment.
 HELD = 30.0
-#: Seconds after which a silent worker is given up if all ranks that answer have ended: the other workers have given it
-#: up as well. Also used if only the existing lines were requested.
+#: Seconds after which a worker that does not answer is given up if all other ranks have ended: their workers have given
+#: it up as well. The same limit is used if only the existing lines were requested.
 ALONE_LIMIT = 15.0
-#: Seconds between two checks for lines that have waited long enough for other ranks.
+#: Seconds between two checks for lines that have waited long enough for equal lines of other ranks.
 TICK = 0.1
-#: Seconds after which the part of an unfinished line is printed.
+#: Seconds after which the received part of an unfinished line is printed.
 UNFINISHED = 1.0
-#: Seconds beyond the grace that the end of a rank may take.
+#: Maximum seconds that the end of a rank takes in addition to the grace.
 STOP_MARGIN = 60.0
-#: Seconds for a worker to report a rank's state if the rank's stream may be stuck.
+#: Seconds for a worker to report a rank's state if the rank's stream might be stuck.
 ASKED_LIMIT = 45.0
 
 
@@ -60,24 +61,24 @@ class _Place:
 
 
 class Follower:
-    """Follows one run.
+    """Follows all ranks of one run.
 
     Args:
         fanout: Reaches the workers.
         run_id: The run.
-        hosts: Its workers, by rank.
+        hosts: The workers of the run, by rank.
         shown: Ranks whose lines are printed.
-        line: Called with the ranks that printed a line, and its text. Equal lines of several ranks are folded. A byte
-            that is not UTF-8 is a lone surrogate in the text.
+        line: Called with the ranks that printed a line, and its text. Equal lines of several ranks are folded into one
+            call. A byte that is not UTF-8 is a lone surrogate in the text.
         part: Called with the ranks, the text, and whether the line ends with it, for each part of a line that stayed
-            unfinished for a while. Without this function, the line is printed once it is complete.
+            unfinished for a while. Without this function, `line` is called once the line is complete.
         say: Called with messages for the user.
         live: Whether to wait for the end of the run; otherwise only the existing lines are printed.
         since: Print lines from this time on (seconds since 1970); 0 means from the beginning.
         data: Called with the rank, the offset in its log and the bytes, for all ranks, shown or not.
         offsets: Where to begin in each rank's log, instead of `since`.
-        taken: Whether a worker's node was taken away and nobody is known to bring it back.
-        on: Called whenever a rank is found to be active, or silent and possibly active.
+        taken: Returns whether a worker's node was taken away and, as far as is known, nobody brings the node back.
+        on: Called whenever a rank is found to be active, or does not answer and might be active.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Follower:
         self.outcomes: dict[int, Outcome] = {}
         self._news = asyncio.Event()
         self._silent: set[int] = set()
-        #: Since when no rank that is still followed has answered.
+        #: The time since which no rank that is still followed has answered, in the event loop's time.
         self._alone_at: float | None = None
 
     @property
@@ -130,7 +131,7 @@ class Follower:
             await self._news.wait()
 
     async def run(self) -> list[Outcome]:
-        """Follow until every rank has ended or is given up; return the outcomes by rank.
+        """Follow the run until every rank has ended or is given up; return the outcomes by rank.
 
         Without `live` and `data`, ranks that are not shown are not asked, and their outcome is ``unknown``.
 
@@ -139,10 +140,11 @@ class Follower:
         """
         ranks = range(len(self._hosts)) if self._live or self._data is not None else sorted(self._shown)
         outcomes, seen = dict(zip(ranks, await self._follow_all(ranks), strict=True)), 0
-        # If the run was started again meanwhile, follow all its ranks in the newest attempt.
+        # If the run was started again after some ranks had ended, follow all its ranks in the newest attempt.
         while self._data is None and (newest := max(map(_attempt, outcomes.values()))) > seen:
             seen = newest
-            # The worker of a recreated node had no launcher yet, or no record of the run.
+            # These ranks are on an older attempt, or on recreated nodes whose workers had no launcher or no record of
+            # the run.
             behind = [
                 rank
                 for rank, outcome in outcomes.items()
@@ -150,7 +152,8 @@ class Follower:
             ]
             outcomes |= zip(behind, await self._follow_all(behind), strict=True)
         others = {
-            rank: Outcome(rank, host, "unknown", reason="it was not asked") for rank, host in enumerate(self._hosts)
+            rank: Outcome(rank, host, "unknown", reason="the worker was not asked")
+            for rank, host in enumerate(self._hosts)
         }
         return list((others | outcomes).values())
 
@@ -167,7 +170,7 @@ class Follower:
         return [task.result() for task in tasks]
 
     async def _tick(self) -> None:
-        """Keep printing lines that have waited long enough for their end or for other ranks."""
+        """Repeatedly print the lines that have waited long enough for their end or for equal lines of other ranks."""
         while True:
             now = asyncio.get_running_loop().time()
             for place in self._places if self._part else ():
@@ -181,13 +184,13 @@ class Follower:
         self._ended.discard(rank)
         outcome = self.outcomes[rank] = await self._follow(rank)
         self._news.set()
-        # A rank that was given up may still be active.
+        # A rank that was given up might still be active, so it does not count as ended.
         if outcome.state != "unreachable":
             self._ended.add(rank)
         return outcome
 
     async def _follow(self, rank: int) -> Outcome:
-        """Follow one rank; after each break of the connection, continue at the same position."""
+        """Follow one rank to its end; after each break of the connection, continue at the same position in the log."""
         place, loop = self._places[rank], asyncio.get_running_loop()
         while True:
             try:
@@ -197,7 +200,7 @@ class Follower:
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
             if self._taken(place.host):
-                # Print the unfinished line: its end will never come.
+                # Print the unfinished line: the rest of the line will never arrive.
                 self._print(rank, place.lines.finish())
                 if self._live:
                     self._say(f"rank {rank} ({place.host}) is gone: {problem}")
@@ -223,12 +226,12 @@ class Follower:
             await asyncio.sleep(RETRY_EVERY)
 
     def _is_given_up(self, lost_at: float, now: float, *, waits: bool) -> bool:
-        """Return whether to stop retrying a silent rank.
+        """Return whether to stop retrying a rank that does not answer.
 
         Args:
-            lost_at: Since when the rank does not answer, in the event loop's time.
+            lost_at: The time since which the rank does not answer, in the event loop's time.
             now: The current time of the event loop.
-            waits: Whether to wait for the rank to come back.
+            waits: Whether to wait until the rank answers again, up to RETRY_LIMIT.
         """
         if not waits:
             return now - lost_at > ALONE_LIMIT
@@ -242,7 +245,7 @@ class Follower:
         return now - max(lost_at, self._alone_at) > RETRY_LIMIT
 
     async def _follow_once(self, place: _Place) -> Outcome | None:
-        """Follow one rank over one connection; return None if it has to be followed again from its beginning.
+        """Follow one rank over one connection; return None if a new attempt has to be followed from its beginning.
 
         Raises:
             Broken, Unreachable: The connection ended before the rank did.
@@ -259,9 +262,9 @@ class Follower:
                 self._on()
             attempt = int(reply.value["record"]["attempt"])
             if place.attempt not in (0, attempt):
-                # The new attempt has a new log.
+                # Another attempt has another log, which begins at offset 0.
                 if self._data is not None:
-                    return Outcome(place.rank, place.host, "gone", reason=f"attempt {attempt} has begun on it")
+                    return Outcome(place.rank, place.host, "gone", reason=f"attempt {attempt} has begun on this worker")
                 self._start_again(place, attempt)
                 return None
             place.attempt, place.heard_at = attempt, asyncio.get_running_loop().time()
@@ -273,10 +276,10 @@ class Follower:
         return outcome
 
     async def _read(self, place: _Place, stream: Stream) -> Outcome:
-        """Pass on the frames of a rank until it has ended.
+        """Pass on the frames of a rank's stream until the rank has ended; return the outcome.
 
         Raises:
-            Broken: The connection ended before the rank.
+            Broken: The connection ended before the rank did.
         """
         async for frame in stream.frames():
             place.heard_at = asyncio.get_running_loop().time()
@@ -287,10 +290,11 @@ class Follower:
             missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
             if frame.kind == wire.DATA:
                 self._deliver(place, frame.offset, frame.payload)
-                # The reader of the output may have blocked meanwhile, while further frames wait here.
+                # Passing on the data might have taken long, because the reader of the output blocked it. Further frames
+                # wait here.
                 place.heard_at = asyncio.get_running_loop().time()
             elif frame.kind == wire.GAP:
-                # Data after the missing bytes does not continue the line before them.
+                # End the unfinished line here: data after the missing bytes does not continue it.
                 self._print(place.rank, place.lines.finish())
                 self._say(
                     f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
@@ -303,25 +307,25 @@ class Follower:
         raise Broken("the connection ended")
 
     def _is_mute(self, place: _Place, stream: Stream) -> bool:
-        """Return whether a rank's stream was silent for long although other ranks have ended or `live` is not set."""
+        """Return whether a rank's stream was silent for so long that it might be stuck."""
         alone = len(self._hosts) == 1 or not self._live
         heard_at = max(place.heard_at, stream.heard_at)
         return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - heard_at >= stuck_streams.AFTER
 
     async def _ask(self, place: _Place) -> Outcome | Broken | None:
-        """Return the outcome of a rank that ended, Broken if its worker cannot tell, or None if it is active."""
+        """Ask a worker for the outcome of its rank; return Broken if it cannot tell, None if the rank is active."""
         request = {place.host: {"run_id": self._run_id}}
         try:
             replies = await self._fanout.call(request, "status", limit=ASKED_LIMIT, quiet=ASKED_LIMIT)
         except (OpsError, OSError) as exc:
-            # A temporary shortage on this machine is no reason to stop following.
+            # An error on this machine, such as a temporary shortage, is no reason to stop following.
             return Broken(str(exc))
         reply = replies[place.host]
         if not reply.ok:
             return Broken(reply.problem)
         record = reply.value["record"]
         if record is not None and record["attempt"] != place.attempt:
-            return Broken("another attempt has begun on it")
+            return Broken("another attempt has begun on this worker")
         outcome = outcome_of(place.rank, place.host, record)
         return None if self._live and outcome.state in ON else replace(outcome, cut=True)
 
@@ -356,6 +360,6 @@ class Follower:
             self._part(ranks, line.text, line.ends)
 
     def _print(self, rank: int, lines: Sequence[str | Part]) -> None:
-        # A rank that is not shown is not in the fold and has no lines.
+        # A rank that is not shown has no lines, and the fold does not know it.
         if lines:
             self._fold.add(rank, lines, asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""Find the holders of the workers' chips, and end those that may be ended."""
+"""Finds the holders of the workers' chips, and ends the processes that a user is allowed to end."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds beyond the grace that the end of processes may take.
+#: Maximum seconds that the end of processes takes in addition to the grace.
 _MARGIN = 20.0
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds chips, or a run that holds a worker without a process that holds a chip yet.
+    """A process that holds chips; or a run that holds a worker, if none of its processes holds a chip yet.
 
     Attributes:
         host: The worker.
         user: The owner.
         run: The run that the process belongs to; empty if none.
-        pid: The process id; 0 for a run.
+        pid: The process id; 0 for a run without such a process.
         since: When it started, in seconds since 1970.
         command: The command line of the process or run.
         devices: Device files of the chips.
@@ -50,7 +50,7 @@ class Seen:
     Attributes:
         holders: All holders, by worker, then pid.
         chips: Number of chips of each worker that answered.
-        silent: Answers of the workers that could not tell.
+        silent: Answers of the workers that could not report their holders.
     """
 
     holders: tuple[Holder, ...]
@@ -70,7 +70,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) ->
 
 
 async def still_held(fanout: Fanout, outcomes: Sequence[Outcome]) -> list[Holder]:
-    """Return the processes that held chips at the end of a run, according to its workers, and still hold them."""
+    """Return the processes that held chips when a run ended, according to its workers, and that still hold chips."""
     before = {(holder.host, holder.pid, holder.user) for outcome in outcomes for holder in held_after(outcome)}
     if not before:
         return []
@@ -79,13 +79,13 @@ async def still_held(fanout: Fanout, outcomes: Sequence[Outcome]) -> list[Holder
 
 
 def held_after(outcome: Outcome) -> list[Holder]:
-    """Return the processes that held the chips of a rank's worker when the rank had ended completely."""
+    """Return the processes that still held chips of a rank's worker when the rank had ended."""
     found = ((outcome.record or {}).get("chips") or {}).get("holders") or ()
     return [Holder(outcome.host, each["user"], "", int(each["pid"]), 0.0, each["command"]) for each in found]
 
 
 def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
-    """Return the holders in a worker's answer, including a run without a process that holds a chip."""
+    """Return the holders in a worker's answer, including the worker's run even if it has no process with a chip."""
     found = [_holder(host, entry) for entry in answer.get("holders") or ()]
     run = answer.get("holder")
     if run is None:
@@ -137,12 +137,12 @@ class Unlocked:
 async def unlock(
     fanout: Fanout, hosts: Sequence[str], meant: Iterable[Holder], user: str, grace: float
 ) -> list[Unlocked]:
-    """End one user's processes that hold chips and belong to no run, on all workers at once.
+    """End the processes of one user that hold chips and belong to no run, on all workers at once.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
-        meant: The holders that may be ended; processes that started later are left alone.
+        meant: The holders to end. Processes that started later are not ended.
         user: The owner of the processes; empty means the user who asks.
         grace: Seconds between SIGTERM and SIGKILL.
     """
@@ -165,7 +165,7 @@ def _unlocked(host: str, reply: Reply) -> Unlocked:
 
 
 def kept_lockfiles(chips: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the lockfiles of libtpu that remain although no process holds a chip, with the reasons.
+    """Return the lockfiles of libtpu that remain although no process holds a chip, each with the reason in words.
 
     Launchers of older versions report no reasons.
     """

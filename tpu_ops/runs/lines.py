@@ -1,4 +1,4 @@
-"""Turn the bytes of a log into lines, with bounded memory. Used on the controller only."""
+"""Turns the bytes of a log into lines, with bounded memory. Only the controller uses this module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: A longer line is cut into pieces of at most this many bytes.
+#: Maximum length of a line in bytes; a longer line is cut into pieces.
 LONGEST = 16 * 1024
 
 
@@ -15,7 +15,7 @@ class Part(NamedTuple):
 
     Attributes:
         text: The text.
-        ends: Whether the line ends with it.
+        ends: Whether the line ends with this part.
     """
 
     text: str
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 class Lines:
-    """Split one rank's bytes, received in pieces, into lines.
+    """Splits the bytes of one rank's log, received in pieces, into lines.
 
     A carriage return ends a line too, so that progress bars are shown while they change. A byte that is not UTF-8
     becomes a lone surrogate, as with `surrogateescape`.
@@ -33,7 +33,7 @@ class Lines:
         self._longest = longest
         self._rest = b""
         self._returned = False
-        #: Whether `unfinished` has returned the beginning of the unfinished line.
+        #: Whether `unfinished` has already returned the beginning of the unfinished line.
         self._begun = False
 
     @property
@@ -42,7 +42,7 @@ class Lines:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str | Part]:
-        """Add bytes and return the lines that are now complete; the first is a `Part` if its beginning was returned."""
+        """Add bytes; return the lines that are now complete. The rest of a line begun by `unfinished` is a `Part`."""
         if not data:
             return []
         if self._returned and data.startswith(b"\n"):
@@ -53,9 +53,9 @@ class Lines:
         return [self._ended(part) for part in [*(part for line in lines for part in self._cut(line)), *cut]]
 
     def unfinished(self) -> list[str | Part]:
-        """Return the part of the unfinished line that has arrived; later calls return the rest of the line.
+        """Return the received part of the unfinished line. Later results begin after this part.
 
-        Bytes of an incomplete character are kept.
+        Bytes of an incomplete character are not returned until the character is complete.
         """
         text, used = codecs.utf_8_decode(self._rest, "surrogateescape", False)
         if not text:
@@ -64,7 +64,7 @@ class Lines:
         return [Part(text)]
 
     def finish(self) -> list[str | Part]:
-        """Return the rest after the last line end."""
+        """Return what was received after the last line end and was not returned yet."""
         rest, self._rest = self._rest, b""
         return [self._ended(rest)] if rest or self._begun else []
 

@@ -1,7 +1,7 @@
-"""List the files of a directory that are copied to the workers: those that git does not ignore.
+"""Lists the files of a directory that are copied to the workers: all files that git does not ignore.
 
-git itself lists them, so that .gitignore has its usual meaning. Without git, rsync's filter is used, and patterns that
-rsync reads differently are rejected.
+git itself lists them, so that .gitignore has its usual meaning. On a machine without git, rsync reads .gitignore, and
+patterns that rsync interprets differently are rejected.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 from tpu_ops.errors import OpsError, UsageError
 
-#: Seconds that git or rsync may take.
+#: Maximum seconds for one call of git or rsync.
 LIMIT = 600.0
-READABLE = "make it readable to you, or name it in .gitignore"
-#: Never copied, whatever .gitignore says: Python creates it anew.
+READABLE = "make this path readable to you, or name it in .gitignore"
+#: A directory of this name is never copied, whatever .gitignore says: Python creates its files again.
 _COMPILED = "__pycache__"
-#: Without this, a repository's settings could start git's file system monitor, which would keep running.
+#: This option prevents that a repository's settings start git's file system monitor, which would continue to run.
 _GIT = ("git", "-c", "core.fsmonitor=false")
-#: Variables that make git use another repository, or other paths, than those of the directory.
+#: Environment variables that are removed for git: they would make git use another repository or other paths.
 _ELSEWHERE = (
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -42,13 +42,13 @@ _ELSEWHERE = (
     "GIT_NOGLOB_PATHSPECS",
     "GIT_ICASE_PATHSPECS",
 )
-#: git's messages for a directory that is in no work tree.
+#: Parts of git's messages for a directory that is in no work tree.
 _IN_NONE = ("not a git repository", "must be run in a work tree")
 _FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
-#: rsync's output for a byte of a name that is not printable, and for a backslash before `#ooo`.
+#: How rsync prints a byte of a name that is not printable, and a backslash before `#` and three octal digits.
 _ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
-#: Lines of .gitignore that rsync reads differently: exceptions, its own comments, escapes, spaces at the end, and
-#: slashes within a pattern, which rsync matches in every directory.
+#: Lines of .gitignore that rsync interprets differently from git: exceptions (`!`), rsync's comments (`;`), escapes,
+#: spaces at the end, `**`, and slashes within a pattern, which rsync matches in every directory.
 _MISREAD = re.compile(rb"^[!;]|\\|[ \t]$|\*\*|^[^/]+/.*[^/\s]")
 
 
@@ -56,7 +56,7 @@ def entries(source: Path) -> tuple[str, ...]:
     """Return the paths below a directory that are copied to the workers; directories end with a slash.
 
     Raises:
-        UsageError: It cannot be listed.
+        UsageError: The directory cannot be listed.
         OpsError: Neither git nor rsync is installed.
     """
     if not shutil.which("git"):
@@ -69,7 +69,7 @@ def everything(source: Path) -> tuple[str, ...]:
     """Return all paths below a directory, in the form of `entries`.
 
     Raises:
-        UsageError: It cannot be listed.
+        UsageError: The directory cannot be listed.
     """
     return tuple(sorted(_all_below(str(source), "")))
 
@@ -84,7 +84,7 @@ def _all_below(place: str, folder: str) -> Iterator[str]:
 
 
 def _scanned(place: str, folder: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Return the entries of the directory ``folder`` below ``place``, each with its path from there."""
+    """Return the entries of the directory ``folder`` below ``place``, each with its path relative to ``place``."""
     try:
         with os.scandir(f"{place}/{folder}") as found:
             return [(f"{folder}/{one.name}" if folder else one.name, one) for one in found]
@@ -104,7 +104,7 @@ class _Git:
         self._stack = stack
         self._empty = ""
         self._environment = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
-        # The code matches git's messages, which are translated without this.
+        # LC_ALL=C keeps git from translating its messages, since this code compares them.
         self._environment |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
 
     def below(self, place: str, *, alone: bool = False) -> Iterator[str]:
@@ -112,12 +112,13 @@ class _Git:
 
         Args:
             place: The directory.
-            alone: Whether to ignore the repository around the directory.
+            alone: Whether to list the directory as if it were in no repository.
         """
         git, names = self._listed(place, alone=alone)
         files, nested = _there(place, names)
         if folders := {path for path in nested if f"{path}/" not in names}:
-            # git also lists a file that has been replaced by a directory.
+            # git also lists a file that was replaced by a directory. Such a directory is no nested repository or
+            # submodule.
             nested -= folders - self._submodules(git, place)
         yield from files
         known = {parent for path in files | nested for parent in _parents(path)}
@@ -131,25 +132,27 @@ class _Git:
                 if stat.S_ISDIR(_mode(f"{place}/{path}")):
                     level.append(path)
                 else:
-                    # A pipe, socket or device: `sync.read` rejects it.
+                    # The path is a pipe, socket or device, which `sync.read` rejects.
                     yield path
             yield from (f"{path}/" for path in level)
         for path in nested:
             yield f"{path}/"
             within = f"{place}/{path}"
-            # A submodule that was never fetched has no repository that could list its content.
+            # A submodule that was never fetched has no repository of its own, so it is listed as if it were in no
+            # repository.
             for entry in self.below(within, alone=not os.path.lexists(f"{within}/.git")):
                 yield f"{path}/{entry}"
 
     def _listed(self, place: str, *, alone: bool) -> tuple[list[str], set[str]]:
-        """Return git's command line for a directory, and the names that git lists there."""
+        """Return git's command line for a directory, and the names that git lists in it."""
         listing = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
         if not alone:
             git = [*_GIT, "-C", place]
             done = self._run([*git, *listing])
             if not done.returncode:
                 names = _names(done.stdout)
-                # If the repository ignores the whole directory, the user has asked for it all the same.
+                # If the repository ignores the whole directory, do not return an empty list: the user has named this
+                # directory.
                 if names or not self._ignored(git, place, ["."]):
                     return git, names
             elif not any(words in done.stderr for words in _IN_NONE):
@@ -165,11 +168,11 @@ class _Git:
         return {path for facts, _, path in found if facts.startswith("160000 ")}
 
     def _ignored(self, git: Sequence[str], place: str, paths: Sequence[str]) -> set[str]:
-        """Return the ignored ones among these paths."""
+        """Return which of these paths git ignores."""
         if not paths:
             return set()
-        # `./` keeps git from reading a leading `:` as pathspec syntax. `-v` prints the patterns: older versions also
-        # list paths that an exception includes again.
+        # `./` keeps git from reading a leading `:` as pathspec syntax. `-v` prints the patterns: with `-v`, older
+        # versions of git also list paths that an exception includes again.
         done = self._run([*git, "check-ignore", "-z", "-v", "--stdin"], "\0".join(f"./{path}" for path in paths))
         if done.returncode not in (0, 1):
             raise _refused(place, done.stderr)
@@ -220,7 +223,7 @@ def _there(place: str, names: Collection[str]) -> tuple[set[str], set[str]]:
 def _step(
     place: str, level: Sequence[str], listed: Collection[str], known: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the subdirectories known to be copied, and the paths that git has to be asked about."""
+    """Return the subdirectories that are known to be copied, and the paths about which git has to be asked."""
     below: list[str] = []
     others: list[str] = []
     for folder in level:
@@ -263,7 +266,9 @@ def _run(command: Sequence[str], given: bytes = b"", environment: Mapping[str, s
         done = subprocess.run(command, input=given, capture_output=True, timeout=LIMIT, check=False, env=environment)
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"could not be listed within {LIMIT:.0f} s", where="--sync", fix="name a smaller directory, on a local disk"
+            f"the directory could not be listed within {LIMIT:.0f} s",
+            where="--sync",
+            fix="name a smaller directory, on a local disk",
         ) from None
     return _Done(done.returncode, os.fsdecode(done.stdout), done.stderr.decode(errors="replace"))
 
@@ -274,8 +279,12 @@ def _refused(place: str, said: str) -> UsageError:
     if "safe.directory" in said:
         allow = next((line.strip() for line in said.splitlines() if "git config" in line), "")
         what = "git does not read a repository that belongs to somebody else"
-        return UsageError(what, where=where, fix=f"if you trust them: {allow}" if allow else "sync as its owner")
-    return UsageError(f"git cannot list it: {said.strip()}", where=where, fix="see what `git status` says there")
+        return UsageError(
+            what, where=where, fix=f"if you trust the owner: {allow}" if allow else "run this as its owner"
+        )
+    return UsageError(
+        f"git cannot list this directory: {said.strip()}", where=where, fix="see what `git status` says in it"
+    )
 
 
 # --- without git ------------------------------------------------------------------------------------------------
@@ -297,13 +306,13 @@ def _by_rsync(source: Path) -> tuple[str, ...]:
 
 
 def _printed(output: bytes) -> tuple[str, ...]:
-    """Return the entries in rsync's output, which has octal escapes for unprintable bytes."""
+    """Return the paths in rsync's output, in which unprintable bytes are octal escapes."""
     lines = [line for line in output.split(b"\n") if line and line != b"./"]
     return tuple(sorted(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line)) for line in lines))
 
 
 def _must_be_read_alike(file: Path) -> None:
-    """Reject a .gitignore that rsync would read differently from git."""
+    """Reject a .gitignore that rsync would interpret differently from git."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         for number, line in enumerate(file.read_bytes().splitlines(), 1):
             if not line.startswith(b"#") and _MISREAD.search(line):

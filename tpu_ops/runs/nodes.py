@@ -1,4 +1,4 @@
-"""Mark ranks as gone if their nodes were taken away."""
+"""Finds out whether the nodes of a run were taken away, so that their ranks are gone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tpu_ops.runs.outcomes import Outcome
 def without_nodes(
     fleet: view.Fleet, run_id: str, outcomes: Sequence[Outcome], begun: float = 0.0
 ) -> tuple[Outcome, ...]:
-    """Return the outcomes with state "gone" for each unreachable rank whose node was taken away.
+    """Return the outcomes; an unreachable rank whose node was taken away gets the state "gone".
 
     Args:
         fleet: The fleet as it was known before the workers were asked.
         run_id: The run.
-        outcomes: The outcomes of its ranks.
-        begun: When the workers were asked, in seconds since 1970; an older snapshot does not count.
+        outcomes: The outcomes of the ranks of the run.
+        begun: When the workers were asked, in seconds since 1970. A snapshot of the nodes that is older is not used.
     """
     now = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None
     if now is None or now.asked_at < begun:
@@ -43,7 +43,7 @@ def states(fleet: view.Fleet) -> dict[str, str]:
 def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
     """Return a function that tells whether a worker's node was taken away and nobody brings it back.
 
-    It returns True only for runs that this machine has started and does not recover.
+    The function returns True only for runs that this machine has started and does not recover.
 
     Args:
         fleet: The fleet as it is known before the workers are asked.
@@ -67,30 +67,30 @@ def last_started(fleet: view.Fleet, word: str) -> str:
 
     Args:
         fleet: The fleet.
-        word: The target; may be an invalid one.
+        word: The target, which can be invalid.
     """
     if not control.is_target(fleet, word):
         return ""
     ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
     recent = records.recent(fleet.settings.state_dir, records.KEPT)
     here = next((known.run_id for known in recent if ids & {*known.node_ids}), "")
-    return f"the last run that was started here was {here}: `tpu_ops status {here}`" if here else ""
+    return f"the last run that this machine started on these nodes was {here}: `tpu_ops status {here}`" if here else ""
 
 
 def _is_taken(now: view.Fleet, node_id: str | None) -> bool:
-    """Return whether a node that existed before (None: no such node) is taken away according to the fleet ``now``."""
+    """Return whether a node, given its earlier id or None, was taken away according to the fleet ``now``."""
     if node_id is None:
         return False
     state = next((node.state for node in now.listed if node.node_id == node_id), "")
-    # A node that is not listed may be in a zone that could not be listed.
+    # A node that is not listed might be in a zone that could not be listed.
     return state in TAKEN_STATES or not (state or now.unlisted)
 
 
 def _node_ids(fleet: view.Fleet, run_id: str) -> dict[str, str]:
-    """Return the API's id of each worker's node, including the nodes of the run at the time of its start.
+    """Return the API's id of each worker's node; for the workers of the run, the id at the time of the run's start.
 
-    Nodes outside the projects and zones of these settings are left out: they are never listed, so absence means
-    nothing.
+    Nodes of the run outside the projects and zones of these settings are left out: these nodes are never listed, so a
+    missing node means nothing.
     """
     found = {}
     if known := records.read(fleet.settings.state_dir, run_id):
@@ -102,6 +102,6 @@ def _node_ids(fleet: view.Fleet, run_id: str) -> dict[str, str]:
 
 
 def _is_asked_for(settings: Settings, full_name: str) -> bool:
-    """Return whether the settings list all nodes of this node's project and zone."""
+    """Return whether these settings list all nodes in the project and zone of a node, given its resource name."""
     _, project, _, zone, *_ = full_name.split("/")
     return not settings.snapshot and project in settings.projects and (not settings.zones or zone in settings.zones)

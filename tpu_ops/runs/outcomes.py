@@ -10,27 +10,29 @@ from typing import Any
 
 from tpu_ops.ssh.replies import Reply
 
-#: States of a rank without information: its worker does not answer, or answers with an error.
+#: States of a rank about which nothing is known: its worker does not answer, or answers with an error.
 UNKNOWN = ("unknown", "unreachable")
 #: Message for a rank whose log could not be read to its end although its worker answers.
-CUT = "its log could not be read to its end: its worker stopped sending it"
+CUT = "the rank's log could not be read to its end: the worker stopped sending the log"
 #: Maximum age in seconds of a traceback that is reported with the first failure: JAX waits for up to 300 s at a rank's
 #: exit.
 TRACEBACK_SPAN = 600.0
-#: Minimum age in seconds of such a traceback: the workers' clocks may differ by this much.
+#: Minimum age in seconds of a traceback that is reported with the first failure: the workers' clocks can differ by this
+#: much.
 CLOCKS_AGREE = 1.0
-#: Minimum age in seconds if the traceback is the failed rank's own: its last lines then show something else.
+#: Minimum age in seconds of a traceback of the failed rank itself. The last lines of the rank show a younger one
+#: anyway.
 STOOD_STILL = 5.0
 #: Reason of a rank whose worker has no record of the run.
 KNOWS_NOTHING = "the worker knows nothing of this run"
-#: Prefix of the reason in the record of a run whose starter gave it up.
+#: Prefix of the reason in the record of a run that was given up by the command that started it.
 GIVEN_UP = "not started: "
 #: Reason of a refused rank whose worker has no record of the run.
-NOT_STARTED = "it was not started here"
-#: Reason of a rank whose worker was not asked yet while other ranks wait at the barrier.
-NOT_ASKED = "its worker has not begun to start it"
-#: Beginning of the workers' message on a failed start that names the rank at fault. It is removed, since the rank's
-#: node may have another name in this fleet.
+NOT_STARTED = "the rank was not started on this worker"
+#: Reason of a rank whose worker has not been asked yet, while other ranks wait at the barrier.
+NOT_ASKED = "the worker has not begun to start the rank"
+#: Beginning of a worker's message on a failed start, which names the rank at fault. It is removed, since the node of
+#: this rank can have another name in this fleet.
 _BLAME = re.compile(r"\Arank \d+ \([^)]*\): ")
 
 
@@ -40,16 +42,16 @@ class Outcome:
 
     Attributes:
         rank: The rank.
-        host: Its worker.
+        host: The worker of the rank.
         state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``starting``; ``running`` if nobody waited
             for its end; ``unreachable`` if contact was lost; ``unknown`` if the worker cannot tell; ``gone`` if nothing
             of the run is left: the worker has no record or a later attempt, or its node was taken away.
         exit: ``{"code": n}``, ``{"signal": n}`` or None.
         reason: The reason, as text for users.
         intent: Why the worker ended the rank: ``stop``, ``failed``, ``shutdown``; empty if it ended by itself.
-        tail: The last lines of its log.
-        record: The worker's record.
-        stop_requested_by: The user who requested a stop of the run, whatever ended the rank.
+        tail: The last lines of the rank's log.
+        record: The worker's record of the rank, or None.
+        stop_requested_by: The user who requested a stop of the run, even if the rank ended for another reason.
         bare: Whether the worker has no launcher, and therefore no records.
         remembered: This machine's record of the run if the worker has none: ``attempt``, ``person``, ``started_by``,
             ``argv``, ``since``, ``ended``, as in `cli.runs_output.summary`. The state is then that of the whole run, as
@@ -72,7 +74,7 @@ class Outcome:
 
     @property
     def is_cause(self) -> bool:
-        """Whether this end is a failure of the rank itself, and not the consequence of another event."""
+        """Whether the rank itself failed, so that its end is not the consequence of another event."""
         # This machine's record does not say which rank failed.
         if self.remembered:
             return False
@@ -88,13 +90,13 @@ class Outcome:
 
     @property
     def left_behind(self) -> Sequence[Mapping[str, Any]]:
-        """The processes that the command left behind when it ended, which were then ended: ``pid``, ``command``."""
+        """The processes (``pid``, ``command``) that the command left behind and that were then ended."""
         found: Sequence[Mapping[str, Any]] = (self.record or {}).get("left_behind") or ()
         return found
 
     @property
     def is_requested(self) -> bool:
-        """Whether a user requested this end, and not the command that starts or recovers the run."""
+        """Whether a user requested this end of the rank, and not the command that starts or recovers the run."""
         return bool(((self.record or {}).get("intent") or {}).get("requested"))
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class Outcome:
 
 
 def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
-    """Return a rank's outcome from its worker's record."""
+    """Return a rank's outcome, given its worker's record; without a record, the rank is gone."""
     if record is None:
         return Outcome(rank, host, "gone", reason=KNOWS_NOTHING)
     intent = (record.get("intent") or {}).get("kind", "")
@@ -114,7 +116,7 @@ def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str
 
 
 def without_record(rank: int, reply: Reply) -> Outcome:
-    """Return a rank's outcome from a reply without a record."""
+    """Return a rank's outcome, given a worker's answer that is an error."""
     if reply.kind == "missing":
         return Outcome(rank, reply.host, "gone", reason=KNOWS_NOTHING)
     if reply.kind == "damaged":
@@ -124,7 +126,7 @@ def without_record(rank: int, reply: Reply) -> Outcome:
 
 
 def short(problem: str) -> str:
-    """Shorten the reason why a worker was not reached to the state of its node, if it contains that."""
+    """Shorten the reason why a worker was not reached: if it contains the state of the node, return only this."""
     *_, last = problem.split("; ")
     return last if last.startswith("its node ") else problem
 
@@ -141,7 +143,7 @@ class FirstFailure:
 def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
     """Return the rank that failed first; None if no rank failed by itself.
 
-    The workers decide this together, and the majority counts: a rank that was cut off only knows that it lost rank 0.
+    Each worker's record names a rank, and the majority counts: a rank that was cut off only knows that it lost rank 0.
     """
     told = [(outcome.record or {}).get("first") for outcome in outcomes]
     votes = Counter(first["rank"] for first in told if first)
@@ -149,11 +151,11 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
         rank, _ = votes.most_common(1)[0]
         first = next(first for first in told if first and first["rank"] == rank)
         return FirstFailure(rank, first["worker"], first["cause"])
-    # A stop at the barrier makes all ranks "refused". The record of the rank that received it names the request.
+    # A stop at the barrier makes all ranks "refused". The record of the rank that received the stop names the request.
     stopped = any(outcome.state == "refused" and outcome.is_requested for outcome in outcomes)
     hosts = {outcome.rank: outcome.host for outcome in outcomes}
     at_fault = (_at_fault(outcome, hosts) for outcome in outcomes)
-    # Rank 0 comes first: its supervisor made the decision.
+    # The refusal of rank 0 is examined first: its supervisor decided which rank is at fault.
     if not stopped and (found := next(filter(None, at_fault), None)):
         return found
     causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
@@ -167,7 +169,7 @@ class Raised:
 
     Attributes:
         rank: The rank.
-        host: Its worker.
+        host: The worker of the rank.
         before: Seconds between the traceback and the first failure.
         error: The line that names the exception.
         text: The traceback.
@@ -181,9 +183,10 @@ class Raised:
 
 
 def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | None:
-    """Return the earliest traceback, if it came well before the first failure.
+    """Return the earliest traceback of the ranks, if it was printed some seconds before the first failure.
 
-    It may be the cause: with JAX, a rank that raises waits at its exit until all ranks abort.
+    This traceback might be the cause of the failure: with JAX, a rank that raises an exception waits at its exit until
+    all ranks abort.
     """
     failed = next((out for out in outcomes if out.rank == first.rank and out.record), None)
     exited = ((failed and failed.record) or {}).get("exited")
@@ -200,7 +203,7 @@ def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | 
 
 
 def _at_fault(outcome: Outcome, hosts: Mapping[int, str]) -> FirstFailure | None:
-    """Return the rank at fault for the refusal of another; None if the worker does not name it.
+    """Return the rank that is at fault for the refused start of a rank; None if the worker names no rank.
 
     Args:
         outcome: The outcome of the refused rank.
@@ -220,9 +223,10 @@ def _at_fault(outcome: Outcome, hosts: Mapping[int, str]) -> FirstFailure | None
 
 
 def of_starting(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the outcomes with state "starting" for all ranks of an attempt that waits at the barrier.
+    """Return the outcomes; if an attempt waits at the barrier, ranks without its record get the state "starting".
 
-    Rank 0 waits there before the other workers are asked: these have no record yet, or that of an earlier attempt.
+    Rank 0 waits at the barrier before the other workers are asked. These workers have no record yet, or the record of
+    an earlier attempt.
     """
     known = [outcome.record for outcome in outcomes if outcome.record]
     attempt = max((int(record["attempt"]) for record in known if record["state"] == "starting"), default=0)
@@ -239,9 +243,9 @@ def of_starting(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the outcomes with state "refused" for ranks without a record, if the run began on no worker.
+    """Return the outcomes; if the run began on no worker, ranks without a record get the state "refused".
 
-    Such a worker was not asked, or it refused.
+    The worker of such a rank was not asked to start the rank, or it refused.
     """
     known = [outcome for outcome in outcomes if outcome.record]
     if not known or any(outcome.state != "refused" for outcome in known):

@@ -1,4 +1,4 @@
-"""All runs of a fleet: the active ones, and the last ones that this machine started."""
+"""The runs of a fleet: all active runs, and the last runs that this machine started."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Overview:
     """The runs of a fleet.
 
     Attributes:
-        rows: The active runs and those that this machine started lately, newest first: the run, its outcomes by rank,
-            and its start (seconds since 1970).
-        silent: Workers that could not answer.
+        rows: The active runs and the last runs that this machine started, newest first. Each row has the run, its
+            outcomes by rank, and the time of its start (seconds since 1970).
+        silent: The workers that could not report their runs.
         damaged: Unreadable records on workers, each as a text with the worker, the problem and the fix.
     """
 
@@ -33,7 +33,7 @@ class Overview:
 
 
 async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
-    """Ask every serving worker for its runs."""
+    """Ask every serving worker for its runs; return the runs of the fleet."""
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call(
         {worker.host: {"count": control.RECENT} for worker in serving}, "status", limit=control.LIMIT
@@ -59,12 +59,12 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
 
 
 async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
-    """Return a run's outcomes; workers whose list of newest runs no longer contains the run are asked again.
+    """Return a run's outcomes by rank. Ask workers again whose list of newest runs does not contain the run.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
-        replies: Lists of newest runs, from the serving workers.
+        replies: The answers of the serving workers, with their lists of newest runs.
     """
     seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
     older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
@@ -77,7 +77,7 @@ async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Re
 
 
 def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
-    """Return the outcome of one rank from its worker's list of newest runs."""
+    """Return the outcome of one rank, given its worker's answer with the list of newest runs."""
     if reply is None:
         return Outcome(rank, host, "unreachable", reason="its node is not READY")
     if not reply.ok:

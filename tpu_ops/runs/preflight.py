@@ -1,4 +1,4 @@
-"""Checks of all workers before a run: one round trip to each, and one list with every fault of every worker."""
+"""Checks all workers before a run, with one request to each worker; the result lists every fault of every worker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tpu_ops.ssh import openssh
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
-#: Seconds for each worker, including a cold connection.
+#: Seconds for each worker to answer, including a cold connection.
 LIMIT = 45.0
-#: Allowed difference between the clocks of two workers, in seconds; the time of the round trip counts.
+#: Allowed difference between the clocks of two workers, in seconds. The measured difference includes the time of the
+#: requests.
 CLOCK_LIMIT = 60.0
 
-#: The checks: key -> the statement that is true of a worker that passes.
+#: The checks before a run: key -> the statement that is true of a worker that passes.
 CHECKS = {
     "answers": "ssh and the launcher answer",
     "identity": "every worker is a separate machine",
@@ -39,8 +40,8 @@ CHECKS = {
 }
 #: The checks that compare workers with each other.
 COMPARED = ("identity", "same", "clock")
-#: The checks that `tpu_ops train --force` overrides. A run that failed another check would not start, or would hang:
-#: the workers refuse by the same checks, and chips in use cannot be shared.
+#: The checks that `tpu_ops train --force` overrides. All other checks have to pass, or the run would not start or would
+#: hang: the workers repeat these checks at the start, and chips in use cannot be shared.
 FORCIBLE = ("same", "mounts", "space", "clock")
 
 
@@ -53,7 +54,7 @@ class Fault:
         problem: The problem.
         fix: The fix; may be empty.
         unreachable: Whether the worker did not answer at all.
-        check: The check that failed: a key of `CHECKS`, or of `doctor.CHECKS` for those that only the doctor runs.
+        check: The check that failed: a key of `CHECKS`, or of `doctor.CHECKS` for checks that only the doctor performs.
     """
 
     worker: str
@@ -69,7 +70,7 @@ class Fault:
 
     @property
     def is_absence(self) -> bool:
-        """Whether the worker is absent or not configured: a recovery that brings workers back removes the fault."""
+        """Whether the worker does not answer or is not configured. A recovery removes such a fault."""
         return self.unreachable or self.check == "state" or self.fix.startswith(configure(""))
 
 
@@ -91,11 +92,11 @@ class PreflightError(OpsError):
             self.exit_code = ExitCode.UNREACHABLE
 
     def unconfigured(self) -> list[str]:
-        """Return the workers that have to be configured, or brought back first."""
+        """Return the workers that have to be configured, or whose nodes have to be brought back, before a run."""
         return [fault.worker for fault in self.faults if fault.is_absence]
 
     def configured_by(self, fixes: Mapping[str, str]) -> None:
-        """Replace the fix of some workers' faults: these workers are being configured by another process already."""
+        """Replace the fix of faults on workers that another process is already configuring: worker -> new fix."""
         self.faults = tuple(replace(fault, fix=fixes.get(fault.worker, fault.fix)) for fault in self.faults)
         self.fix = _fix_of(self.faults)
 
@@ -105,12 +106,12 @@ def _fix_of(faults: Sequence[Fault]) -> str:
 
 
 def for_any(fix: str, worker: str) -> str:
-    """Return the fix for one worker with a NUL byte in place of its name, so that equal fixes compare equal."""
+    """Replace the worker's name in its fix by a NUL byte, so that the same fix for several workers compares equal."""
     return re.sub(rf"(?<![^\s`]){re.escape(worker)}(?![^\s`])", "\0", fix)
 
 
 def first_fix(known: Sequence[tuple[str, str]]) -> str:
-    """Return the first fix of these (fix, worker) pairs, for all workers that it applies to; empty if there is none."""
+    """Return the first fix of (fix, worker) pairs, with the names of all workers that have the same fix; else empty."""
     fixes = [(for_any(fix, worker), worker) for fix, worker in known if fix]
     workers = dict.fromkeys(worker for fix, worker in fixes if fix == fixes[0][0])
     return fixes[0][0].replace("\0", texts.target(list(workers))) if fixes else ""
@@ -121,17 +122,18 @@ UPDATE = "update tpu_ops on this machine: `git pull && make env` in its clone"
 
 
 def configure(worker: str) -> str:
-    """Return the command that configures one worker, or all workers of a target."""
+    """Return the `tpu_ops configure` command for one worker or for a target."""
     return f"tpu_ops configure {worker}"
 
 
 def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
-    """Return the faults of one worker from its probe, without comparing it with others.
+    """Return the faults of one worker, given its probe, without comparing the worker with other workers.
 
-    The worker finds most of them itself; its supervisor repeats these checks when a run starts.
+    The worker itself finds most faults and reports them in the probe. Its supervisor repeats these checks when a run
+    starts.
     """
     if probe["protocol"] != wire.PROTOCOL:
-        problem = f"its launcher has protocol version {probe['protocol']}, this machine {wire.PROTOCOL}"
+        problem = f"the launcher has protocol version {probe['protocol']}, this machine {wire.PROTOCOL}"
         newer = probe["protocol"] > wire.PROTOCOL
         return [Fault(worker.host, problem, UPDATE if newer else configure(worker.host))]
     found = [
@@ -145,20 +147,20 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     ]
     if not probe["boot_id"]:
         fix = "look at /proc/sys/kernel/random/boot_id there"
-        found.append(Fault(worker.host, "it does not report its boot id", fix, check="identity"))
+        found.append(Fault(worker.host, "the worker does not report its boot id", fix, check="identity"))
     return found
 
 
 def differences(
     probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "", ages: Mapping[str, float] | None = None
 ) -> list[Fault]:
-    """Compare the probes of all workers; return the faults of those that differ from the majority.
+    """Compare the probes of all workers; return the faults of workers that differ from the majority.
 
     Args:
         probes: The probes by worker.
         asked_venv: The environment that the user named, if any.
-        ages: Seconds since each worker answered: behind a proxy, answers may be minutes apart. None means no
-            difference.
+        ages: Seconds since each worker answered, for the comparison of clocks: behind a proxy, answers can arrive
+            minutes apart. None means that all answered at the same time.
     """
     found: list[Fault] = []
     usual = Counter(probe["venv"]["digest"] for probe in probes.values()).most_common(1)[0][0] if probes else ""
@@ -169,24 +171,25 @@ def differences(
     for host, probe in probes.items():
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
-            # A worker that is configured alone has no others to agree with.
+            # The fix configures all workers together: if only one worker is configured, it cannot be made equal to the
+            # others.
             together = configure(texts.target([*probes]))
             fix = f"make {venv['path']} the same on all workers" if asked_venv else together
             found.append(Fault(host, advice.other_environment(venv, example), fix, check="same"))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = [name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"]]
-            what = f"it is the same machine as {texts.folded(same)}"
+            what = f"the worker is the same machine as {texts.folded(same)}"
             found.append(Fault(host, what, "tpu_ops refresh", check="identity"))
         if abs(off := clocks[host] - middle) > CLOCK_LIMIT:
-            found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host), check="clock"))
+            found.append(Fault(host, f"the worker's clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
 
 
 def fault_of_reply(reply: Reply) -> Fault:
-    """Return the fault of a worker that did not send a probe."""
+    """Return the fault of a worker whose answer contains no probe."""
     unreachable = reply.kind in {"unreachable", "timeout"}
     moved = unreachable and not openssh.of_host_key(reply.problem)
-    fix = reply.fix or ("if its address or state changed: `tpu_ops refresh`" if moved else "")
+    fix = reply.fix or ("if the address or state of its node has changed: `tpu_ops refresh`" if moved else "")
     if unreachable and openssh.refused(reply.problem):
         fix = f"see why: `tpu_ops run {reply.host} -- true`"
     return Fault(reply.host, reply.problem, fix, unreachable=unreachable)
@@ -201,15 +204,16 @@ async def check(
     forced: Callable[[Fault], None] | None = None,
     run_id: str = "",
 ) -> dict[str, Mapping[str, Any]]:
-    """Check all workers at once; return their probes.
+    """Check all workers at once; return their probes, or raise an error if a worker failed a check.
 
     Args:
         fanout: Reaches the workers.
         workers: The workers.
         venv: The environment that the user named, if any.
         user: The user that the command runs as; empty means the user who asks.
-        forced: Called with each fault that is overridden; None means that none is.
-        run_id: The name of the new run: no worker may know it yet. Empty means no such check.
+        forced: Called with each fault that is overridden, as by --force; None means that no fault is overridden.
+        run_id: The name of the new run. It is a fault if a worker already knows a run of this name. Empty means no such
+            check.
 
     Raises:
         PreflightError: Some workers failed; the error lists every fault of every worker.
@@ -233,7 +237,7 @@ async def check(
 
 
 def _of_name(fault: Fault) -> Fault:
-    """Add "choose another name" to the fix if a run of the same name holds the worker."""
+    """Add "choose another name" to the fix of a fault if a run of the same name holds the worker."""
     return replace(fault, fix=f"{fault.fix}; or {advice.OTHER_NAME}") if fault.check == "free" else fault
 
 
@@ -253,7 +257,7 @@ async def examine(
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     on = {host for host, probe in probes.items() if run_id and (probe.get("holder") or {}).get("run_id") == run_id}
     known = [host for host in probes if replies[host].value.get("known") and host not in on]
-    faults += [Fault(host, f"run {run_id} has been on it before", advice.OTHER_NAME) for host in known]
+    faults += [Fault(host, f"run {run_id} has been on this worker before", advice.OTHER_NAME) for host in known]
     for worker in workers:
         if worker.host in probes:
             found = faults_of(worker, probes[worker.host])

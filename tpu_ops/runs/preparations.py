@@ -1,4 +1,4 @@
-"""Workers that are away or not configured while a recovery of this machine brings them back: nobody else has to."""
+"""Finds workers that a recovery on this machine is bringing back or configuring: the user only has to wait."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tpu_ops.ssh.replies import Reply
 
 
 class Work(NamedTuple):
-    """What a recovery of this machine does with workers: that in words, and what to do in place of the same."""
+    """The work of a recovery on some workers, in words (`note`), and what the user has to do (`fix`)."""
 
     note: str
     fix: str
 
 
 def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict[str, Work]:
-    """Return for each of these workers that a recovery here prepares its work.
+    """Return, for each worker that a recovery on this machine is preparing, the work of this recovery.
 
     Args:
-        state_dir: What this machine remembers of the fleet.
+        state_dir: The fleet's state directory.
         hosts: The workers.
-        but: A run that is nobody else's: that of this process.
+        but: The run of this process, whose own recovery is ignored.
     """
     if not hosts:
         return {}
-    from tpu_ops.runs import recovery  # most workers have a launcher
+    from tpu_ops.runs import recovery  # imported here because it is rarely needed: usually all workers answer
 
     found: dict[str, Work] = {}
     for run_id in records.names(state_dir):
@@ -37,13 +37,13 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
             continue
         if note := recovery.under_way(state_dir, run_id):
             fix = f"wait until run {run_id} has started, or end it: `tpu_ops stop {run_id}`"
-            work = Work(f"{note}; it configures new workers itself", fix)
+            work = Work(f"{note}; this process configures new workers itself", fix)
             found.update({host: work for host in hosts if host in known.hosts})
     return found
 
 
 def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
-    """Return the error that silent workers are, as `control.Found` has it; None where all have answered."""
+    """Return the error for workers that could not answer, with a fix that respects recoveries; None if all answered."""
     problem = control.Found([], tuple(silent)).problem()
     works = each_at_work(state_dir, [*bare(silent), *(reply.host for reply in silent if control.is_lost(reply))])
     left = [reply for reply in silent if control.is_lost(reply) and reply.host not in works]
@@ -56,5 +56,5 @@ def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
 
 
 def bare(silent: Iterable[Reply]) -> list[str]:
-    """Return the workers without a launcher."""
+    """Return the workers without a launcher, given the error answers of workers."""
     return [reply.host for reply in silent if reply.kind == "no-launcher"]

@@ -1,4 +1,4 @@
-"""The ranks of a run as words: what `--rank` means, and how a line names several."""
+"""Converts between lists of ranks and their text, as in `--rank 0-2,5`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from tpu_ops.errors import UsageError
 
-#: Digits that a rank may have.
+#: Maximum number of digits of a rank.
 _DIGITS = 9
 
 
 def parse(text: str, count: int) -> list[int]:
-    """Given `--rank`, return the ranks it means: ``all``, or a list like ``0,3`` or ``0-2``.
+    """Return the ranks that a value of `--rank` means: ``all``, or a list like ``0,3`` or ``0-2``.
 
     Raises:
-        UsageError: It is neither, or names a rank that the run does not have.
+        UsageError: The value has another form, or names a rank that the run does not have.
     """
     found: list[int] = []
     for first, end in spans(text):
@@ -26,10 +26,10 @@ def parse(text: str, count: int) -> list[int]:
 
 
 def spans(text: str) -> list[tuple[str, str]]:
-    """Given `--rank`, return the first and last number of each of its parts; none where it means all.
+    """Return the first and last number of each part of a value of `--rank`; an empty list for ``all``.
 
     Raises:
-        UsageError: It is none, of whatever run.
+        UsageError: The value is not a valid list of ranks for any run.
     """
     found: list[tuple[str, str]] = []
     for part in [] if text == "all" else text.split(","):
@@ -46,7 +46,7 @@ def spans(text: str) -> list[tuple[str, str]]:
 
 
 def folded(numbers: Sequence[int]) -> str:
-    """Return ranks as `parse` reads them, as in ``0-2,5``."""
+    """Return ranks as text in the form that `parse` accepts, as in ``0-2,5``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:

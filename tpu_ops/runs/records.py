@@ -1,6 +1,6 @@
-"""Records on this machine of the runs that it started: their workers, and how they were seen to end.
+"""Records on this machine of the runs that it started: each run's workers, and its end as this machine saw it.
 
-The records on the workers take precedence.
+If a worker has a record of the run, the worker's record takes precedence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fleet_files import replace
 
-#: Number of runs that are remembered, and that can be started again: more than any list shows.
+#: Number of runs whose records are kept on this machine: more than any list shows.
 KEPT = 200
 #: Seconds to wait for another process that writes a record.
 _PATIENCE = 10.0
@@ -43,17 +43,17 @@ class RunRecord:
 
     Attributes:
         run_id: The run.
-        nodes: Labels that its nodes had at the start, by slice.
+        nodes: Labels that the run's nodes had at the start, by slice.
         node_ids: The API's ids of these nodes.
-        hosts: Names that its workers had at the start, by rank.
+        hosts: Names that the run's workers had at the start, by rank.
         argv: The command.
-        since: When it was started, in seconds since 1970.
+        since: When the run was started, in seconds since 1970.
         attempt: The attempt; 1 for the first start.
         ended: The state in which it was seen to end: ``succeeded``, ``failed``, ``stopped`` or ``refused``; else empty.
-        full_names: Resource names of its nodes, by slice; empty in records of older versions.
-        ended_at: When it ended, in seconds since 1970; 0 if unknown, or in records of older versions.
-        person: The owner; empty if the workers did not report it at the end.
-        started_by: The user who started it, if not the owner; empty if the workers did not report it at the end.
+        full_names: Resource names of the run's nodes, by slice; empty in records of older versions.
+        ended_at: When the run ended, in seconds since 1970; 0 if unknown, or in records of older versions.
+        person: The owner of the run; empty if the workers did not report it at the end.
+        started_by: The user who started the run, if not the owner; empty if the workers did not report it at the end.
     """
 
     run_id: str
@@ -70,7 +70,7 @@ class RunRecord:
     started_by: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that a worker's record contains as well."""
+        """Return those facts about the run that a worker's record would also contain."""
         named = {key: getattr(self, key) for key in ("attempt", "since", "person", "started_by")}
         return {**named, "argv": list(self.argv), "ended": self.ended_at or None}
 
@@ -80,7 +80,7 @@ def _path(state_dir: Path, run_id: str) -> Path:
 
 
 def write(state_dir: Path, record: RunRecord) -> None:
-    """Write the record of a run, and remove the oldest ones. Workers still report active runs without a record here.
+    """Write the record of a run, and remove the oldest records. Workers report an active run even without a record.
 
     Raises:
         OpsError: The record cannot be written.
@@ -100,10 +100,10 @@ def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
     Args:
         state_dir: The fleet's state directory.
         record: The run.
-        before: The record under its name at the time when the name was found to be free.
+        before: The record under the run's name at the time when the name was found to be free.
 
     Raises:
-        UsageError: Another run of the same name was started meanwhile.
+        UsageError: Another run of the same name was started since then.
         OpsError: The record cannot be written.
     """
     folder = _path(state_dir, record.run_id).parent
@@ -120,24 +120,24 @@ def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest records; a record that cannot be removed now is removed by a later run."""
+    """Remove the oldest records. If this fails, a later run removes them."""
     with contextlib.suppress(OSError):
         found = sorted(folder.glob("*.json"), key=lambda path: -path.stat().st_mtime)
         for path in found[KEPT:]:
-            # The recovery of a run that has no record could not be resumed.
+            # Keep the record of a run with a recovery state: the recovery could not be resumed without the record.
             if not (path.with_suffix("") / "recovery.json").exists():
                 path.unlink()
 
 
 def close(state_dir: Path, run_id: str, state: str, otherwise: str = "", outcomes: Sequence[Outcome] = ()) -> None:
-    """Record how a run ended, since its workers may be gone later. On a full disk, nothing is recorded.
+    """Record how a run ended, since its workers might be gone later. If the disk is full, nothing is recorded.
 
     Args:
         state_dir: The fleet's state directory.
         run_id: The run.
         state: The state of the run as it was seen.
         otherwise: The state to record if `state` is not an end, for example because a worker does not know the run.
-        outcomes: The outcomes of its ranks, whose records contain the owner and the time.
+        outcomes: The outcomes of the run's ranks; the records in them contain the owner and the time of the end.
     """
     known, state = read(state_dir, run_id), state if state in ENDED else otherwise
     if known and state in ENDED:
@@ -151,7 +151,7 @@ def close(state_dir: Path, run_id: str, state: str, otherwise: str = "", outcome
 
 
 def forget(state_dir: Path, run_id: str) -> None:
-    """Remove the record of a run that did not begin."""
+    """Remove this machine's record of a run that did not begin."""
     _path(state_dir, run_id).unlink(missing_ok=True)
 
 
@@ -199,7 +199,7 @@ def _read(path: Path) -> RunRecord:
 def hosts_now(known: RunRecord, workers: Iterable[Worker]) -> tuple[str, ...]:
     """Return the current names of a run's workers by rank: creating or deleting nodes of the same name changes labels.
 
-    If a node is gone, or was replaced by another one, its workers keep the names in the record.
+    Workers of nodes that are gone, or that were replaced by other nodes, keep their names from the record.
 
     Args:
         known: The run.
@@ -215,7 +215,7 @@ def _index(host: str) -> str:
 
 
 def is_of(state_dir: Path, run_id: str, hosts: tuple[str, ...], workers: Iterable[Worker]) -> bool:
-    """Return whether this machine's record under this name is that of the run on these workers."""
+    """Return whether this machine's record under a run id is that of the run on these workers."""
     known = read(state_dir, run_id)
     return known is not None and hosts_now(known, workers) == hosts
 
@@ -234,12 +234,12 @@ def recent(state_dir: Path, count: int) -> list[RunRecord]:
 def new(
     run_id: str, nodes: tuple[str, ...], node_ids: tuple[str, ...], hosts: tuple[str, ...], argv: tuple[str, ...]
 ) -> RunRecord:
-    """Return the record of a run that starts now."""
+    """Return a record for a run that starts now."""
     return RunRecord(run_id, nodes, node_ids, hosts, argv, time.time())
 
 
 def started_on(run_id: str, workers: Sequence[Worker], argv: tuple[str, ...], attempt: int = 1) -> RunRecord:
-    """Return the record of a run that starts now on these workers, given in the order of the ranks."""
+    """Return a record for a run that starts now on these workers, given in the order of the ranks."""
     nodes = {worker.label: worker.node for worker in workers}
     ids = tuple(node.node_id for node in nodes.values())
     record = new(run_id, tuple(nodes), ids, tuple(worker.host for worker in workers), argv)

@@ -1,7 +1,7 @@
-"""The state, kept on the controller, from which a run is started again when its nodes are taken away.
+"""The recovery state of a run, stored on the controller, from which a run is started again.
 
-None of it is on the workers, whose disks are lost with the nodes. Values of secrets and of environment files are not
-part of it: they are read again.
+The state is not stored on the workers, whose disks are lost with the nodes. It does not contain the values of secrets
+and environment files: these are read again for each attempt.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.files import unwritable
 from tpu_ops.runs import advice, spec, sync
 
-#: Maximum size of this state in bytes: metadata of nodes, 256 KB each, and a command line of 2 MB.
+#: Maximum size of the recovery state in bytes: metadata of nodes, 256 KB each, and a command line of 2 MB.
 _LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """A run that is started again.
+    """The recovery state of one run.
 
     Attributes:
         run_id: The run.
-        attempt: The last attempt that was started or is being started; 0 before the first.
-        plan: The nodes as they were in that attempt.
-        options: The remaining fields of `spec.RunSpec`, without values of secrets or of files.
-        env_files: Files of variables, which are read again.
-        secret_words: Values of `--secret`, which are looked up again; paths are absolute.
+        attempt: Number of the last attempt that was started or is being started; 0 before the first attempt.
+        plan: The nodes of the last attempt, and the requests that recreate them.
+        options: The other fields of `spec.RunSpec`, without values of secrets or of files.
+        env_files: Paths of files with environment variables, which are read again for each attempt.
+        secret_words: Values of the option `--secret` with absolute paths. The secrets themselves are read again for
+            each attempt.
         code: Whether a copy of the synced code is kept.
         git: The project of the fleet and the commit that every attempt uses, as in ``vision@<commit>``.
         force: Whether `tpu_ops train --force` was used.
@@ -46,10 +47,11 @@ class Recovery:
         max_failures: Allowed number of failures of the command.
         preemptions: Number of preemptions so far.
         failures: Number of failures of the command so far.
-        pending: Whether the next attempt is being prepared, for example by recreating nodes; no attempt is active then.
-        counted: Whether the current loss of nodes has been counted as a preemption already.
+        pending: Whether the next attempt is being prepared, for example by recreating nodes; no attempt is active at
+            this time.
+        counted: Whether the current loss of nodes has already been counted as a preemption.
         early: Whether a loss was counted that the API has not reported yet, because the workers reported it first.
-        since: When it became `pending`, in seconds since 1970; 0 in the state of older versions.
+        since: When the field `pending` became true, in seconds since 1970; 0 in the state of older versions.
     """
 
     run_id: str
@@ -71,10 +73,10 @@ class Recovery:
     since: float = 0.0
 
     def spec(self, environ: Mapping[str, str]) -> spec.RunSpec:
-        """Return the spec to start, with secrets and files read now.
+        """Return the spec of the run for a start; secrets and files are read now.
 
         Raises:
-            UsageError: A secret or file does not exist, or a variable is valid for one attempt only.
+            UsageError: A secret or file does not exist, or a variable would be valid for one attempt only.
         """
         made = _without_values(self)
         env = spec.variables(made.env, map(Path, self.env_files), again=True)
@@ -82,30 +84,30 @@ class Recovery:
 
 
 def _without_values(kept: Recovery) -> spec.RunSpec:
-    """Return the spec to start, without the values that are read for each start."""
+    """Return the spec of the run without the values that are read for each start."""
     options = {**kept.options, "argv": tuple(kept.options["argv"]), "env": dict(kept.options["env"])}
     return spec.RunSpec(run_id=kept.run_id, attempt=kept.attempt, **options)
 
 
 def options_of(run: spec.RunSpec, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a run's spec that are kept.
+    """Return the fields of a run's spec that the recovery state stores.
 
     Args:
         run: The run.
-        env: The variables that were given one by one.
+        env: The variables that the user set by `--env`.
     """
     left_out = ("run_id", "attempt", "secrets", "key")
     return {**{key: value for key, value in vars(run).items() if key not in left_out}, "env": dict(env)}
 
 
 def absolute(word: str) -> str:
-    """Return a value of `--secret` with an absolute path."""
+    """Make the path in a value of `--secret` absolute; return the value."""
     name, sign, path = word.partition("=")
     return f"{name}={files.expanded(path, f'--secret {name}').absolute()}" if sign else word
 
 
 def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
-    """Return the spec of a later attempt, with a new key."""
+    """Return the spec of a run for a later attempt, with a new key."""
     return replace(run, attempt=attempt, key=os.urandom(32).hex())
 
 
@@ -115,12 +117,12 @@ def folder(state_dir: Path, run_id: str) -> Path:
 
 
 def requests_file(state_dir: Path, run_id: str) -> Path:
-    """Return the file of the recovery's open API requests for a run; `forget` does not remove it."""
+    """Return the path of the file with the open API requests of a run's recovery; `forget` does not remove it."""
     return folder(state_dir, run_id) / "requests.json"
 
 
 def taken_up(state_dir: Path, nodes: Iterable[Node]) -> None:
-    """Drop the open requests of all recoveries here for nodes that now have a run, or that were deleted."""
+    """Drop the open requests of all recoveries on this machine for nodes that now have a run, or that were deleted."""
     found = list(nodes)
     parents = {node.full_name: node.full_name.rpartition("/nodes/")[0] for node in found}
     sources = {f"{parents[node.full_name]}/queuedResources/{node.queued_resource}" for node in found}
@@ -135,7 +137,7 @@ def write(state_dir: Path, recovery: Recovery) -> None:
         OpsError: The state cannot be written.
     """
     path = folder(state_dir, recovery.run_id) / "recovery.json"
-    # The state contains the nodes' metadata, which may hold secrets.
+    # The state contains the nodes' metadata, which can contain secrets.
     data = {**asdict(recovery), "plan": recovery.plan.to_json()}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ def write(state_dir: Path, recovery: Recovery) -> None:
 
 
 def require_none(state_dir: Path, run_id: str, *, alone: bool) -> None:
-    """Check that no recovery of a run with this name is active on this machine or could be resumed.
+    """Check that no recovery of a run with a given name is active on this machine or could be resumed.
 
     Args:
         state_dir: The fleet's state directory.
@@ -153,19 +155,19 @@ def require_none(state_dir: Path, run_id: str, *, alone: bool) -> None:
         alone: Whether this process holds the `lock`.
 
     Raises:
-        UsageError: There is such a recovery.
+        UsageError: There is such a recovery of a run.
     """
     if is_kept(state_dir, run_id):
         fix = advice.name_taken(run_id, resumes=alone or not is_held(state_dir, run_id))
-        raise UsageError("as far as this machine knows, it has not ended", where=f"run {run_id}", fix=fix)
+        raise UsageError("as far as this machine knows, the run has not ended", where=f"run {run_id}", fix=fix)
 
 
 def read(state_dir: Path, run_id: str) -> Recovery:
     """Return the recovery state of a run.
 
     Raises:
-        UsageError: There is none.
-        OpsError: The state is unreadable.
+        UsageError: This machine has no recovery state of the run.
+        OpsError: The recovery state cannot be read.
     """
     path = folder(state_dir, run_id) / "recovery.json"
     fix = "only runs that `tpu_ops train --recover` started on this machine, and that have not ended, can be taken over"
@@ -173,7 +175,8 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         raise UsageError(f"{run_id!r} is not a run", where="--recover", fix=fix)
     try:
         data = json.loads(files.read_regular(path, _LARGEST))
-        # The previous version had no `counted`, and counted before it brought nodes back.
+        # Recovery states of the previous version have no `counted`. That version counted a loss before it brought nodes
+        # back.
         data.setdefault("counted", data["pending"] and data["preemptions"] > 0)
         lists = {key: tuple(data[key]) for key in ("env_files", "secret_words")}
         found = Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
@@ -182,13 +185,13 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         what = f"this machine has no recovery state of run {run_id}"
         raise UsageError(what, where=str(path), fix=fix) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        fix = f"take the run over with the version of tpu_ops that wrote it, or end it: `tpu_ops stop {run_id}`"
+        fix = f"take over the run with the version of tpu_ops that wrote this file, or end it: `tpu_ops stop {run_id}`"
         raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
     return found
 
 
 def not_begun(state_dir: Path, run_id: str) -> bool:
-    """Return whether a run's recovery state exists, but no worker was asked to start any attempt yet."""
+    """Return whether a run has a recovery state, but no worker has been asked yet to start an attempt."""
     with contextlib.suppress(OpsError):
         return read(state_dir, run_id).attempt == 0
     return False
@@ -203,7 +206,7 @@ def forget(state_dir: Path, run_id: str) -> None:
 
 
 def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextManager[int]:
-    """Return the lock of a run's recovery on this machine. It raises TimeoutError if it stays held for ``seconds``."""
+    """Return the lock of a run's recovery on this machine; taking it raises TimeoutError after ``seconds``."""
     place = folder(state_dir, run_id)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return files.locked(place / "lock", seconds)
@@ -239,7 +242,7 @@ def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
         held = True
     except OSError:
         return None
-    # The recovery may have ended meanwhile.
+    # The recovery might have ended after the first check.
     if not is_kept(state_dir, run_id):
         return None
     found = advice.Recoverer(run_id, held=held)
@@ -253,7 +256,7 @@ def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
 
 
 def sign(handle: int) -> None:
-    """Write the pid of this process, which recovers the run, into the lock file; on a full disk, do nothing."""
+    """Write the pid of this process, which recovers a run, into the lock file; on a full disk, do nothing."""
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
@@ -266,7 +269,7 @@ def _pid(path: Path) -> int:
 
 
 def under_way(state_dir: Path, run_id: str) -> str:
-    """Return as words that a process on this machine is preparing the next attempt of a run; empty if none is."""
+    """If a process on this machine is preparing the next attempt of a run, return this as words; else empty."""
     found = recoverer(state_dir, run_id)
     return advice.recovery(found) if found and found.pending else ""
 
@@ -277,28 +280,29 @@ def note_of(state_dir: Path, run_id: str) -> str:
 
 
 def asked_to_stop(state_dir: Path, run_id: str) -> bool:
-    """Return whether the recovery of a run on this machine was asked to end."""
+    """Return whether a user has asked the recovery of a run on this machine to end."""
     return (folder(state_dir, run_id) / "stop").exists()
 
 
 def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
-    """Prevent further starts of a run by this machine; return whether no attempt of it is active.
+    """Prevent further starts of a run by this machine; return whether no attempt of the run is active.
 
     Args:
         state_dir: The fleet's state directory.
-        run_id: The run; it may have no recovery.
+        run_id: The run, with or without a recovery.
         seconds: How long to wait for a process that is bringing the run's nodes back.
 
     Raises:
-        TimeoutError: That process did not end in time.
-        OpsError: The recovery state cannot be read, or the request to end it cannot be written.
+        TimeoutError: The process that brings the nodes back did not end in time.
+        OpsError: The recovery state cannot be read, or the file that asks for its end cannot be written.
     """
     place = folder(state_dir, run_id)
     if not (place / "recovery.json").exists():
         return False
     with _written(place):
         with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
-            # The recovering process has died, perhaps before it stopped the rest of the last attempt.
+            # No process holds the lock: the recovering process has died, perhaps before it stopped all ranks of the
+            # last attempt.
             never = not_begun(state_dir, run_id)
             forget(state_dir, run_id)
             return never
@@ -306,7 +310,7 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
         files.replace(place / "stop", "", 0o600)
         if pending:
             with lock(state_dir, run_id, seconds):
-                # An attempt that was being started at that moment may be active.
+                # If an attempt was being started at this moment, the attempt might be active.
                 if is_kept(state_dir, run_id):
                     pending = read(state_dir, run_id).pending
                 forget(state_dir, run_id)
@@ -315,7 +319,7 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _written(place: Path) -> Iterator[None]:
-    """Turn write errors in a block into OpsError; a TimeoutError of a lock passes."""
+    """Turn write errors in the block into OpsError; the TimeoutError of a lock is not changed."""
     try:
         yield
     except TimeoutError:
@@ -325,18 +329,18 @@ def _written(place: Path) -> Iterator[None]:
 
 
 def none_left(state_dir: Path, run_id: str, seconds: float) -> None:
-    """Remove the recovery state of a run whose ranks have all ended, once no process is recovering it.
+    """Wait until no process is recovering a run whose ranks have all ended, and remove its recovery state.
 
     Raises:
-        TimeoutError: A process is still recovering it after ``seconds``.
-        OpsError: The state cannot be removed.
+        TimeoutError: After ``seconds``, a process was still recovering the run.
+        OpsError: The recovery state cannot be removed.
     """
     with _written(folder(state_dir, run_id)), lock(state_dir, run_id, seconds):
         forget(state_dir, run_id)
 
 
 def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
-    """Copy the code that is synced to the workers, so that every attempt uses the same; return the copy.
+    """Copy the code that is synced to the workers, so that every attempt uses the same code; return the copy.
 
     Raises:
         OpsError: The copy cannot be written.
@@ -356,7 +360,7 @@ def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
 
 
 def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
-    """Return the copy of a run's code; None if no code was synced."""
+    """Return the copy of a run's code on this machine; None if no code was synced."""
     if not recovery.code:
         return None
     place = folder(state_dir, recovery.run_id) / "code" / Path(recovery.options["cwd"]).name

@@ -1,4 +1,4 @@
-"""Runs that a worker does not let the user stop. Any user may still read their state."""
+"""Handles refusals: a worker does not let the user stop a run. Any user is still allowed to read the run's state."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LIMIT = 10.0
 
 
 async def looked_at(fanout: Fanout, run_id: str, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-    """Replace each refusal among the answers to a stop by the current state of the run on that worker.
+    """Replace each refusal among the workers' answers to a stop by the current state of the run on that worker.
 
-    If another worker allowed the stop, the run has ended on this one as well.
+    If another worker allowed the stop, the run has ended on the refusing worker as well.
     """
     denied = {host: {"run_id": run_id} for host, reply in replies.items() if is_denied(reply)}
     looks = await fanout.call(denied, "status", limit=LIMIT) if denied else {}
@@ -25,12 +25,12 @@ async def looked_at(fanout: Fanout, run_id: str, replies: Mapping[str, Reply]) -
 
 
 def is_denied(reply: Reply) -> bool:
-    """Return whether a worker refused a request because the user has no right to it."""
+    """Return whether a worker refused a request because the user is not allowed to make it."""
     return reply.kind == "denied"
 
 
 def with_reasons(outcomes: Sequence[Outcome], replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
-    """Set the reason of active ranks to why the user may not stop them, from the answers to the stop."""
+    """Return the outcomes; the reason of a rank that is active because its worker refused the stop is this refusal."""
     return tuple(
         replace(outcome, reason=replies[outcome.host].problem)
         if outcome.state in ON and is_denied(replies[outcome.host])
@@ -40,6 +40,6 @@ def with_reasons(outcomes: Sequence[Outcome], replies: Mapping[str, Reply]) -> t
 
 
 def refusal(outcomes: Sequence[Outcome], replies: Mapping[str, Reply]) -> Reply | None:
-    """Return a worker's refusal of a stop if only refusals keep the run active; else None."""
+    """Return a worker's refusal of a stop if refusals are the only cause why the run is still active; else None."""
     left = [replies[outcome.host] for outcome in outcomes if outcome.state in (*ON, *UNKNOWN)]
     return left[0] if left and all(map(is_denied, left)) else None

@@ -1,4 +1,4 @@
-"""Runs that were started on this machine from a shell with other projects or zones, which has its own state."""
+"""Finds runs that were started on this machine from a shell with other projects or zones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpu_ops.fleet.state import Files
 
 
 def shown_by(settings: Settings, run_id: str) -> str:
-    """Return the commands that show a run recorded only in other states of this fleet; empty if there is none.
+    """Return words with the commands that show a run which is recorded only in other state directories of this fleet.
 
     Args:
         settings: The fleet's settings in this shell.
@@ -35,7 +35,7 @@ def shown_by(settings: Settings, run_id: str) -> str:
 
 
 def _env(shell: dict[str, str]) -> str:
-    """Return the beginning of a command line that sets these variables of `PLACES` and unsets the others."""
+    """Return the beginning of a command line that sets some variables of `PLACES` and unsets all others of them."""
     unset = [f"-u {variable} " for variable in PLACES if os.environ.get(variable) and variable not in shell]
     put = [f"{variable}={shlex.quote(value)} " for variable, value in shell.items()]
     return "".join([*(["env "] if unset else []), *unset, *put])

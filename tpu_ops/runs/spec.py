@@ -1,4 +1,4 @@
-"""The specification of a run: validated once, and the same for every rank except for the rank's own facts."""
+"""The specification of a run. It is validated once, and is the same for every rank except for the rank's own facts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import UsageError
 from tpu_ops.protocol.spec import ENV_NAME, MAX_SECRET, MEGASCALE, RANK_VARIABLES, RUN_DIR, TIMES, is_run_id
 
-#: Seconds between SIGTERM and SIGKILL. After a failure, the other ranks hang in a collective, where a long grace is
-#: useless. A stop by a user leaves time to write a checkpoint.
+#: Seconds between SIGTERM and SIGKILL after a failure, and at a stop by a user. After a failure, the other ranks hang
+#: in a collective operation, so a long grace is useless. At a stop, ranks have time to write a checkpoint.
 GRACE_FAILURE = 10.0
 GRACE_STOP = 30.0
 #: Seconds for all workers to become ready for a start, including cold connections and busy hosts.
 BARRIER = 60.0
 #: Seconds without a sign of life after which the other workers give a worker up.
 LEASE = 15.0
-#: Seconds that ranks may continue after another one has ended with 0. jax.distributed waits as long for the last rank.
+#: Seconds for which other ranks can continue after one rank has ended with 0. jax.distributed waits for the last rank
+#: for the same time.
 EXIT_SKEW = 300.0
 
-#: Linux's limit for one argument or variable in bytes, including its end, and the limit here for all together. That of
-#: Linux is 2 MiB, which also has to hold the other variables of the ranks.
+#: Maximum bytes of one argument or variable, including the NUL byte at its end (Linux's limit), and of all together.
+#: Linux's limit for all together is 2 MiB, which also has to hold the other variables of the ranks.
 _LONGEST_WORD, _LONGEST_WORDS = 128 * 1024, 1024 * 1024
 _HOW = "write NAME, a variable that this shell exports, or NAME=FILE; a secret does not belong on a command line"
-#: Variables by which the processes of a run find each other. If they are set, JAX does not look for the values itself.
+#: Variables by which the processes of a run find each other. If they are set, JAX uses them and does not find the
+#: values itself.
 RENDEZVOUS = (
     "JAX_COORDINATOR_ADDRESS",
     "JAX_COORDINATOR_BIND_ADDRESS",
@@ -42,8 +44,8 @@ RENDEZVOUS = (
     *MEGASCALE,
     "MASTER_ADDR",
 )
-_FOUND = "leave it out: JAX finds its processes by itself, and TPU_OPS_* variables tell each rank where it is"
-_VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
+_FOUND = "leave the variable out: JAX finds its processes by itself, and TPU_OPS_* variables tell each rank its place"
+_VARIABLE = "write KEY=VALUE, the key in letters, digits and underscores, no digit first"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class RunSpec:
         run_id: The name of the run on every worker.
         argv: The command; it is executed without a shell.
         env: Variables that the user set.
-        secrets: Variables for the command only: they are neither shown nor stored anywhere.
+        secrets: Secret variables for the command. Their values are neither shown nor stored anywhere.
         user: The user that the command runs as; empty means the user who starts the run.
         cwd: The working directory: absolute, or below the user's home; empty means the home.
         venv: Absolute path of the virtual environment; empty means the workers' configured one.
@@ -63,10 +65,10 @@ class RunSpec:
         grace_stop: Seconds between SIGTERM and SIGKILL when a user stops the run.
         barrier: Seconds for all workers to become ready.
         lease: Seconds without a sign of life after which the other workers give a worker up.
-        exit_skew: Seconds that ranks may continue after another one has ended with 0.
+        exit_skew: Seconds for which other ranks can continue after one rank has ended with 0.
         code_digest: Digest of the synced tree, or the commit that was checked out; empty if neither.
-        force: Whether workers ignore the faults that can be overridden.
-        key: The secret by which the run's supervisors authenticate each other; only they receive it.
+        force: Whether the workers ignore those faults that `--force` overrides.
+        key: The secret by which the run's supervisors authenticate each other. Only the supervisors receive it.
     """
 
     run_id: str
@@ -84,11 +86,11 @@ class RunSpec:
     exit_skew: float = EXIT_SKEW
     code_digest: str = ""
     force: bool = False
-    # The module `secrets` would do the same, but its import loads OpenSSL.
+    # The module `secrets` would create the key as well, but its import loads OpenSSL.
     key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the values that a user can get wrong."""
+        """Check those values of the spec that come from a user."""
         if not is_run_id(self.run_id):
             raise UsageError(
                 f"{self.run_id!r} is not a name for a run",
@@ -96,7 +98,7 @@ class RunSpec:
                 fix="use at most 79 lower-case letters, digits, dots, dashes; a letter or digit first, no .json last",
             )
         if not self.argv or not self.argv[0]:
-            raise UsageError("no command given", fix="write it after `--`, as in: -- python train.py")
+            raise UsageError("no command given", fix="write the command after `--`, as in: -- python train.py")
         for name, (least, most) in TIMES.items():
             if not least <= (seconds := getattr(self, name)) <= most:
                 option = "--" + name.replace("_", "-")
@@ -107,15 +109,15 @@ class RunSpec:
                 )
         # A relative path would mean different directories: preflight starts in the home, the supervisor in /.
         if self.venv and not self.venv.startswith("/"):
-            fix = "write the absolute path that it has on the workers, as in /home/ada/env"
+            fix = "write the absolute path of the environment on the workers, as in /home/ada/env"
             raise UsageError(f"{self.venv!r} is not an absolute path", where="--venv", fix=fix)
         for option, names in (("--env", self.env), ("--secret", self.secrets)):
             if own := next((name for name in names if name in (*RANK_VARIABLES, RUN_DIR)), ""):
-                what = f"{own} tells each rank where it is, and is set by the launcher itself"
+                what = f"{own} tells each rank its place, and is set by the launcher itself"
                 raise UsageError(what, where=option, fix="choose another name")
         for name in self.secrets:
             if twice := {name, f"{name}_FILE"} & {*self.env, *(self.secrets.keys() - {name})}:
-                what = f"it sets {name} and {name}_FILE, and {twice.pop()} is set already"
+                what = f"the secret sets {name} and {name}_FILE, and {twice.pop()} is set already"
                 raise UsageError(what, where=f"--secret {name}", fix="leave out one of the two")
         self._check_lengths()
         for name, value in self.env.items():
@@ -125,15 +127,15 @@ class RunSpec:
                 raise UsageError(f"the value of {name} contains a NUL byte", where="--env", fix="leave it out")
 
     def _check_lengths(self) -> None:
-        """Reject words that Linux would not execute, without showing the value of a variable."""
+        """Reject arguments and variables that are too long for Linux; the error shows no value of a variable."""
         words = {f"argument {number}": word for number, word in enumerate(self.argv)}
         words |= {f"variable {name}": f"{name}={value}" for name, value in self.env.items()}
         sizes = {where: len(os.fsencode(word)) + 1 for where, word in words.items()}
-        fix = "put it into a file that is copied with the code (--sync)"
+        fix = "put the text into a file that is copied with the code (--sync)"
         if long := next((where for where, size in sizes.items() if size > _LONGEST_WORD), ""):
-            raise UsageError(f"longer than the {_LONGEST_WORD // 1024} KiB that Linux takes", where=long, fix=fix)
+            raise UsageError(f"longer than {_LONGEST_WORD // 1024} KiB, the limit of Linux", where=long, fix=fix)
         if sum(sizes.values()) > _LONGEST_WORDS:
-            what = f"longer than {_LONGEST_WORDS // 1024} KiB in all"
+            what = f"together longer than {_LONGEST_WORDS // 1024} KiB"
             raise UsageError(what, where="arguments and variables", fix=fix)
 
     def for_rank(self, workers: Sequence[Worker], rank: int, port: int = 0) -> dict[str, Any]:
@@ -177,17 +179,17 @@ class RunSpec:
 
 
 def _without_others(worker: Worker, slices: int) -> dict[str, str]:
-    """Return the variables that keep a run on one slice from waiting for the other slices of a multislice node.
+    """Return the variables that a run on one slice of a multislice needs, so that it does not wait for other slices.
 
-    JAX asks the metadata server for variables that are not set, and this server lists all these slices. An empty value
-    means that there are no others (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). Older
-    versions of JAX offer no way: they parse an empty value as a number, and look up one that is not set.
+    If a variable is not set, JAX asks the metadata server, which lists all slices of the multislice. An empty value
+    means that there are no other slices (`get_tpu_env_value` in JAX's cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). In
+    older versions of JAX neither works: they parse an empty value as a number, and look up a variable that is not set.
     """
     return dict.fromkeys(MEGASCALE, "") if worker.node.multislice and slices == 1 else {}
 
 
 def here() -> str:
-    """Return the user and the name of this machine, as user@host."""
+    """Return the user's login name and the name of this machine, as user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -238,7 +240,7 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
     Raises:
         UsageError: A word has another form, or the variable or file does not exist. The message contains no value, and
-            nothing that follows the equals sign: the user may have put a value there.
+            nothing that follows the equals sign: the user might have written the secret there.
     """
     found = {}
     for word in words:
@@ -246,7 +248,7 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
         if not ENV_NAME.fullmatch(name):
             raise UsageError("not of the form NAME or NAME=FILE", where="--secret", fix=_HOW)
         if name in found:
-            raise UsageError("it is named twice", where=f"--secret {name}", fix="leave out one of the two")
+            raise UsageError("this secret is named twice", where=f"--secret {name}", fix="leave out one of the two")
         try:
             value = _text_of(Path(path).expanduser()) if sign else environ.get(name, "")
         except (OSError, RuntimeError) as exc:
@@ -256,8 +258,8 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
             what = "the file after `=` is empty" if sign else f"the variable {name} is not set here, or is empty"
             raise UsageError(what, where=f"--secret {name}", fix=_HOW if sign else f"export {name}, or {_HOW}")
         if "\0" in value or len(os.fsencode(value)) > MAX_SECRET:
-            what = f"its value contains a NUL byte, or is longer than {MAX_SECRET // 1024} KiB"
-            raise UsageError(what, where=f"--secret {name}", fix="put it on the workers as a file")
+            what = f"the value contains a NUL byte, or is longer than {MAX_SECRET // 1024} KiB"
+            raise UsageError(what, where=f"--secret {name}", fix="put the value on the workers as a file")
         found[name] = value
     return found
 
@@ -267,41 +269,41 @@ def _text_of(path: Path) -> str:
 
 
 def variables(named: Mapping[str, str], files: Iterable[Path], *, again: bool = False) -> dict[str, str]:
-    """Return the variables of a run: those of files, overridden by those that are given one by one.
+    """Return the variables of a run, from files of variables and from `--env`, which overrides the files.
 
     Args:
-        named: The variables given one by one.
-        files: The files, for `read_env_file`; later ones override earlier ones.
-        again: Whether the run may be started again with these variables, on other hosts.
+        named: The variables that are given by `--env`.
+        files: The files with variables (see `read_env_file`). A later file overrides an earlier file.
+        again: Whether a recovery might start the run again with these variables, on other hosts.
 
     Raises:
-        UsageError: A file cannot be read, or one of `RENDEZVOUS` would be used again.
+        UsageError: A file cannot be read, or a variable of `RENDEZVOUS` would be used for several attempts.
     """
     found: dict[str, str] = {}
     for where, some in [*((f"--env-file {path}", read_env_file(path)) for path in files), ("--env", named)]:
-        # An empty value means "none" and stays valid.
+        # An empty value means that there is no such host. It stays valid for later attempts.
         if stale := next((name for name in RENDEZVOUS if again and some.get(name)), ""):
-            what = f"{stale} is for one attempt only: with --recover, a later one would look for hosts that are gone"
-            fix = f"{_FOUND}; if its value stays valid, set it in the command, as in: -- env {stale}=... COMMAND"
+            what = f"{stale} is for one attempt only: a later one (--recover) would look for hosts that are gone"
+            fix = f"{_FOUND}; if the value stays valid, set it in the command, as in: -- env {stale}=... COMMAND"
             raise UsageError(what, where=where, fix=fix)
         found |= some
     return found
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Parse a file of KEY=VALUE lines, comments and empty lines; values are taken literally.
+    """Parse a file of KEY=VALUE lines, comments and empty lines. Quotes and escapes in values have no meaning.
 
     Raises:
         UsageError: The file cannot be read, or a line has another form; the message contains no value.
     """
     try:
-        # Some editors write a byte order mark.
+        # Remove a byte order mark, which some editors write.
         text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as exc:
         fix = "name a file that you can read"
         raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc
     found = {}
-    # `splitlines` would also split at a form feed and other characters that a value may contain.
+    # Not `splitlines`, which would also split at a form feed and other characters that a value can contain.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue

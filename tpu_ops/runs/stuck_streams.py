@@ -1,7 +1,7 @@
-"""Tell a stuck stream from a quiet one.
+"""Distinguishes a stuck stream of a rank from a stream on which nothing is sent.
 
 A stuck stream has an open connection on which nothing arrives, for example because the worker's disk stalls while its
-sshd still answers. It would never end by itself.
+sshd still answers. A stuck stream would never end by itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from tpu_ops.ssh.stream import Broken
 if TYPE_CHECKING:
     from tpu_ops.runs.outcomes import Outcome
 
-#: Seconds without data after which a stream may be stuck, and between two requests for the rank's state. If a rank has
-#: ended, its stream ends sooner: a lost rank is reported within 30 s, and its last processes take 5 s.
+#: Seconds without data after which a stream might be stuck, and seconds between two requests for the rank's state. If a
+#: rank has ended, a stream that is not stuck ends sooner: a lost rank is reported within 30 s, and its last processes
+#: take 5 s.
 AFTER = 40.0
-#: Seconds by which a check may be late. If it is later, this process was blocked itself, for example because nobody
-#: reads its output, and received data may still wait to be read.
+#: Maximum seconds by which a check can be late. If a check is later, this process itself was blocked, for example
+#: because nobody reads its output. Then received data might still wait to be read.
 LATE = 5.0
 
 
@@ -28,11 +29,11 @@ async def read(
     is_mute: Callable[[], bool],
     ask: Callable[[], Awaitable[Outcome | Broken | None]],
 ) -> Outcome:
-    """Return the outcome that a stream ends with, or the one that its worker reports twice in a row while it is stuck.
+    """Return the outcome at the end of a stream, or the one that the worker reports twice while the stream is stuck.
 
     Args:
         reading: Reads the stream.
-        is_mute: Whether the stream has been quiet for so long that it may be stuck.
+        is_mute: Returns whether nothing has arrived on the stream for so long that it might be stuck.
         ask: Requests the outcome from the worker: None if the rank is active, an error if the worker cannot tell.
 
     Raises:
@@ -47,7 +48,7 @@ async def read(
             await asyncio.sleep(AFTER)
             stood = asyncio.get_running_loop().time() - asleep > AFTER + LATE
             found = await ask() if is_mute() and not stood else None
-            # Delayed data may have arrived meanwhile.
+            # Delayed data might have arrived during the request.
             found = found if is_mute() else None
             if found is not None and type(found) is type(before):
                 told.append(found)
@@ -55,7 +56,7 @@ async def read(
             before = found
 
     try:
-        # Read in this task, not in one of its own: otherwise a stream that answers and breaks at once would be missed.
+        # Read in this task and not in a separate task, which could miss a stream that answers and breaks at once.
         async with asyncio.timeout(None) as deadline:
             attending = asyncio.create_task(attend(deadline))
             try:

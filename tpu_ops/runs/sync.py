@@ -1,6 +1,7 @@
-"""Copy a directory to all workers: the files that git does not ignore, verified by content on each worker.
+"""Copies a directory to all workers: the files that git does not ignore, verified by content on each worker.
 
-A sync replaces or removes only files that an earlier sync put on a worker: checkpoints and logs beside the code stay.
+A sync replaces or removes only files that an earlier sync put on a worker. Checkpoints and logs beside the code are not
+touched.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ if TYPE_CHECKING:
 
 #: Directory on every worker, below the user's home.
 PARENT = "tpu_ops"
-#: Seconds for one worker to receive the tree, in addition to the time for its bytes over a slow uplink. rsync itself
-#: ends a transfer that stands still much sooner.
+#: Seconds for one worker to receive the tree, in addition to the time for its bytes over a slow uplink. If no data
+#: arrives, rsync itself ends the transfer much sooner.
 LIMIT = 600.0
 #: Seconds for one worker to read its files.
 _STEP_LIMIT = 120.0
-#: Bytes per second of a slow uplink, which all workers share. Then the maximum seconds that it may add to sending the
-#: list of files (1 MB for 10,000 files, for each worker), and to sending the files.
+#: Bytes per second of a slow uplink, which all workers share. Then the maximum seconds that a slow uplink adds to two
+#: timeouts: for sending the list of files (1 MB for 10,000 files, for each worker), and for sending the files.
 _UPLINK, _TELLING, _BRINGING = 125_000, 600.0, 6 * 3600.0
-#: Total size in bytes from which a message announces the copy, since it may take a while.
+#: Total size in bytes from which a message announces the copy, since it can take some time.
 _MUCH = 50 * 10**6
 #: Number of rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-#: Executes the first line of standard input as a program, which reads the rest.
+#: Command that executes the first line of standard input as a program. The program reads the further lines.
 RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
-#: Beginning of the problem of a worker whose connection is too slow for the tree.
+#: Beginning of the error for a worker whose connection is too slow for the tree.
 _SLOW = "the tree did not arrive"
-#: Error messages for a full disk, and the command that shows the free space where code is copied to.
+#: Error messages for a full disk and for a used-up quota, and the command that shows the free space for the code.
 _FULL, _QUOTA = b"No space left on device", b"Disk quota exceeded"
 _SPACE = f"LC_ALL=C df -Pk {PARENT} 2>/dev/null || LC_ALL=C df -Pk ."
-#: Number of files that an error names; the rest are counted.
+#: Maximum number of files that an error names. Further files are only counted.
 _NAMED = 4
 
 _log = logging.getLogger(__name__)
@@ -65,9 +66,9 @@ class Tree:
 
     Attributes:
         source: The directory on this machine.
-        name: Its name below ~/tpu_ops on the workers.
-        entries: Paths below it, directories with a slash at the end.
-        marks: The `marks.mark` of each entry, without the slash.
+        name: Name of the directory below ~/tpu_ops on the workers.
+        entries: Paths below the directory; directories end with a slash.
+        marks: Path of each entry, without the slash -> its `marks.mark`.
         digest: Digest of the names, executable bits and contents of all files; 12 hexadecimal digits.
     """
 
@@ -79,33 +80,33 @@ class Tree:
 
     @property
     def cwd(self) -> str:
-        """Its directory on the workers, below the user's home."""
+        """Path of the tree's directory on the workers, relative to the user's home."""
         return f"{PARENT}/{self.name}"
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The entries without directories."""
+        """The paths of the tree that are not directories."""
         return tuple(entry for entry in self.entries if not entry.endswith("/"))
 
 
 def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
-    """Return the command that copies entries to one worker; it reads their list from standard input."""
+    """Return the command that copies entries of a tree to one worker; it reads their list from standard input."""
     shell = openssh.rsync_shell(ssh_config)
-    # All listed files differ, even if their size and time are equal.
+    # `--ignore-times`, since all listed files differ in content, even if their sizes and times are equal.
     options = ["-a", "--no-owner", "--no-group", "--ignore-times", "--from0", "--files-from=-", "--timeout=60"]
     return ["rsync", *options, f"--rsh={shell}", f"{tree.source}/", f"{host}:{tree.cwd}/"]
 
 
 def transfer_list(entries: Iterable[str]) -> bytes:
-    """Return the list for `transfer_command`; `./` keeps rsync from reading a leading `#` as a comment."""
+    """Return the list for `transfer_command`. The prefix `./` keeps rsync from reading a leading `#` as a comment."""
     return b"\0".join(b"./" + os.fsencode(entry) for entry in entries)
 
 
 def read(source: Path) -> Tree:
-    """List and digest a directory.
+    """Return a directory as a tree: list its files and compute their digest.
 
     Raises:
-        UsageError: The path is not a directory, or its name or that of a file cannot be used.
+        UsageError: The path is not a directory, or a file in it or its name cannot be used.
     """
     source = source.expanduser().resolve()
     where = f"--sync {source}"
@@ -122,13 +123,13 @@ def read(source: Path) -> Tree:
 
 
 def read_copy(source: Path) -> Tree:
-    """Digest a copy of a tree: every file in it, also those that git ignores.
+    """Return the copy of a tree as a tree that contains every file in it, also files that git ignores.
 
     Raises:
         UsageError: The copy does not exist or cannot be read.
     """
     if not source.is_dir():
-        raise UsageError("no such directory", where=str(source), fix="start a new run, under another --name")
+        raise UsageError("no such directory", where=str(source), fix="start a new run with another --name")
     return _tree(source, listing.everything(source))
 
 
@@ -156,7 +157,7 @@ def _mark(source: Path, entry: str) -> str:
     except OSError as exc:
         raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=listing.READABLE) from exc
     if not found:
-        what, fix = f"{str(path)!r} disappeared while the tree was being read", "run the same command again"
+        what, fix = f"{str(path)!r} disappeared while the directory was being read", "run the same command again"
         raise UsageError(what, where=f"--sync {source}", fix=fix)
     return found
 
@@ -172,10 +173,10 @@ class Seen:
     """The state of a tree on one worker.
 
     Attributes:
-        differs: Entries that are missing or different there.
-        taken: Different entries that exist there and were not put there by a sync.
-        stale: Files that an earlier sync put there and that are no longer in the tree.
-        listed: Whether the worker's list of synced files is that of the tree.
+        differs: Entries that are missing or different on the worker.
+        taken: Different entries that exist on the worker and that no sync has put there.
+        stale: Files that an earlier sync put on the worker and that are no longer in the tree.
+        listed: Whether the worker's list of synced files is equal to the tree's list.
     """
 
     differs: tuple[str, ...]
@@ -185,11 +186,11 @@ class Seen:
 
 
 async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
-    """Compare a tree by content with what these workers have of it, without changes.
+    """Compare a tree by content with its copies on workers, without changing the copies.
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: A worker has another file in the place of an entry, not put there by a sync, or the check failed.
+        HostError: A worker has, in the place of an entry, a file that no sync has put there; or the check failed.
     """
     seen = {host: _seen(answer) for host, answer in (await _ask(fanout, hosts, "look", tree)).items()}
     if taken := {host: one.taken for host, one in seen.items() if one.taken}:
@@ -198,13 +199,13 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
             f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it will "
             "not be overwritten",
             where=texts.folded(list(taken)),
-            fix=f"move it away on the workers, or name it in {tree.name}/.gitignore",
+            fix=f"move the file away on the workers, or name it in {tree.name}/.gitignore",
         )
     return seen
 
 
 async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> dict[str, Seen]:
-    """Copy a tree to all these workers; return what each had of it before.
+    """Copy a tree to workers; return the state of the tree on each worker before the copy.
 
     Args:
         fanout: Reaches the workers.
@@ -214,7 +215,8 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> 
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: A run uses a file that differs, a worker could not store the tree, or its copy differs afterwards.
+        HostError: A run uses a file that differs, a worker could not store the tree, or its copy differs after the
+            transfer.
     """
     seen = await look(fanout, hosts, tree)
     if any(one.differs or one.stale or not one.listed for one in seen.values()):
@@ -247,9 +249,9 @@ async def _bring(
         if wrong:
             named = sorted({entry for entries in wrong.values() for entry in entries})
             raise HostError(
-                f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from what was read here: it has changed",
+                f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from what was read here: the file has changed",
                 where=texts.folded(list(wrong)),
-                fix="run the same command again once nothing writes there or here",
+                fix="run the same command again once nothing writes to the directory, on this machine or there",
             )
 
 
@@ -259,7 +261,7 @@ def _seen(answer: Mapping[str, Any]) -> Seen:
 
 
 async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) -> dict[str, Any]:
-    """Run an action of `synced` on the workers; return their answers."""
+    """Execute an action of the module `synced` on workers; return their answers."""
     marks = {entry.decode("latin-1"): mark for entry, mark in tree.marks.items()}
     request = request_of({"action": action, "name": tree.name, "marks": marks})
     limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
@@ -273,7 +275,7 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
 
 
 def request_of(values: Mapping[str, Any]) -> bytes:
-    """Return the input for `RUN` on a worker: the program and its request."""
+    """Return the standard input for `RUN` on a worker: the program and its request."""
     rule, name = inspect.getsource(marks_of), marks_of.__name__
     program = (
         f"import sys, types\nrule = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
@@ -283,16 +285,16 @@ def request_of(values: Mapping[str, Any]) -> bytes:
 
 
 def unanswered(hosts: Sequence[str]) -> HostError:
-    """Return the error for workers that gave no answer."""
+    """Return the error for workers whose program printed no answer."""
     return HostError(
-        "no answer came from the program that checks the files there",
+        "no answer came from the program that checks the files on these workers",
         where=texts.folded(hosts),
         fix="have the login shell's start-up files print nothing, and run the same command again",
     )
 
 
 def _answer(said: bytes) -> Any:
-    """Return the answer in a program's output; a shell's start-up files may print lines before and after it."""
+    """Return the answer in a program's output; a shell's start-up files can print lines before and after it."""
     for line in said.splitlines():
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict):
@@ -301,7 +303,7 @@ def _answer(said: bytes) -> Any:
 
 
 def _bytes(tree: Tree, entries: Iterable[str]) -> int:
-    """Return the total size of these entries in bytes. Entries that have disappeared are found by the transfer."""
+    """Return the total size of some entries in bytes; entries that have disappeared count as 0."""
     total = 0
     for entry in entries:
         with contextlib.suppress(OSError):
@@ -310,7 +312,7 @@ def _bytes(tree: Tree, entries: Iterable[str]) -> int:
 
 
 def _say_much(tree: Tree, differs: Mapping[str, Sequence[str]]) -> None:
-    """Log a message with the size of a large copy."""
+    """If a copy is large, log a message with its size."""
     sizes = {entries: _bytes(tree, entries) for entries in set(map(tuple, differs.values()))}
     if (total := sum(sizes[tuple(entries)] for entries in differs.values())) >= _MUCH:
         each = max(sizes.values()) / 10**6
@@ -347,7 +349,7 @@ async def _require_space(
     Args:
         fanout: Reaches the workers.
         tree: The tree that is copied.
-        results: The result of each worker.
+        results: The results of commands on the workers.
         needed: Bytes that each worker was to receive.
 
     Raises:
@@ -367,18 +369,18 @@ async def _require_space(
         if len(words) == len(("device", "size", "used", "free", "use", "mount")) and words[3].isdecimal()
     ]
     most = max((needed or {}).get(host, 0) for host in full)
-    much = f"; up to {most / 10**6:.1f} MB were to be copied there" if most else ""
+    much = f"; up to {most / 10**6:.1f} MB were to be copied to each worker" if most else ""
     by_quota = all(_FULL not in result.stderr for result in refused)
     why = "your quota is used up on the disk" if by_quota else "the disk is full"
     what = f"{why} that ~/{tree.cwd} is on: {texts.some(free, _NAMED) or 'its free space is unknown'}{much}"
     asked = f"df -h ~/{PARENT}; df -i ~/{PARENT}; du -sh ~/* ~/{PARENT}/*"
-    look = f"`tpu_ops run {texts.target(full)} --shell -- '{asked}'` shows what uses it"
-    fix = f"{look}; remove what is not needed there, or name data in {tree.name}/.gitignore, and run this again"
+    look = f"`tpu_ops run {texts.target(full)} --shell -- '{asked}'` shows what uses the space"
+    fix = f"{look}; remove what is not needed, or name data in {tree.name}/.gitignore, and run this again"
     raise HostError(what, where=texts.folded(full), fix=fix)
 
 
 def require(results: Mapping[str, Result]) -> None:
-    """Raise an error for the first worker that failed, if any."""
+    """If a command failed on workers, raise an error that names these workers and the first failure."""
     bad = [result for result in results.values() if not result.ok]
     if not bad:
         return
@@ -390,7 +392,7 @@ def require(results: Mapping[str, Result]) -> None:
         raise HostError(
             "the code could not be copied to the workers: your login shell there prints text before any command",
             where=where,
-            fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
+            fix="have the shell's start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
     fix = "log in (`tpu_ops ssh`) and find the cause: other users' files, or a full disk (df)" if first.reached else ""
     if first.problem.startswith(_SLOW):

@@ -1,7 +1,7 @@
-"""Compare a directory on a worker with a tree, and remove files that an earlier sync put there.
+"""Program that compares a directory on a worker with a tree, and removes files that an earlier sync put there.
 
-The source of this module and of `protocol/marks.py` is sent to the workers, where the system's Python, 3.8 on the
-oldest images, executes it as the user. File names are bytes; in JSON, each byte is one character.
+The source of this module and of `protocol/marks.py` is sent to the workers, where the system's Python (3.8 on the
+oldest images) executes it as the user. File names are bytes; in JSON, each byte is one character.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LISTS = os.path.join(PARENT, LISTS)
 
 
 def look(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
-    """Return the entries that differ from the tree, those of them that no sync put there, and the stale files."""
+    """Return the entries that differ from the tree, which of these entries no sync put there, and the stale files."""
     place, before = os.path.join(PARENT, name), listed(PARENT, name)
     differs, taken = [], []
     for entry, wanted in marks.items():
-        # An entry behind a link counts as missing: the link is removed before the directory replaces it.
+        # An entry below a symbolic link counts as missing: the link is removed before a directory takes its place.
         found = "" if _behind_link(place, entry) else mark(os.path.join(place, entry))
         if found != wanted:
             differs.append(entry)
@@ -62,7 +62,7 @@ def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
 
 
 def _all_own(place: bytes, folder: bytes, before: Collection[bytes]) -> bool:
-    """Return whether a directory contains files, all of which were put there by syncs."""
+    """Return whether a directory contains at least one file, and syncs put all its files there."""
     held: set[bytes] = set()
     for path, names, files in os.walk(os.path.join(place, folder)):
         links = [name for name in names if os.path.islink(os.path.join(path, name))]
@@ -71,8 +71,8 @@ def _all_own(place: bytes, folder: bytes, before: Collection[bytes]) -> bool:
 
 
 def _remove(path: bytes) -> None:
-    """Remove a file, also from a read-only directory of the user's."""
-    # Workers may share the home. All of them then remove the same files.
+    """Remove a file, even from a read-only directory that belongs to the user."""
+    # If workers share the home directory, each of them removes the same files.
     with contextlib.suppress(FileNotFoundError):
         try:
             os.unlink(path)
@@ -87,7 +87,7 @@ def _remove(path: bytes) -> None:
 
 
 def _remove_parents(place: bytes, entry: bytes, marks: Mapping[bytes, str]) -> None:
-    """Remove the parent directories of a removed file that are now empty and not in the tree."""
+    """Remove those parent directories of a removed file that are now empty and that are not in the tree."""
     folder = os.path.dirname(entry)
     with contextlib.suppress(OSError):  # the directory is not empty
         while folder and folder not in marks:
@@ -96,7 +96,7 @@ def _remove_parents(place: bytes, entry: bytes, marks: Mapping[bytes, str]) -> N
 
 
 def _remove_folders(top: bytes) -> None:
-    """Remove a directory without files, and the directories in it."""
+    """Remove a directory that contains no files, with all directories in it."""
     for path, names, _ in os.walk(top, topdown=False):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -120,25 +120,25 @@ def _stale(place: bytes, before: set[bytes], marks: Mapping[bytes, str]) -> Iter
 
 
 def _behind_link(place: bytes, entry: bytes) -> bool:
-    """Return whether a path leads through a link, so that the file may be anywhere."""
+    """Return whether a parent directory in a path is a symbolic link, so that the file might be anywhere."""
     parts = entry.split(b"/")
     return any(os.path.islink(os.path.join(place, *parts[:count])) for count in range(1, len(parts)))
 
 
 def hold(name: bytes, facts: Mapping[str, object]) -> None:
-    """Lock a directory for one sync until standard input ends; the answers are lines of JSON.
+    """Lock a directory for one sync until standard input ends; print each answer as a line of JSON.
 
-    Each line on standard input is a request: ``claim`` also excludes runs, ``free`` admits them again, any other line
-    ends the lock. An answer with ``busy`` names the holder of the lock.
+    Each line on standard input is a request: ``claim`` also excludes runs, ``free`` admits runs again, and any other
+    line ends the lock. If the lock is taken, ``busy`` in the answer names its holder.
 
     Args:
         name: The name of the directory.
         facts: Facts about the caller: ``who``, and a ``token`` that is unique to the command.
     """
-    with contextlib.suppress(OSError):  # the transfer will report it
+    with contextlib.suppress(OSError):  # the transfer will report the error
         os.makedirs(_LISTS, exist_ok=True)
     turn, use = opened(turn_lock(PARENT, name)), opened(use_lock(PARENT, name))
-    # Workers may share the home. Then one of them holds both locks for all.
+    # If workers share the home directory, one worker holds both locks for all of them.
     shared = False
     if not take(turn):
         other = said(turn)
@@ -161,13 +161,13 @@ def hold(name: bytes, facts: Mapping[str, object]) -> None:
 
 
 def _answer(answer: Mapping[str, object], facts: Mapping[str, object]) -> None:
-    """Print an answer on its own line, with the token: the login shell may print other lines."""
+    """Print an answer on its own line, with the token: the login shell can print other lines."""
     sys.stdout.write("\n" + json.dumps({**answer, "token": facts["token"]}) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Execute the request on standard input; print the answer as one line of JSON."""
+    """Execute the request on standard input and print the answer as a line of JSON."""
     request = json.loads(sys.stdin.readline())
     if request["action"] == "hold":
         hold(request["name"].encode("latin-1"), request["facts"])

@@ -1,4 +1,4 @@
-"""Locks of a directory on the workers: one sync or start at a time, no sync during a run (`protocol/marks.py`)."""
+"""Locks a directory on the workers: one sync or start at a time, and no sync during a run (`protocol/marks.py`)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from tpu_ops.ssh.fanout import Fanout, plain_errors
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.replies import SSH_FAILED, Result
 
-#: Seconds for a worker to answer, and for its session to end.
+#: Seconds for a worker to answer, and for the ssh session with the worker to end.
 LIMIT, _END_LIMIT = 45.0, 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class _Holder:
-    """The process on one worker that holds its locks."""
+    """The process on one worker that holds the worker's locks."""
 
     def __init__(self, host: str, process: asyncio.subprocess.Process, token: str) -> None:
         self.host, self._process, self._token = host, process, token
 
     @property
     def input(self) -> int:
-        """The descriptor of the process's standard input: the locks last until every copy of it is closed."""
+        """The descriptor of the process's standard input; the locks are held until every copy of it is closed."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         return int(self._process.stdin.transport.get_extra_info("pipe").fileno())
 
     async def ask(self, said: bytes) -> Mapping[str, Any] | Result:
-        """Send a line and return the answer, or the session's result if it ended without one."""
+        """Send a line and return the answer, or the result of the ssh session if it ended without an answer."""
         assert self._process.stdin and self._process.stdout and self._process.stderr  # noqa: S101, PT018 - as above
         try:
             async with asyncio.timeout(LIMIT):
@@ -61,7 +61,7 @@ class _Holder:
         return Result(self.host, code, stderr=errors)
 
     async def end(self) -> None:
-        """Release the worker's locks, even if another process has the input open too."""
+        """Release the worker's locks, even if another process still has a copy of the descriptor."""
         assert self._process.stdin is not None  # noqa: S101 - as above
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_END_LIMIT):
@@ -85,12 +85,12 @@ class Turn:
 
     @property
     def held(self) -> list[int]:
-        """Descriptors of the locks. A process that inherits them keeps the locks even if this one is killed."""
+        """Descriptors of the locks. A process that inherits them keeps the locks even if this process is killed."""
         return [holder.input for holder in self._holders]
 
     @contextlib.asynccontextmanager
     async def claimed(self) -> AsyncIterator[None]:
-        """Exclude runs as well for the duration of the block.
+        """During the block, exclude runs that use the directory as well.
 
         Raises:
             HostError: A run uses the directory, and `force` is not set.
@@ -99,13 +99,16 @@ class Turn:
         if used := await self._all(b"claim\n"):
             what, run_id = _use(used), next(iter(used.values())).get("run_id")
             if not self._force:
-                ends = f"end it with `tpu_ops stop {run_id}`, " if run_id else ""
-                fix = f"wait for it, {ends}or copy a directory of another name; `tpu_ops sync --force` overrides this"
+                ends = f"end the run with `tpu_ops stop {run_id}`, " if run_id else ""
+                fix = (
+                    f"wait until the run has ended, {ends}or copy a directory of another name; "
+                    "`tpu_ops sync --force` overrides this"
+                )
                 raise HostError(f"{what} ~/{sync.PARENT}/{self._name}", where=texts.folded(list(used)), fix=fix)
             where = texts.folded(list(used))
-            _log.warning("%s: %s ~/%s/%s: its files are replaced under it", where, what, sync.PARENT, self._name)
+            _log.warning("%s: %s ~/%s/%s: its files are replaced during the run", where, what, sync.PARENT, self._name)
         yield
-        # After an exception, `end` releases this lock too.
+        # If the block raises an exception, `end` releases this lock.
         await self._all(b"free\n")
 
     async def _all(self, said: bytes) -> dict[str, Mapping[str, Any]]:
@@ -117,7 +120,7 @@ class Turn:
         await asyncio.gather(*(holder.end() for holder in self._holders))
 
     async def take(self, fanout: Fanout, hosts: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
-        """Lock the directory on some workers at once, until the stack is closed.
+        """Lock the directory on some workers at the same time, until the stack is closed.
 
         Raises:
             HostError: Another command holds the lock.
@@ -130,7 +133,7 @@ class Turn:
             raise HostError(
                 f"another command is copying {self._name} there, or starting a run with it: {_command(busy)}",
                 where=texts.folded(list(busy)),
-                fix="wait until it has ended, or end that process if its machine is gone; then run this again",
+                fix="wait until that command has ended, or end its process if its machine is gone; then run this again",
             )
 
     async def _take(self, fanout: Fanout, host: str, stack: contextlib.AsyncExitStack) -> Mapping[str, Any] | Result:
@@ -145,7 +148,7 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool = False) -> AsyncIterator[Turn]:
-    """Exclude other commands that copy a directory of this name to these workers, or start a run with it there.
+    """During the block, no other command can copy this directory to the workers or start a run with it.
 
     Args:
         fanout: Reaches the workers.
@@ -154,7 +157,7 @@ async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool 
         force: Whether files are replaced even if a run uses them.
 
     Raises:
-        HostError: Another command holds the lock; the message names it.
+        HostError: Another command holds the lock; the message names that command.
         UnreachableError: A worker did not answer.
     """
     turn, nodes = Turn(name, force=force), dict[str, str]()
@@ -162,8 +165,8 @@ async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool 
         nodes.setdefault(label_of(host), host)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            # The first worker of each node decides, in the same order for all commands: one of two commands gets every
-            # lock.
+            # The first worker of each node is locked first, in the same order by all commands. So of two commands,
+            # exactly one gets every lock.
             for first in nodes.values():
                 await turn.take(fanout, [first], stack)
             await turn.take(fanout, [host for host in hosts if host not in nodes.values()], stack)
@@ -173,7 +176,7 @@ async def alone(fanout: Fanout, hosts: Sequence[str], name: str, *, force: bool 
 
 
 def _busy(answers: Mapping[str, Mapping[str, Any] | Result]) -> dict[str, Mapping[str, Any]]:
-    """Return the holders of the locks by worker, from the workers' answers.
+    """Return the holder of each lock that is taken, by worker, given the workers' answers.
 
     Raises:
         HostError: A worker gave no answer.
@@ -193,13 +196,13 @@ def _busy(answers: Mapping[str, Mapping[str, Any] | Result]) -> dict[str, Mappin
 
 
 def _command(busy: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return as words the first command that is copying, from the holders by worker."""
+    """Return words for the first command that holds a lock, given the holders by worker."""
     host, facts = next(iter(busy.items()))
     return f"{facts.get('who', 'somebody')}{_since(facts)} (pid {facts.get('pid', 'unknown')} on {host})"
 
 
 def _use(used: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the first run that uses a directory as the subject and verb of a sentence, from the runs by worker."""
+    """Return the subject and verb of a sentence on the first run that uses a directory, given the runs by worker."""
     facts = next(iter(used.values()))
     return f"run {facts['run_id']} of {facts.get('person')} uses" if facts.get("run_id") else "a run uses"
 
