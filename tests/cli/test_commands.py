@@ -52,7 +52,7 @@ def named() -> list[str]:
         ("`tpu_ops refresh --from api --fleet b`", "`tpu_ops refresh --from api --fleet b`"),
         ("`tpu_ops lab up`, `tpu_ops --help`, `tpu_ops`", "`tpu_ops lab up`, `tpu_ops --help`, `tpu_ops`"),
         ("tpu_ops listens; tpu_ops list", "tpu_ops listens; tpu_ops list"),
-        ('it does not say "format": "tpu_ops snapshot"', 'it does not say "format": "tpu_ops snapshot"'),
+        ('the file does not say "format": "tpu_ops snapshot"', 'the file does not say "format": "tpu_ops snapshot"'),
     ],
 )
 def test_the_writer_names_the_fleet_in_commands(named: list[str], text: str, printed: str, capsys: Any) -> None:

@@ -152,7 +152,7 @@ def test_a_key_that_may_be_published_is_not_taken_from_the_worker_itself(fleet, 
     fleet.api.clear_faults()
     fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code=code, message="a bad moment")
     result = tpu_ops("refresh", "--trust-first", "pod", "--yes", *dry_run)
-    unknown = "it is unknown whether they publish their host keys"
+    unknown = "it is unknown whether these workers publish their host keys"
     failed(result, 3, unknown, "a bad moment", "pod-w[0-1]", printed=True)
     assert shown(result[1]) == []
     assert "contacting" not in result[2]

@@ -317,7 +317,7 @@ def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
     fleet.api.fault(method="ListNodes", project=fleet.project, code="PERMISSION_DENIED")
     with pytest.raises(UnknownError, match="'nobody'"):
         contact.find(fleet.settings(), "nobody")
-    assert said[-1].startswith("that failed: ")
+    assert said[-1].startswith("the refresh failed: ")
 
 
 def test_a_group_is_empty_only_once_the_api_was_asked(fleet, said):
