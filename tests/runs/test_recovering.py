@@ -1158,7 +1158,9 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
     assert f"run r1 {'may be' if may_be_on else 'is not'} running; nothing will restart it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("refusal", ["as far as this machine knows, it has not ended", "run r1 of ada has held it"])
+@pytest.mark.parametrize(
+    "refusal", ["as far as this machine knows, it has not ended", "run r1 of ada has held this worker"]
+)
 def test_a_refused_second_start_keeps_the_files_of_the_first(
     second: recovering.Recovering, refusal: str, tmp_path: Path
 ) -> None:

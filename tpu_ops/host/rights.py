@@ -98,7 +98,7 @@ def has_full_sudo(person: Person) -> bool:
     """
     if person.uid == 0:
         return True
-    from .child import become  # few requests need it
+    from .child import become  # imported late, since few requests need it
 
     root_shell = ["-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"]
     return _sudo_agrees(person, root_shell, before=lambda: become(person))
