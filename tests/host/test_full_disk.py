@@ -263,7 +263,7 @@ def test_the_last_output_on_a_stalled_disk_is_awaited_or_counted_as_lost(
     if comes_back:
         assert found["log"] == {"bytes": 60_000, "dropped": 0, "rotated": 0, "fault": ""}
     else:
-        fault = "the run ended before it was written"
+        fault = "the run ended before the output was written"
         assert found["log"] == {"bytes": 0, "dropped": 60_000, "rotated": 0, "fault": fault}
     assert set(beats) == {"WATCHDOG=1"}
     let_go.set()

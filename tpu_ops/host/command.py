@@ -23,7 +23,9 @@ _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)[^\n]*\n")
 _FIRST_LINE = 256
 #: Fixes for errors of execve for a file that seemed to be a program.
 _NOT_EXECUTED = {
-    errno.ENOEXEC: "; the file is no program for this machine, and its first line names no interpreter, as #!/bin/sh does",
+    errno.ENOEXEC: (
+        "; the file is no program for this machine, and its first line names no interpreter, as #!/bin/sh does"
+    ),
     errno.E2BIG: "; the command and its environment are too long: put long values into a file (--sync, --env-file)",
     errno.ETXTBSY: "; a process is still writing the program: start again once the process has ended",
     errno.EACCES: "; this user has no right to execute the program, or the interpreter in its first line",
