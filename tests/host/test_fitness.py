@@ -253,7 +253,7 @@ STOP = {"kind": "stop", "by": "ada", "at": 1000.0, "reason": "stopped by ada"}
         (STOP, "stopped by ada; SIGKILL follows at 00:17:10 UTC at the latest"),
         ({**STOP, "grace": 600}, "stopped by ada; SIGKILL follows at 00:26:40 UTC at the latest"),
         ({**STOP, "kind": "failed", "reason": "rank 0 failed"}, "rank 0 failed; SIGKILL follows at 00:16:50 UTC at"),
-        (None, "its command has ended; SIGKILL follows at 00:16:50 UTC at the latest"),
+        (None, "the run's command has ended; SIGKILL follows at 00:16:50 UTC at the latest"),
     ],
 )
 def test_a_start_is_told_when_the_run_that_is_ending_has_ended(tmp_path: Path, intent: Any, said: str) -> None:

@@ -385,7 +385,7 @@ def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: p
         f"no record or log can be kept in {store.runs_dir}: {FULL} ({store.runs_dir.partition('/var')[0]}"
         in found["reason"]
     )
-    assert " MiB free); make room there: `df " in found["reason"]
+    assert " MiB free); make room on this file system: `df " in found["reason"]
 
 
 def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,13 +167,13 @@ def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monk
         {
             "path": "/mnt/gone",
             "problem": "/mnt/gone, where /dev/sdb (nfs4) is mounted, does not answer within 1 s",
-            "fix": "check its server, or unmount it on this worker: `sudo umount -f -l /mnt/gone`",
+            "fix": "check the server, or unmount the file system on this worker: `sudo umount -f -l /mnt/gone`",
         },
         {
             "path": "/mnt/my bucket",
             "problem": "/mnt/my bucket, where /dev/sdb (fuse.gcsfuse) is mounted, fails: "
             "Transport endpoint is not connected",
-            "fix": "check its server, or unmount it on this worker: `sudo umount -f -l '/mnt/my bucket'`",
+            "fix": "check the server, or unmount the file system on this worker: `sudo umount -f -l '/mnt/my bucket'`",
         },
     ]
     # One each, of which the one that still waited was killed.

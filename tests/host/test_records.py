@@ -288,14 +288,14 @@ def _directory(path: Path) -> None:
     path.mkdir()
 
 
-NOT_JSON, NOT_REGULAR = "it does not hold JSON", "it is not a regular file"
+NOT_JSON, NOT_REGULAR = "the file does not hold JSON", "it is not a regular file"
 DAMAGES = pytest.mark.parametrize(
     ("damage", "what"),
     [
         (_empty, "it is empty"),
         (_garbage, NOT_JSON),
         (_cut, NOT_JSON),
-        (_of_another, "it does not contain the expected data"),
+        (_of_another, "the file does not contain the expected data"),
         (_fifo, NOT_REGULAR),
         (_directory, NOT_REGULAR),
     ],
