@@ -86,7 +86,7 @@ def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False
     if intent is not None:
         return {"state": "stopped", "exit": ending, "reason": intent.get("reason", "")}
     if ending is None:
-        return {"state": "failed", "exit": None, "reason": "it is not known how the command ended"}
+        return {"state": "failed", "exit": None, "reason": "how the command ended is not known"}
     if ending == {"code": 0}:
         return {"state": "succeeded", "exit": ending, "reason": ""}
     return {"state": "failed", "exit": ending, "reason": cause_of(ending, oom)}
