@@ -637,7 +637,10 @@ def test_a_key_that_ssh_ignores_is_reported_first(fleet, tpu_ops, ssh, monkeypat
     monkeypatch.setenv("SSH_AUTH_SOCK", "")
     fleet.private_key.chmod(0o644)
     key = fleet.private_key
-    fix = f"  fix: others can read {key}, so ssh does not use it: `chmod 600 {key}`. Otherwise: you logged in as ada"
+    fix = (
+        f"  fix: other users can read {key}, so ssh does not use the key: `chmod 600 {key}`. Otherwise: you logged "
+        "in as ada"
+    )
     assert tpu_ops("run", "pod", "--", "true")[2].count(fix) == 1
 
 
@@ -646,7 +649,7 @@ def test_too_many_keys_in_the_agent_advise_to_name_one(fleet, tpu_ops, ssh, monk
     many = "Received disconnect from 100.64.0.1 port 22:2: Too many authentication failures"
     monkeypatch.setenv("SSH_SAYS", f"{many}\nDisconnected from 100.64.0.1 port 22")
     code, out, err = tpu_ops("run", "pod", "--", "true")
-    told = "Too many authentication failures: more keys were offered than its sshd accepts"
+    told = "Too many authentication failures: more keys were offered than the worker's sshd accepts"
     assert (code, out) == (4, f"--- pod-w[0-1] (2 workers): {told}\n")
     fix = f"fix: set `private_key` in {fleet.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know"
     assert err.count(fix) == 1

@@ -24,7 +24,7 @@ from tpu_ops.ssh.replies import Reply
 SILENT = Reply("", {}, "unreachable", "no route to host")
 LATE = Reply("", {}, "timeout", "the launcher did not answer within 45 s")
 BARE = Reply("", {}, "no-launcher", "the launcher is not installed", "configure it")
-DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher there", "configure it")
+DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher on this worker", "configure it")
 HOLDER = {"run_id": "r1", "person": "ada", "since": 5.0}
 
 

@@ -307,9 +307,8 @@ class Store:
         except private.Damaged as damage:
             if (self.holder() or {}).get("run_id") == run_id:
                 damage.fix = (
-                    "the run is active: `sudo systemctl stop tpu-run.service` on this worker ends the run and writes "
-                    "its "
-                    "record again"
+                    "the run is active: `sudo systemctl stop tpu-run.service` on this worker ends the run and "
+                    "writes its record again"
                 )
             elif path == self._records(run_id)[1]:
                 fix = (
