@@ -609,7 +609,8 @@ def test_a_refused_login_names_the_settings_that_decide_it(fleet, tpu_ops, ssh, 
     assert err.count(fix) == 1
     assert "`users_people`" in err
     assert (
-        "With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` and its login name as `user`" in err
+        "With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` and the login name of your OS "
+        "Login profile as `user`" in err
     )
     monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
@@ -622,7 +623,10 @@ def test_a_refusal_by_the_users_own_jump_is_named_as_such(fleet, tpu_ops, ssh, m
     monkeypatch.setenv("SSH_SAYS", f"eve@bastion: Permission denied (publickey).\n{closed}")
     _, out, err = tpu_ops("run", "pod", "--", "true")
     assert "eve@bastion: Permission denied (publickey). (said by the jump, not by the worker)\n" in out
-    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config sets" in err
+    assert (
+        "  fix: bastion (proxy_jump), through which the workers are reached, refuses you: your own ssh config sets"
+        in err
+    )
     assert "you logged in as" not in err
     # A jump that is a worker knows the same accounts and keys as the others.
     monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "pod-w0")

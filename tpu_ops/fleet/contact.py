@@ -112,13 +112,13 @@ def login_hint(settings: Settings, said: str = "") -> str:
     fleet = view.last(settings) if openssh.refused_by_proxy(said) else None
     if fleet and (jump := selection.ways_of(settings, fleet.listed).outside):
         return (
-            f"{jump} (proxy_jump), through which they are reached, refuses you: your own ssh config sets the "
-            f"account and key for it; check that `ssh {jump}` asks for nothing (docs/ssh.md)"
+            f"{jump} (proxy_jump), through which the workers are reached, refuses you: your own ssh config sets the "
+            f"account and key for this host; check that `ssh {jump}` asks for nothing (docs/ssh.md)"
         )
     if openssh.too_many(said) and not settings.only_key:
         return (
             f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
-            "only that key is offered, without those of your agent before it"
+            "ssh offers only this key, and no keys of your agent before it"
         )
     keys = [path for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(map(str, keys)) or 'the keys that ssh finds'}"
@@ -128,7 +128,8 @@ def login_hint(settings: Settings, said: str = "") -> str:
         f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "
         "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, their administrator adds it to "
         "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` "
-        "and its login name as `user`, or enable-oslogin=FALSE in the node's metadata (docs/ssh.md)"
+        "and the login name of your OS Login profile as `user`, or enable-oslogin=FALSE in the node's metadata "
+        "(docs/ssh.md)"
     )
 
 
@@ -289,8 +290,8 @@ class _Search:
         if shut := self._behind_a_silent_jump(hosts, changed):
             jump = self._ways.jump or self._ways.outside
             place = " port ".join(map(str, self._jump_place()))
-            at = f"it is reached through {jump} (proxy_jump), which takes no connections at {place}"
-            fix = f"check that {jump} runs and that this port is open to you there, or set another proxy_jump"
+            at = f"the worker is reached through {jump} (proxy_jump), which takes no connections at {place}"
+            fix = f"check that {jump} runs and that you can connect to this port, or set another proxy_jump"
             notes, fixes = notes | dict.fromkeys(shut, at), fixes | dict.fromkeys(shut, fix)
         return News(changed, notes, fixes)
 

@@ -56,7 +56,7 @@ def fault(key: Path) -> str:
         add = f"`ssh-add {quoted}`" if os.environ.get("SSH_AUTH_SOCK") else f'`eval "$(ssh-agent)"; ssh-add {quoted}`'
         return (
             f"{key} has a passphrase, and tpu_ops does not ask for passphrases: {add}, if no agent holds the key yet "
-            "(`ssh-add -l`);  "
+            "(`ssh-add -l`); "
             "or log in with `tpu_ops ssh HOST` first: commands then use the connection of this login"
         )
     if "permissions" in why:
