@@ -137,8 +137,8 @@ def test_suggested_commands_name_the_fleet_of_the_call(workers: Workers, tmp_pat
     workers.probes = {"holder": holder}
     assert main(["train", "--fleet", "other.tpu_vm.yml", "pod", "--", "true"]) == 1
     out, err = capsys.readouterr()
-    assert f"wait for it (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in out
-    assert f"  fix: wait for it (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in err
+    assert f"wait for the run (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in out
+    assert f"  fix: wait for the run (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in err
     workers.probes = {"lockfiles": ["/tmp/libtpu_lockfile"], "preloads": [], "program": "1"}
     assert main(["doctor", "--fleet", "other.tpu_vm.yml"]) == 1
     assert f"fix: tpu_ops unlock {fleet} pod-w0,pod-w1\n" in capsys.readouterr().out

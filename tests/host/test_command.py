@@ -68,10 +68,10 @@ def test_what_a_name_may_have_meant_is_told(tmp_path: Path) -> None:
 
 def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "tool").symlink_to("gone")
-    assert refused(["./tool"], str(tmp_path)).startswith("./tool is a link to gone, which is not there; --sync DIR")
+    assert refused(["./tool"], str(tmp_path)).startswith("./tool is a link to gone, which does not exist; --sync DIR")
     # One on PATH is not what --sync copies.
     assert refused(["tool"], path=os.fsencode(tmp_path)).endswith(
-        f"; {tmp_path}/tool is a link to gone, which is not there; install its target, or name another program"
+        f"; {tmp_path}/tool is a link to gone, which does not exist; install its target, or name another program"
     )
     (tmp_path / "tool").unlink()
     (tmp_path / "tool").symlink_to("tool")

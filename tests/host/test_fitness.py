@@ -78,7 +78,7 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
     monkeypatch.setattr(fitness, "space", lambda: full)
     with pytest.raises(NotReady) as raised:
         prepared()
-    fix = "remove files that are not needed there: `sudo du -xh -d 2 /tmp` shows what uses it"
+    fix = "remove files that are not needed there: `sudo du -xh -d 2 /tmp` shows what uses the space"
     assert str(raised.value) == f"/tmp has 0 of 0 MiB free, and a start needs 256 ({fix})"
     with pytest.raises(pytest.fail.Exception, match="it is fit"):
         prepared(force=True)

@@ -110,7 +110,7 @@ def test_the_mount_that_a_path_is_on_is_told_without_a_look_at_it(
     table = tmp_path / "mountinfo"
     monkeypatch.setattr(mounts, "MOUNTINFO", str(table))
     assert mounts.told("/mnt/home/ada") == ""
-    assert mounts.gone("/mnt/home/ada").startswith("is the server of a mount there down? check it, or")
+    assert mounts.gone("/mnt/home/ada").startswith("is the server of a mount there down? check the server, or")
     lines = [("/", "ext4", "/dev/sda1"), ("/mnt", "autofs", "systemd-1"), ("/mnt/home", "autofs", "systemd-1")]
     lines.append((r"/mnt/home", "nfs4", r"10.0.0.5:/my\040home"))
     table.write_text("".join(LINE.format(path, kind, source) for path, kind, source in lines))
@@ -119,8 +119,8 @@ def test_the_mount_that_a_path_is_on_is_told_without_a_look_at_it(
     assert mounts.told("/mnt/homes") == "/mnt is systemd-1 (autofs)"
     # A disk is not what does not answer.
     assert mounts.told("/opt") == ""
-    assert mounts.gone("/opt").startswith("is the server of a mount there down? check it, or")
-    assert "down? /mnt/home is 10.0.0.5:/my home (nfs4): check it, or unmount" in mounts.gone("/mnt/home/ada")
+    assert mounts.gone("/opt").startswith("is the server of a mount there down? check the server, or")
+    assert "down? /mnt/home is 10.0.0.5:/my home (nfs4): check the server, or unmount" in mounts.gone("/mnt/home/ada")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tpu_ops.host.store import Store
 from tpu_ops.protocol.wire import PROTOCOL, Refused, find_answer
 
 MARKER = "0123456789abcdef"
-WAIT = "wait for it (`tpu_ops attach r1` follows it), or "
+WAIT = "wait for the run (`tpu_ops attach r1` follows it), or "
 #: What the group database calls some numbers. 9 has no name.
 GROUPS = {5: "users", 7: "tpu-run", 8: "google-sudoers"}
 

@@ -76,15 +76,16 @@ class Composed:
         """
         for group, children in self._added.items():
             own = set(self._own[group])
-            # A child group may contain only some hosts of the built-in group; direct additions must be exactly its
-            # hosts.
+            # Hosts that are added directly must be exactly the hosts of the built-in group. A child group can have
+            # fewer.
             below = {child for child in children if child not in self._inventory.hosts}
             hosts = {child for child in children if child not in below}
             under = {host.name for child in below for host in self._inventory.groups[child].get_hosts()}
             if (hosts and hosts != own) or not under <= own:
                 other = sorted((hosts | under) - own) or sorted(own - hosts)
                 raise UsageError(
-                    f"it makes a group {group!r}, but a built-in group has this name and other hosts: {other[0]} is in "
+                    f"this key makes a group {group!r}, but a built-in group has this name and other hosts: "
+                    f"{other[0]} is in "
                     "one of them only",
                     where=where,
                     fix="use another prefix or name; docs/inventory.md lists the built-in groups",

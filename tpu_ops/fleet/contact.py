@@ -198,7 +198,7 @@ def way_back(fleet: Fleet, away: Collection[str]) -> str:
 
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
-    """Return the fix for each serving worker if its own host key or the host key of its jump is unknown."""
+    """Return worker -> fix, for each worker of a READY node if its host key or its jump host's is unknown."""
     settings, keys = fleet.settings, host_keys.keys_of(fleet.settings)
     found = {
         worker.host: host_keys.to_trust(worker)
@@ -284,7 +284,7 @@ class _Search:
         called = {worker.host_key_alias: worker.host for worker in fleet.workers}
         names = {host: called.get(former[host].host_key_alias, host) for host in hosts if host in former}
         renamed = {host: f"its name is {name} now" for host, name in names.items() if name != host}
-        # Include all other preempted or stopped workers: it would be in vain to try them too.
+        # Include all other preempted or stopped workers: connecting to these would fail too.
         notes = _notes(fleet, {*hosts, *filter(self.is_taken, self._workers)}) | renamed
         fixes = {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)}
         if shut := self._behind_a_silent_jump(hosts, changed):

@@ -1,4 +1,4 @@
-"""What changed between two views of a fleet."""
+"""Finds the changes between two views of a fleet: nodes, names, states and addresses."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Verdicts(NamedTuple):
 
 
 def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdicts:
-    """Connect to each of these workers, and compare the host keys that they present with the known ones."""
+    """Connect to each of these workers, and compare the host key that it presents with its known host keys."""
     known = host_keys.keys_of(settings)
     answers = ask(settings, fleet, workers, known)
     heard = [answer for answer in answers if not answer.problem]
@@ -223,7 +223,7 @@ class _Round:
         jump = self._ways.jump
         if way.proxy and jump and "Host key verification failed" in said:
             before = f"use --trust-first {label_of(jump)} first"
-            return Answer(worker, problem=f"no host key is known for {jump}, its jump: {before}")
+            return Answer(worker, problem=f"no host key is known for the jump host {jump}: {before}")
         return Answer(worker, problem=openssh.reason(said, code))
 
 

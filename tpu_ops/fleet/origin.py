@@ -33,8 +33,7 @@ def api(settings: Settings) -> Iterator[Tpu]:
             if source := source_of(settings):
                 exc.fix = (
                     "log in (gcloud auth application-default login), or ask a colleague with credentials to run "
-                    "this; without "
-                    f"them, this fleet can only be read, from {sources.shown(source)}"
+                    f"this; without credentials, this fleet can only be read, from {sources.shown(source)}"
                 )
             raise
         yield tpu

@@ -120,7 +120,7 @@ def without_endpoints(settings: Settings, listed: Sequence[Node]) -> list[str]:
 
 
 def doubts(settings: Settings, listed: Sequence[Node], before: Sequence[Node] = ()) -> tuple[str, ...]:
-    """Return warnings about settings that may exclude existing nodes by mistake.
+    """Return warnings about filters or a jump host in the settings that match no node, perhaps by mistake.
 
     Args:
         settings: The fleet's settings.

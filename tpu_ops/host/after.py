@@ -1,4 +1,4 @@
-"""The last checks of a run after its unit has ended, in a separate program: the supervisor may have been killed."""
+"""A program that does the last checks of a run after its unit has ended, even if its supervisor was killed."""
 
 from __future__ import annotations
 

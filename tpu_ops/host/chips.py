@@ -1,4 +1,4 @@
-"""The actions on chips: list the processes that hold the chips of this host, and end those that may be ended."""
+"""The actions `holders` and `unlock`: list the processes that hold chips of this host, and end such processes."""
 
 from __future__ import annotations
 

@@ -56,10 +56,13 @@ def _way_in(cwd: str, person: Person, exc: OSError) -> str:
         return where + "; change the owner, group or mode of the project, or run as its owner with --user"
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         if is_home:
-            text = "the home of {} is missing on this worker: mount its file system, or `tpu_ops configure` the worker"
+            text = (
+                "the home of {} is missing on this worker: mount the home's file system, or `tpu_ops configure` "
+                "the worker"
+            )
             return text.format(person.name)
         return "the directory was removed: start again, with {}".format("--sync DIR" if is_copy else "--git")
-    return "`findmnt -T {}` and `dmesg` on this worker show the error of its file system".format(cwd)
+    return "`findmnt -T {}` and `dmesg` on this worker show the error of the directory's file system".format(cwd)
 
 
 def find_program(name: bytes, path: bytes) -> bytes:
@@ -129,11 +132,11 @@ def _require_program(path: bytes, hint: str) -> None:
         if os.path.islink(path):
             target = os.fsdecode(os.readlink(path))
             fix = "; install its target, or name another program" if path.startswith(b"/") else _COPY
-            raise NotReady("{} is a link to {}, which is not there{}".format(shown, target, fix)) from exc
+            raise NotReady("{} is a link to {}, which does not exist{}".format(shown, target, fix)) from exc
         here = "on this worker" if path.startswith(b"/") else "in {}".format(os.getcwd())
         raise NotReady("there is no {} {}{}".format(shown, here, hint if "--shell" in hint else _COPY)) from exc
     except OSError as exc:
-        fix = "`namei -l {}` on this worker shows the directory on its path that this user may not enter".format(shown)
+        fix = "`namei -l {}` on this worker shows which directory on the path this user may not enter".format(shown)
         raise NotReady("{} cannot be looked at: {}; {}".format(shown, exc.strerror, fix)) from exc
     if stat.S_ISDIR(mode):
         raise NotReady("{} is a directory, not an executable file; name a program in the directory".format(shown))

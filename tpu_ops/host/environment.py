@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 CONFIG = "/etc/tpu_ops/launcher.json"
 #: Fix for an environment file that the configuration names and that is missing.
-FILES_FIX = (
-    "run site.yml again on this host; files that launcher_environment_files names have to be put there by yourself"
-)
+FILES_FIX = "run site.yml again on this host; you have to provide the files that launcher_environment_files names"
 #: First and last port for the supervisors of a run if the configuration names none: below the ephemeral ports of the
 #: kernel.
 PORTS = (8500, 8519)

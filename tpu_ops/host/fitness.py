@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SMALLEST_SPACE = 256 * 1024 * 1024
 #: Path -> minimum free space in bytes, for small file systems that hold only a few small files of each run.
 SMALL = {"/run": 8 * 1024 * 1024}
-#: Checks that a user may override: the run can succeed all the same, and other users are not disturbed.
+#: Names of the checks that a user may override: the run can succeed all the same, and disturbs no other user.
 FORCIBLE = ("space",)
 #: In messages, the time when a run ends is rounded up to a multiple of this many seconds.
 _ROUND = 10
@@ -120,7 +120,7 @@ def past_run(asker: Person, holder: Dict[str, Any]) -> str:
         return "start again once the run has ended: `tpu_ops status {}` shows its end".format(holder["run_id"])
     stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
     # Every user is allowed to see the state and the output of a run.
-    wait = "wait for it (`tpu_ops attach {}` follows it), or ".format(holder["run_id"])
+    wait = "wait for the run (`tpu_ops attach {}` follows it), or ".format(holder["run_id"])
     return wait + way_past(asker, holder, stop.format(""), stop.format(" --force"))
 
 
@@ -179,7 +179,7 @@ def faults(
         add("mounts", mount["problem"], mount["fix"])
     for path, size in facts["space"].items():
         least = SMALL.get(path, SMALLEST_SPACE)
-        look = "remove files that are not needed there: `sudo du -xh{} -d 2 {}` shows what uses it"
+        look = "remove files that are not needed there: `sudo du -xh{} -d 2 {}` shows what uses the space"
         if size["free"] < least:
             text = "{} has {:.0f} of {:.0f} MiB free, and a start needs {:.0f}"
             sizes = (size["free"] // 2**20, size["total"] / 2**20, least / 2**20)

@@ -1,4 +1,4 @@
-"""The handshake by which two supervisors of a run prove to each other that they have the run's key, without sending it.
+"""The handshake by which two supervisors of a run prove that they have the run's key, without sending the key.
 
 The peer sends its rank and a nonce; the hub answers with its own nonce and a proof; the peer sends its proof. Both
 proofs cover both nonces, the run, the attempt and the rank. The labels of the two proofs differ, so that a proof cannot

@@ -1,4 +1,4 @@
-"""The link of rank 0: the hub, to which every other rank is connected, and which decides for all of them.
+"""The link of rank 0: the hub, to which all other ranks are connected, and which decides for all ranks.
 
 The hub listens only until all ranks have begun: no rank joins or rejoins an active run.
 """

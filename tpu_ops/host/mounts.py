@@ -197,7 +197,9 @@ def told(path: str) -> str:
 
 def gone(path: str) -> str:
     """Return the fix for a path that does not answer."""
-    text = "is the server of a mount there down? {}check it, or unmount it: `sudo umount -f -l MOUNT`"
+    text = (
+        "is the server of a mount there down? {}check the server, or unmount the file system: `sudo umount -f -l MOUNT`"
+    )
     known = told(path)
     return text.format(known + ": " if known else "")
 

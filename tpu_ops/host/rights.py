@@ -64,7 +64,7 @@ def runs_as(asker: Person, name: str) -> Person:
 
 
 def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:
-    """Check that a user may end a run of another owner.
+    """Check that a user may end the runs of this owner, who can be the same user.
 
     Raises:
         Refused: The run belongs to another user, and the user who asks is no administrator or did not use force; or

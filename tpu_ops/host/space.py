@@ -1,4 +1,4 @@
-"""The free space of file systems, and fixes for full ones, as text for users."""
+"""The free space of file systems, and the fixes for full file systems as text for users."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class Supervisor:
             if self._listen() is None and not self._link_closed:
                 self.pause(_TICK)
 
-    # --- the others -----------------------------------------------------------------------------------------
+    # --- the other ranks --------------------------------------------------------------------------------------
 
     def _listen(self) -> Dict[str, Any] | None:
         """Report an intent, and process orders up to the first go, abort or end; return this order, else None.

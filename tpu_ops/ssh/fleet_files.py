@@ -63,7 +63,7 @@ class FleetFiles:
                 NotADirectoryError: "set TPU_OPS_STATE to a directory",
                 PermissionError: "make the file readable, or set TPU_OPS_STATE to another directory",
             }
-            fix = fixes.get(type(exc), "move it away: tpu_ops will create it again")
+            fix = fixes.get(type(exc), "move the file away: tpu_ops will create it again")
             raise OpsError(f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix=fix) from exc
 
 

@@ -20,7 +20,7 @@ _TOLD = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED"
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned from the guest attributes of nodes.
+    """The host keys and instance names that were read from the guest attributes of nodes.
 
     Attributes:
         keys: Worker's alias in known_hosts -> the worker's host keys.

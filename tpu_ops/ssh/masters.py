@@ -221,7 +221,7 @@ class Masters:
             raise kind(openssh.reason(said, code), answered=openssh.refused(said))
 
     async def _leave_stale_jump(self, begun: float) -> bool:
-        """Close the connection to the jump host if it is stale, for example after a laptop has slept.
+        """Close the connection to the jump host if the connection is stale, for example after a laptop has slept.
 
         ssh itself would notice the stale connection only after it has given up the workers behind the jump host.
 

@@ -1,4 +1,4 @@
-"""Reads a fleet from a published snapshot instead of the API."""
+"""Reads a fleet's nodes and host keys from a published snapshot."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _url(text: str, where: str) -> str:
 
 
 def shown(source: str) -> str:
-    """Return a source for messages, without the query of an address, which may contain a signature."""
+    """Return a source as messages show it: without the query of a web address, which can contain a signature."""
     return source.partition("?")[0] if _SCHEME.match(source) and not source.startswith("gs://") else source or "the API"
 
 
@@ -171,7 +171,8 @@ def write(destination: str, text: str, settings: Settings) -> None:
         raise OpsError(
             f"the snapshot cannot be published: {exc.strerror or exc}",
             where=str(path),
-            fix=f"create the directory {path.parent}, and check that you can write there and that it has space",
+            fix=f"create the directory {path.parent}, and check that you can write there and that the file system "
+            "has space",
         ) from exc
 
 
