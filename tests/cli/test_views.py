@@ -317,7 +317,7 @@ def test_commands_that_need_the_api_give_members_the_fix(member, tpu_ops):
         ("delete", "pod", "--yes"),
         ("refresh", "--from", "api"),
     ):
-        failed(tpu_ops(*argv), 3, "no credentials", "ask somebody who has credentials", str(member.published))
+        failed(tpu_ops(*argv), 3, "no credentials", "ask a colleague with credentials", str(member.published))
     failed(tpu_ops("snapshot", "--publish", "-"), 2, "--cached", "--from api")
     assert tpu_ops("snapshot", "--publish", "-", "--cached")[1] == member.published.read_text()
 

@@ -128,7 +128,7 @@ def test_a_working_directory_that_is_missing_is_told_by_what_it_is(
     home = tmp_path / "ada"
     begins = "working directory {}: No such file or directory; "
     said = refused(["true"], str(home), person=ada(str(home)))
-    assert said.startswith(begins.format(home) + f"the home of {myself().name} is missing on this worker: mount its")
+    assert said.startswith(begins.format(home) + f"the home of {myself().name} is missing on this worker: mount the")
     copy, clone = home / "tpu_ops/digits", "/no/such/clone"
     for place, how in ((str(copy), "--sync DIR"), (clone, "--git")):
         said = refused(["true"], place, person=ada(str(home)))
