@@ -53,7 +53,7 @@ def named() -> Iterator[list[str]]:
         ("`tpu_ops refresh --from api --fleet b`", "`tpu_ops refresh --from api --fleet b`"),
         ("`tpu_ops lab up`, `tpu_ops --help`, `tpu_ops`", "`tpu_ops lab up`, `tpu_ops --help`, `tpu_ops`"),
         ("tpu_ops listens; tpu_ops list", "tpu_ops listens; tpu_ops list"),
-        ('it does not say "format": "tpu_ops snapshot"', 'it does not say "format": "tpu_ops snapshot"'),
+        ('the file does not say "format": "tpu_ops snapshot"', 'the file does not say "format": "tpu_ops snapshot"'),
     ],
 )
 def test_the_writer_names_the_fleet_in_commands(named: list[str], text: str, printed: str, capsys: Any) -> None:
@@ -138,8 +138,8 @@ def test_suggested_commands_name_the_fleet_of_the_call(workers: Workers, tmp_pat
     workers.probes = {"holder": holder}
     assert main(["train", "--fleet", "other.tpu_vm.yml", "pod", "--", "true"]) == 1
     out, err = capsys.readouterr()
-    assert f"wait for it (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in out
-    assert f"  fix: wait for it (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in err
+    assert f"wait for the run (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in out
+    assert f"  fix: wait for the run (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in err
     workers.probes = {"lockfiles": ["/tmp/libtpu_lockfile"], "preloads": [], "program": "1"}
     assert main(["doctor", "--fleet", "other.tpu_vm.yml"]) == 1
     assert f"fix: tpu_ops unlock {fleet} pod-w0,pod-w1\n" in capsys.readouterr().out

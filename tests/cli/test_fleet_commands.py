@@ -622,7 +622,8 @@ def test_a_refused_login_names_the_settings_that_decide_it(fleet, tpu_ops, ssh, 
     assert err.count(fix) == 1
     assert "`users_people`" in err
     assert (
-        "With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` and its login name as `user`" in err
+        "With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` and the login name of your OS "
+        "Login profile as `user`" in err
     )
     monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
@@ -635,7 +636,10 @@ def test_a_refusal_by_the_users_own_jump_is_named_as_such(fleet, tpu_ops, ssh, m
     monkeypatch.setenv("SSH_SAYS", f"eve@bastion: Permission denied (publickey).\n{closed}")
     _, out, err = tpu_ops("run", "pod", "--", "true")
     assert "eve@bastion: Permission denied (publickey). (said by the jump, not by the worker)\n" in out
-    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config sets" in err
+    assert (
+        "  fix: bastion (proxy_jump), through which the workers are reached, refuses you: your own ssh config sets"
+        in err
+    )
     assert "you logged in as" not in err
     # A jump that is a worker knows the same accounts and keys as the others.
     monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "pod-w0")
@@ -650,7 +654,10 @@ def test_a_key_that_ssh_ignores_is_reported_first(fleet, tpu_ops, ssh, monkeypat
     monkeypatch.setenv("SSH_AUTH_SOCK", "")
     fleet.private_key.chmod(0o644)
     key = fleet.private_key
-    fix = f"  fix: others can read {key}, so ssh does not use it: `chmod 600 {key}`. Otherwise: you logged in as ada"
+    fix = (
+        f"  fix: other users can read {key}, so ssh does not use the key: `chmod 600 {key}`. Otherwise: you logged "
+        "in as ada"
+    )
     assert tpu_ops("run", "pod", "--", "true")[2].count(fix) == 1
 
 
@@ -659,7 +666,7 @@ def test_too_many_keys_in_the_agent_advise_to_name_one(fleet, tpu_ops, ssh, monk
     many = "Received disconnect from 100.64.0.1 port 22:2: Too many authentication failures"
     monkeypatch.setenv("SSH_SAYS", f"{many}\nDisconnected from 100.64.0.1 port 22")
     code, out, err = tpu_ops("run", "pod", "--", "true")
-    told = "Too many authentication failures: more keys were offered than its sshd accepts"
+    told = "Too many authentication failures: more keys were offered than the worker's sshd accepts"
     assert (code, out) == (4, f"--- pod-w[0-1] (2 workers): {told}\n")
     fix = f"fix: set `private_key` in {fleet.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know"
     assert err.count(fix) == 1

@@ -83,7 +83,9 @@ def test_a_node_that_publishes_nothing_is_told_of_with_the_way_out(pod, tpu_ops)
 def test_trust_first_warns_if_the_published_keys_cannot_be_read(fleet, pod, tpu_ops, terminal):
     fleet.api.clear_faults()
     fleet.api.fault(method="GetGuestAttributes", project=fleet.project, code="PERMISSION_DENIED", message="no")
-    told = "node pod: you may not read the host keys that it publishes, so ssh to pod-w0, pod-w1 is refused"
+    told = (
+        "node pod: you have no permission to read the host keys that it publishes, so ssh to pod-w0, pod-w1 is refused"
+    )
     err = tpu_ops("refresh")[2]
     assert told in err
     assert "no host key published" not in err
@@ -152,7 +154,7 @@ def test_a_key_that_may_be_published_is_not_taken_from_the_worker_itself(fleet, 
     fleet.api.clear_faults()
     fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code=code, message="a bad moment")
     result = tpu_ops("refresh", "--trust-first", "pod", "--yes", *dry_run)
-    unknown = "it is unknown whether they publish their host keys"
+    unknown = "it is unknown whether these workers publish their host keys"
     failed(result, 3, unknown, "a bad moment", "pod-w[0-1]", printed=True)
     assert shown(result[1]) == []
     assert "contacting" not in result[2]

@@ -173,7 +173,7 @@ def test_inventory_of_the_workers_that_serve(mixed, tpu_ops):
     assert tpu_ops("inventory", "pod,lite", "--format", "nodeset")[1] == "lite-w0,pod-w[0-1]\n"
     assert tpu_ops("inventory", "pod", "--format", "list")[1] == "pod-w0\npod-w1\n"
     assert tpu_ops("inventory", "@type_v4_8,lite")[1] == "lite-w0,pod-b-w0\n"
-    failed(tpu_ops("inventory", "type_v4_8"), 2, "that is a group: write @type_v4_8")
+    failed(tpu_ops("inventory", "type_v4_8"), 2, "this is the name of a group: write @type_v4_8")
     groups = json.loads(tpu_ops("inventory", "--json")[1])
     assert groups["all"] == ["lite-w0", "pod-w0", "pod-w1", "pod-b-w0"]
     assert groups["type_v4_16"] == groups["node_pod"] == ["pod-w0", "pod-w1"]
@@ -317,7 +317,7 @@ def test_commands_that_need_the_api_give_members_the_fix(member, tpu_ops):
         ("delete", "pod", "--yes"),
         ("refresh", "--from", "api"),
     ):
-        failed(tpu_ops(*argv), 3, "no credentials", "ask somebody who has credentials", str(member.published))
+        failed(tpu_ops(*argv), 3, "no credentials", "ask a colleague with credentials", str(member.published))
     failed(tpu_ops("snapshot", "--publish", "-"), 2, "--cached", "--from api")
     assert tpu_ops("snapshot", "--publish", "-", "--cached")[1] == member.published.read_text()
 
@@ -476,7 +476,7 @@ def test_create_warns_that_the_node_is_not_published_yet(fleet, tpu_ops, tmp_pat
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{", "it is damaged"), ('{"version": 99}', "it has version 99, this program reads 1")],
+    [("{", "the file is damaged"), ('{"version": 99}', "the file has version 99, this program reads 1")],
 )
 def test_a_snapshot_that_cannot_be_read_is_said_and_not_asked_for_unasked(member, tpu_ops, content, words):
     tpu_ops("refresh", "--from", str(member.published))
@@ -505,7 +505,7 @@ def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):
     member.write(snapshot="/nowhere.json")
     code, _, err = tpu_ops("refresh")
     assert code == 3
-    assert f"name another with key 'snapshot' in {member.file} or TPU_OPS_SNAPSHOT" in err
+    assert f"set another snapshot with key 'snapshot' in {member.file} or TPU_OPS_SNAPSHOT" in err
 
 
 def test_a_member_of_an_empty_fleet_is_not_told_to_create_a_node(member, tpu_ops):

@@ -188,7 +188,9 @@ def test_workers_behind_a_dead_jump_fail_together_with_the_cause(jump, search, m
         assert news.changed == frozenset()
         assert {*news.notes} == {*news.fixes} == (set() if listens else {"inner-w0", "inner-w1"})
     (note,) = set(news.notes.values())
-    assert note.startswith("it is reached through gate-w0 (proxy_jump), which takes no connections at 127.0.0.1 port ")
+    assert note.startswith(
+        "the worker is reached through gate-w0 (proxy_jump), which takes no connections at 127.0.0.1 port "
+    )
     # Whoever is asked for that goes another way is told of none of this.
     assert given["look"](["gate-w0"]).notes == {}
 
@@ -213,7 +215,7 @@ def test_workers_behind_a_silent_own_jump_fail_together(jump, monkeypatch, tmp_p
         assert {*news.notes} == {*news.fixes} == (set() if is_there else {"inner-w0", "inner-w1"})
         for note in news.notes.values():
             place = f"bastion (proxy_jump), which takes no connections at 127.0.0.1 port {port}"
-            assert note == f"it is reached through {place}"
+            assert note == f"the worker is reached through {place}"
     assert given["look"](["gate-w0"]).notes == {}
 
 
@@ -317,7 +319,7 @@ def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
     fleet.api.fault(method="ListNodes", project=fleet.project, code="PERMISSION_DENIED")
     with pytest.raises(UnknownError, match="'nobody'"):
         contact.find(fleet.settings(), "nobody")
-    assert said[-1].startswith("that failed: ")
+    assert said[-1].startswith("the refresh failed: ")
 
 
 def test_a_group_is_empty_only_once_the_api_was_asked(fleet, said):

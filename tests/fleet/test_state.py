@@ -95,7 +95,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     assert files.read() is None
     if name == "known_hosts":
-        with pytest.raises(OpsError, match=r"known_hosts: .*not a regular file.*move it away"):
+        with pytest.raises(OpsError, match=r"known_hosts: .*not a regular file.*move the file away"):
             files.host_keys()
     with pytest.raises(OpsError, match="not a regular file"):
         replace(tmp_path / name, "", 0o600)

@@ -55,7 +55,7 @@ def test_targets(target, hosts):
         ("@al", ["no group is called 'al'", "did you mean @all"]),
         ("@", ["no group is called ''", "groups: "]),
         ("all", ["no node or worker is called 'all'", "for all workers, write @all"]),
-        ("zone_us_west4_a", ["that is a group: write @zone_us_west4_a"]),
+        ("zone_us_west4_a", ["this is the name of a group: write @zone_us_west4_a"]),
         ("*", ["'*'", "known nodes"]),
         *((text, ["cannot have brackets", text]) for text in ("*[0]", "?-w[0]", "@x[0]", "@x:y[0]", "@@[1]", "@*[0]")),
     ],

@@ -64,7 +64,9 @@ def test_a_node_that_is_made_anew_while_its_keys_are_compared_is_no_alarm(fleet,
         meanwhile(guest_attributes, "fetch", lambda: fleet.act("delete", "pod"))
     seen, _ = view.refresh(settings, verify_keys=True)
     assert host_keys.keys_of(settings) == before
-    assert seen.compared == dict.fromkeys(("pod-w0", "pod-w1"), "it was deleted or recreated while it was being asked")
+    assert seen.compared == dict.fromkeys(
+        ("pod-w0", "pod-w1"), "the node was deleted or recreated while its host keys were being read"
+    )
     _, changes = view.refresh(settings)
     assert (changes.recreated, changes.gone) == ((("pod",), ()) if then == "stays" else ((), ("pod",)))
 

@@ -509,7 +509,7 @@ def test_a_repeated_start_gets_the_answer_of_the_first_one(
 
     def put(*_: object) -> None:
         began()
-        raise wire.Refused("held", "run r1 is being started here already")
+        raise wire.Refused("held", "run r1 is already being started on this worker")
 
     def began(*_: object) -> None:
         on(tmp_path, state="running", began=time.time())
@@ -555,7 +555,7 @@ def test_a_repeated_start_waits_only_once_for_a_missing_supervisor(
     monkeypatch.setattr(Caller, "pause", pause)
     said = served(store, {"action": "start", "spec": asked}, line, attended=False)
     error = wire.find_answer(said, MARKER)["error"]
-    assert (error["kind"], "is being started here already" in error["message"]) == ("held", True)
+    assert (error["kind"], "is already being started on this worker" in error["message"]) == ("held", True)
     assert clock[0] - 100.0 == pytest.approx(unit.START_LIMIT, abs=0.1)
 
 

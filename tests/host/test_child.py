@@ -70,7 +70,7 @@ def test_a_working_directory_that_does_not_answer_is_given_up(monkeypatch: pytes
     with (
         Path(os.devnull).open("wb") as sink,
         pytest.raises(
-            NotReady, match="no answer within 0 s from its working directory /mnt/gone or from PATH, where true is"
+            NotReady, match="no answer within 0 s from the working directory /mnt/gone or from PATH, where true is"
         ) as raised,
     ):
         child.Child.fork(["true"], {b"PATH": b"/usr/bin:/bin"}, "/mnt/gone", myself(), sink.fileno())

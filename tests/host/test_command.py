@@ -44,7 +44,7 @@ def text(path: Path, content: str = "", mode: int = 0o644) -> Path:
         (["/etc/passwd/x"], "there is no /etc/passwd/x on this worker; --sync DIR copies a directory"),
         (["./x; ./y"], "there is no ./x; ./y in /; for a shell line: --shell -- 'LINE'"),
         (["/etc/passwd"], "/etc/passwd is not an executable file; `chmod +x` makes it executable (--sync copies"),
-        (["/etc"], "/etc is a directory, not an executable file; name a program in it"),
+        (["/etc"], "/etc is a directory, not an executable file; name a program in the directory"),
         (["/dev/null"], "/dev/null is not an executable file; name a program"),
     ],
 )
@@ -68,10 +68,10 @@ def test_what_a_name_may_have_meant_is_told(tmp_path: Path) -> None:
 
 def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "tool").symlink_to("gone")
-    assert refused(["./tool"], str(tmp_path)).startswith("./tool is a link to gone, which is not there; --sync DIR")
+    assert refused(["./tool"], str(tmp_path)).startswith("./tool is a link to gone, which does not exist; --sync DIR")
     # One on PATH is not what --sync copies.
     assert refused(["tool"], path=os.fsencode(tmp_path)).endswith(
-        f"; {tmp_path}/tool is a link to gone, which is not there; install its target, or name another program"
+        f"; {tmp_path}/tool is a link to gone, which does not exist; install its target, or name another program"
     )
     (tmp_path / "tool").unlink()
     (tmp_path / "tool").symlink_to("tool")
@@ -82,7 +82,7 @@ def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
     ("first", "said"),
     [
         ("#!/no/such/python -u\n", "its first line names /no/such/python, which is not on this worker; install it, or"),
-        ("#!/bin/sh\r\n", "its lines have Windows line ends"),
+        ("#!/bin/sh\r\n", "the file has Windows line ends"),
     ],
 )
 def test_a_script_that_nothing_can_run_is_not_ready(tmp_path: Path, first: str, said: str) -> None:
@@ -106,7 +106,9 @@ def test_a_file_the_kernel_cannot_execute_is_reported_with_the_fix(tmp_path: Pat
         held = child.Child.fork(["./tool"], {b"PATH": PATH}, str(tmp_path), myself(), sink.fileno())
     said = held.go()
     os.waitpid(held.pid, 0)
-    assert said.startswith("./tool: Exec format error; it is not a program for this machine, and its first line names")
+    assert said.startswith(
+        "./tool: Exec format error; the file is no program for this machine, and its first line names"
+    )
     assert command.not_executed("x", OSError(errno.EIO, "Input/output error")) == "x: Input/output error"
 
 
@@ -126,11 +128,11 @@ def test_a_working_directory_that_is_missing_is_told_by_what_it_is(
     home = tmp_path / "ada"
     begins = "working directory {}: No such file or directory; "
     said = refused(["true"], str(home), person=ada(str(home)))
-    assert said.startswith(begins.format(home) + f"the home of {myself().name} is missing on this worker: mount its")
+    assert said.startswith(begins.format(home) + f"the home of {myself().name} is missing on this worker: mount the")
     copy, clone = home / "tpu_ops/digits", "/no/such/clone"
     for place, how in ((str(copy), "--sync DIR"), (clone, "--git")):
         said = refused(["true"], place, person=ada(str(home)))
-        assert said == begins.format(place) + f"it was removed meanwhile: start again, with {how}"
+        assert said == begins.format(place) + f"the directory was removed: start again, with {how}"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")

@@ -57,7 +57,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 def test_a_start_is_refused_for_what_a_probe_would_tell(
     prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotReady, match=r"^no environment at /absent \(name an existing one with --venv, .*\)$"):
+    with pytest.raises(NotReady, match=r"^no environment at /absent \(name an existing environment with --venv, .*\)$"):
         prepared(venv="/absent")
     with pytest.raises(NotReady, match=r"device files of 4 chips, 8 expected \(reboot it, or recreate the node\)$"):
         prepared(chips=8)
@@ -78,7 +78,7 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
     monkeypatch.setattr(fitness, "space", lambda: full)
     with pytest.raises(NotReady) as raised:
         prepared()
-    fix = "remove what is not needed there: `sudo du -xh -d 2 /tmp` shows what uses it"
+    fix = "remove files that are not needed there: `sudo du -xh -d 2 /tmp` shows what uses the space"
     assert str(raised.value) == f"/tmp has 0 of 0 MiB free, and a start needs 256 ({fix})"
     with pytest.raises(pytest.fail.Exception, match="it is fit"):
         prepared(force=True)
@@ -180,7 +180,10 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
             prepared(chips=4)
         with pytest.raises(pytest.fail.Exception, match="it is fit"):
             prepared()
-    fault = "it is locked, and open in pid 7 of bob (sleep); end the process that has it open, or remove it as root"
+    fault = (
+        "it is locked, and open in pid 7 of bob (sleep); "
+        "end the process that has the lockfile open, or remove the lockfile as root"
+    )
     assert str(raised.value) == f"{kept} would make libtpu fail: {fault}"
     assert kept.exists()
 
@@ -250,7 +253,7 @@ STOP = {"kind": "stop", "by": "ada", "at": 1000.0, "reason": "stopped by ada"}
         (STOP, "stopped by ada; SIGKILL follows at 00:17:10 UTC at the latest"),
         ({**STOP, "grace": 600}, "stopped by ada; SIGKILL follows at 00:26:40 UTC at the latest"),
         ({**STOP, "kind": "failed", "reason": "rank 0 failed"}, "rank 0 failed; SIGKILL follows at 00:16:50 UTC at"),
-        (None, "its command has ended; SIGKILL follows at 00:16:50 UTC at the latest"),
+        (None, "the run's command has ended; SIGKILL follows at 00:16:50 UTC at the latest"),
     ],
 )
 def test_a_start_is_told_when_the_run_that_is_ending_has_ended(tmp_path: Path, intent: Any, said: str) -> None:
@@ -268,4 +271,4 @@ def test_a_start_is_told_when_the_run_that_is_ending_has_ended(tmp_path: Path, i
     name = ending_["person"]["name"]
     assert fault["problem"].startswith(f"run r1 of {name} is ending: {said}")
     assert (refused.value.message, refused.value.fix) == (fault["problem"], fault["fix"])
-    assert fault["fix"] == "start again once it has ended: `tpu_ops status r1` shows that"
+    assert fault["fix"] == "start again once the run has ended: `tpu_ops status r1` shows its end"

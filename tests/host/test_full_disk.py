@@ -263,7 +263,7 @@ def test_the_last_output_on_a_stalled_disk_is_awaited_or_counted_as_lost(
     if comes_back:
         assert found["log"] == {"bytes": 60_000, "dropped": 0, "rotated": 0, "fault": ""}
     else:
-        fault = "the run ended before it was written"
+        fault = "the run ended before the output was written"
         assert found["log"] == {"bytes": 0, "dropped": 60_000, "rotated": 0, "fault": fault}
     assert set(beats) == {"WATCHDOG=1"}
     let_go.set()
@@ -385,7 +385,7 @@ def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: p
         f"no record or log can be kept in {store.runs_dir}: {FULL} ({store.runs_dir.partition('/var')[0]}"
         in found["reason"]
     )
-    assert " MiB free); make room there: `df " in found["reason"]
+    assert " MiB free); make room on this file system: `df " in found["reason"]
 
 
 def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,10 @@ from tpu_ops.host import hub
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.hub import Hub
 
-TAKEN = "`sudo ss -ltnp` on this worker shows the processes that use them; end these, or set others in launcher_ports"
+TAKEN = (
+    "`sudo ss -ltnp` on this worker shows the processes that use the ports; end these, or set other ports in "
+    "launcher_ports"
+)
 
 
 def test_nothing_listens_once_all_go_and_the_coordinators_port_is_free(star: Callable[..., Star]) -> None:
@@ -47,7 +50,7 @@ def test_a_coordinators_port_that_is_taken_is_said() -> None:
         pytest.raises(NotReady, match=f"port {ports[2]}, where the coordinator is to listen, cannot be used") as raised,
     ):
         Hub(team(0, 2), lambda: None, ports=ports[:2], coordinator=ports[2], ending_limit=1)
-    assert "shows the process; --env JAX_COORDINATOR_PORT=PORT sets another" in str(raised.value)
+    assert "shows the process; --env JAX_COORDINATOR_PORT=PORT sets another port" in str(raised.value)
     socket.create_server((HERE, ports[0])).close()  # nobody has it
 
 

@@ -205,7 +205,7 @@ def test_a_stalled_disk_slows_no_rank_and_gaps_are_reported_in_place(
     assert (begin >= logs.BUFFER, end, at) == (True, size + 1, size + 6)
     facts = logger.facts(last=True)
     assert bool(facts.pop("rotated")) == (call == "unlink")
-    assert facts == {"bytes": begin + 5, "dropped": end - begin, "fault": "the disk could not store it in time"}
+    assert facts == {"bytes": begin + 5, "dropped": end - begin, "fault": "the disk could not store the output in time"}
 
 
 def await_(holds: Any) -> None:

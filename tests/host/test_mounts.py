@@ -110,7 +110,7 @@ def test_the_mount_that_a_path_is_on_is_told_without_a_look_at_it(
     table = tmp_path / "mountinfo"
     monkeypatch.setattr(mounts, "MOUNTINFO", str(table))
     assert mounts.told("/mnt/home/ada") == ""
-    assert mounts.gone("/mnt/home/ada").startswith("is the server of a mount there down? check it, or")
+    assert mounts.gone("/mnt/home/ada").startswith("is the server of a mount there down? check the server, or")
     lines = [("/", "ext4", "/dev/sda1"), ("/mnt", "autofs", "systemd-1"), ("/mnt/home", "autofs", "systemd-1")]
     lines.append((r"/mnt/home", "nfs4", r"10.0.0.5:/my\040home"))
     table.write_text("".join(LINE.format(path, kind, source) for path, kind, source in lines))
@@ -119,8 +119,8 @@ def test_the_mount_that_a_path_is_on_is_told_without_a_look_at_it(
     assert mounts.told("/mnt/homes") == "/mnt is systemd-1 (autofs)"
     # A disk is not what does not answer.
     assert mounts.told("/opt") == ""
-    assert mounts.gone("/opt").startswith("is the server of a mount there down? check it, or")
-    assert "down? /mnt/home is 10.0.0.5:/my home (nfs4): check it, or unmount" in mounts.gone("/mnt/home/ada")
+    assert mounts.gone("/opt").startswith("is the server of a mount there down? check the server, or")
+    assert "down? /mnt/home is 10.0.0.5:/my home (nfs4): check the server, or unmount" in mounts.gone("/mnt/home/ada")
 
 
 @pytest.fixture
@@ -167,13 +167,13 @@ def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monk
         {
             "path": "/mnt/gone",
             "problem": "/mnt/gone, where /dev/sdb (nfs4) is mounted, does not answer within 1 s",
-            "fix": "check its server, or unmount it on this worker: `sudo umount -f -l /mnt/gone`",
+            "fix": "check the server, or unmount the file system on this worker: `sudo umount -f -l /mnt/gone`",
         },
         {
             "path": "/mnt/my bucket",
             "problem": "/mnt/my bucket, where /dev/sdb (fuse.gcsfuse) is mounted, fails: "
             "Transport endpoint is not connected",
-            "fix": "check its server, or unmount it on this worker: `sudo umount -f -l '/mnt/my bucket'`",
+            "fix": "check the server, or unmount the file system on this worker: `sudo umount -f -l '/mnt/my bucket'`",
         },
     ]
     # One each, of which the one that still waited was killed.

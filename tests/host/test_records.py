@@ -170,9 +170,9 @@ def test_the_next_run_removes_old_runs_but_no_active_one_and_no_user_file(
     ("attempt", "uid", "refused"),
     [
         (3, 0, ""),
-        (2, 0, "attempt 2 of run r1 has been on this worker before"),
-        (1, 0, "run r1 has been on this worker before"),
-        (3, 1, "run r1 has been on this worker before"),
+        (2, 0, "this worker already has a record of attempt 2 of run r1"),
+        (1, 0, "this worker already has a record of run r1"),
+        (3, 1, "this worker already has a record of run r1"),
     ],
 )
 def test_a_run_comes_back_with_a_later_attempt_of_its_person_only(attempt: int, uid: int, refused: str) -> None:
@@ -208,7 +208,7 @@ def test_a_start_that_was_refused_leaves_its_name_to_its_person(
     if free:
         actions._check_earlier(earlier, good(run_id="r1"), myself())
         return
-    with pytest.raises(Refused, match="run r1 has been on this worker before"):
+    with pytest.raises(Refused, match="this worker already has a record of run r1"):
         actions._check_earlier(earlier, good(run_id="r1"), myself())
 
 
@@ -288,14 +288,14 @@ def _directory(path: Path) -> None:
     path.mkdir()
 
 
-NOT_JSON, NOT_REGULAR = "it does not hold JSON", "it is not a regular file"
+NOT_JSON, NOT_REGULAR = "the file does not hold JSON", "it is not a regular file"
 DAMAGES = pytest.mark.parametrize(
     ("damage", "what"),
     [
         (_empty, "it is empty"),
         (_garbage, NOT_JSON),
         (_cut, NOT_JSON),
-        (_of_another, "it does not contain the expected data"),
+        (_of_another, "the file does not contain the expected data"),
         (_fifo, NOT_REGULAR),
         (_directory, NOT_REGULAR),
     ],

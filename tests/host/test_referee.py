@@ -65,7 +65,7 @@ def test_who_is_missing_at_the_deadline_is_named_and_blamed() -> None:
     order = last(referee)
     reason, _, fix = order.pop("reason").partition("; ")
     assert (reason, order) == ("not ready within 10 s: rank 1 (w1), rank 3 (w3)", {"do": "abort", "ranks": [1, 3]})
-    assert fix == "`tpu_ops doctor` shows what is wrong there, --barrier gives more time"
+    assert fix == "`tpu_ops doctor` shows what is wrong on these workers, --barrier gives more time"
     referee.ready(1)
     referee.ready(3)
     assert referee.take() == [], "who comes later changes nothing"
@@ -139,7 +139,7 @@ def test_who_was_silent_when_another_failed_is_told_and_not_blamed() -> None:
     notes = [order["text"] for order in referee._orders if order["do"] == "note"]
     assert notes == [
         "rank 3 (w3) failed: {'code': 1}; ending all ranks",
-        "rank 2 (w2) has not been heard from for 9 s: if its host is gone, that came before the failure",
+        "rank 2 (w2) has not been heard from for 9 s: if the rank's host is gone, it was lost before the failure",
     ]
     assert last(referee)["first"]["rank"] == 3
 

@@ -20,7 +20,7 @@ from tpu_ops.host.store import Store
 from tpu_ops.protocol.wire import PROTOCOL, Refused, find_answer
 
 MARKER = "0123456789abcdef"
-WAIT = "wait for it (`tpu_ops attach r1` follows it), or "
+WAIT = "wait for the run (`tpu_ops attach r1` follows it), or "
 #: What the group database calls some numbers. 9 has no name.
 GROUPS = {5: "users", 7: "tpu-run", 8: "google-sudoers"}
 
@@ -201,7 +201,7 @@ def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_
     assert space.left(missing).startswith(f"{tmp_path} has ")
     quota, broken = OSError(errno.EDQUOT, "Disk quota exceeded"), OSError(errno.EIO, "Input/output error")
     assert space.why(quota, [missing]).startswith(f"Disk quota exceeded ({tmp_path} has ")
-    assert space.fix(quota, [missing]) == "`sudo repquota -a` on this worker shows the quota that is used up"
+    assert space.fix(quota, [missing]) == "`sudo repquota -a` on this worker shows which quota is used up"
     assert space.why(broken, [missing]) == "Input/output error"
     assert "sudo dmesg" in space.fix(broken, [missing])
 

@@ -100,7 +100,7 @@ def test_a_label_takes_over_no_host_of_another_source(named, said):
     found = InventoryManager(loader=DataLoader(), sources=[str(other), str(named.file)])
     assert hosts(found) == ["blue", "other-w0", "solo-w0"]
     assert variables(found, "blue")["ansible_host"] == "10.9.9.9"
-    assert "'blue' is a host of another source (worker solo-w0)" in said()
+    assert "'blue' is a host of another inventory source (worker solo-w0)" in said()
     # What another source says of a worker by its own name holds for it.
     named.write(hostnames=["tpu_host"], include=["tpu_node == 'other'"])
     found = InventoryManager(loader=DataLoader(), sources=[str(other), str(named.file)])

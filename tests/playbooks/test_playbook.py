@@ -12,7 +12,7 @@ INSTALL = """'/usr/bin/apt-get -y -o "Dpkg::Options::=--force-confdef" install '
 INTERRUPTED = "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem."
 SUB = "E: Sub-process /usr/bin/dpkg returned an error code (1)"
 HELD = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt-get)"
-LATER = "another process installs packages there; try again later, or raise base_apt_lock_timeout"
+LATER = "another process is installing packages on the worker; try again later, or raise base_apt_lock_timeout"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_no_run_starts_while_an_environment_that_exists_is_changed(
     nothing: dict[str, Any] = {"venv": {"path": ""}, "environment_files": {}, "chips": [], "holders": [], "space": {}}
     (fault,) = fitness.faults(nothing | {"changes": asking}, 0)
     assert f" has been changing {tmp_path}/venv since " in fault["problem"]
-    assert fault["fix"] == f"wait until that has ended (pid {os.getpid()}), and start again"
+    assert fault["fix"] == f"wait until the change has ended (pid {os.getpid()}), and start again"
     assert fitness.changes(turns.DIRECTORY) == [], "both have ended"
 
 

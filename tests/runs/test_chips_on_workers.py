@@ -234,7 +234,7 @@ def test_nothing_starts_while_an_environment_is_filled_and_what_a_killed_fill_le
         (line,) = [line for line in refused.stdout.splitlines() if "has been changing" in line]
         assert line.split()[0] == "pod-w1"
         assert "bob from 10.1.2.3 has been changing /opt/venvs/jax since" in refused.stdout
-        assert "wait until that has ended" in refused.stdout + refused.stderr
+        assert "wait until the change has ended" in refused.stdout + refused.stderr
         checked = bench.tpu_ops("doctor", "pod")
         assert checked.returncode != 0
         assert "has been changing /opt/venvs/jax" in checked.stdout

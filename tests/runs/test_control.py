@@ -24,7 +24,7 @@ from tpu_ops.ssh.replies import Reply
 SILENT = Reply("", {}, "unreachable", "no route to host")
 LATE = Reply("", {}, "timeout", "the launcher did not answer within 45 s")
 BARE = Reply("", {}, "no-launcher", "the launcher is not installed", "configure it")
-DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher there", "configure it")
+DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher on this worker", "configure it")
 HOLDER = {"run_id": "r1", "person": "ada", "since": 5.0}
 
 
@@ -704,7 +704,7 @@ async def test_a_list_of_runs_warns_of_damaged_records(tmp_path: Path, capsys: p
     assert "warning: pod-w1: /runs/r1/record.json is damaged: it is empty; move it away" in capsys.readouterr().err
 
 
-NOT_THEIRS = Reply("", {}, "denied", "the run belongs to ada", "ask them, or add --force")
+NOT_THEIRS = Reply("", {}, "denied", "the run belongs to ada", "ask the owner, or add --force")
 RUNNING = {
     "attempt": 1,
     "person": {"name": "ada"},
@@ -742,4 +742,4 @@ async def test_who_may_not_stop_a_run_learns_whose_it_is_since_when_and_who_may(
         error = stop._not_theirs(run, stopped.outcomes, stopped.refusal)
         since = ", active since 2026-11-25 19:36:35 UTC" if there.ok else ""
         assert (error.what, error.where) == ("run r1 was not stopped: the run belongs to ada", f"pod-w[0-1]{since}")
-        assert error.fix == "ask them, or add --force"
+        assert error.fix == "ask the owner, or add --force"

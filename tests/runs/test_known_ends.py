@@ -33,7 +33,7 @@ KNOWN = records.RunRecord("r1", ("a", "b"), ("1", "2"), HOSTS, ("train", "x"), s
 MISSING = Reply("", {}, "missing", "this worker does not know run r1")
 BARE = Reply("", {}, "no-launcher", "the launcher is not installed", "configure it")
 SILENT = Reply("", {}, "unreachable", "ssh: connect to host b port 22: Connection timed out")
-DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher there")
+DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher on this worker")
 
 
 def record(rank: int, state: str = "succeeded", attempt: int = 2) -> dict[str, Any]:

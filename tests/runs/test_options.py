@@ -171,8 +171,10 @@ async def test_a_name_whose_run_is_on_the_worker_offers_to_follow_it() -> None:
     with pytest.raises(preflight.PreflightError) as caught:
         await preflight.check(fanout, pod(2), run_id="r1")
     (fault,) = caught.value.faults
-    assert fault.problem == f"run r1 of {me.name} has held it since 1970-01-01 00:00 UTC"
-    assert fault.fix == "wait for it (`tpu_ops attach r1` follows it), or `tpu_ops stop r1`; or choose another --name"
+    assert fault.problem == f"run r1 of {me.name} has held this worker since 1970-01-01 00:00 UTC"
+    assert (
+        fault.fix == "wait for the run (`tpu_ops attach r1` follows it), or `tpu_ops stop r1`; or choose another --name"
+    )
 
 
 @pytest.mark.parametrize(

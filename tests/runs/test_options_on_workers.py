@@ -75,7 +75,7 @@ def test_another_user_is_for_those_whom_sudo_lets_do_everything(bench: Bench) ->
             allow(rule)
             denied = bench.tpu_ops("train", "--name", "denied", *train[1:], person="bob")
             assert denied.returncode == 1
-            assert "bob is not allowed to run as ada" in denied.stderr
+            assert "bob is not allowed to run commands as ada" in denied.stderr
         allow("NOPASSWD: ALL")
         done = bench.tpu_ops("train", "--name", "lent", *train[1:], person="bob")
         assert done.returncode == 0, done.stderr

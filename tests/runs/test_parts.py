@@ -255,7 +255,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         ({"chips": ["/dev/accel0", "/dev/accel1", "/dev/accel3"]}, ["device files of 3 chips, 4 expected"]),
         (
             {"holder": {"run_id": "r1", "person": "ada", "since": 0}},
-            ["run r1 of ada has held it since 1970-01-01 00:00 UTC"],
+            ["run r1 of ada has held this worker since 1970-01-01 00:00 UTC"],
         ),
         ({"holders": [{"pid": 7, "user": "bob", "command": "python x"}]}, ["held by pid 7 of bob: python x"]),
         ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 of 1024 MiB free, and a start needs 256"]),

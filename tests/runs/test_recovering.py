@@ -1159,7 +1159,7 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
 
 
 @pytest.mark.parametrize(
-    "refusal", ["as far as this machine knows, the run has not ended", "run r1 of ada has held it"]
+    "refusal", ["as far as this machine knows, the run has not ended", "run r1 of ada has held this worker"]
 )
 def test_a_refused_second_start_keeps_the_files_of_the_first(
     second: recovering.Recovering, refusal: str, tmp_path: Path

@@ -82,7 +82,7 @@ async def test_the_wait_for_a_process_that_holds_the_agent_is_limited(
     with (play / "masters" / ".agent").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         result = (await Fanout(play / "config").run(["a"], ["true"], limit=20))["a"]
-    assert result.problem == "another process has been opening a connection for too long"
+    assert result.problem == "another process has been opening a connection to this worker for too long"
 
 
 async def test_an_agent_that_will_not_sign_is_told_of_and_not_asked_again_for_each(
@@ -94,7 +94,8 @@ async def test_an_agent_that_will_not_sign_is_told_of_and_not_asked_again_for_ea
     fanout = Fanout(play / "config")
     results = await fanout.run("abcdefgh", ["true"], limit=20)
     said = (
-        "the agent that holds the key would not sign (agent refused operation): unlock it; `ssh-add -l` lists its keys"
+        "the agent that holds the key did not sign (agent refused operation): unlock the agent; `ssh-add -l` "
+        "lists its keys"
     )
     assert {result.problem for result in results.values()} == {said}
     assert 8 + masters._TRIES <= len(calls(play, "-f -N")) < 8 * masters._TRIES

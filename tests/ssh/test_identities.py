@@ -50,7 +50,7 @@ def test_a_key_with_a_passphrase_is_for_an_agent(
 def test_a_key_that_others_can_read_is_not_used(key: Path) -> None:
     make(key)
     key.chmod(0o640)
-    assert identities.fault(key) == f"others can read {key}, so ssh does not use it: `chmod 600 '{key}'`"
+    assert identities.fault(key) == f"other users can read {key}, so ssh does not use the key: `chmod 600 '{key}'`"
 
 
 def test_what_is_no_key_of_openssh_is_said_to_be_none(key: Path) -> None:

@@ -242,7 +242,7 @@ def test_what_was_never_installed_is_not_there_and_what_a_person_wrote_stays(own
     before = own.stat().st_mtime_ns
     outcome = include.uninstall(own, fragment)
     assert outcome.word == "not there"
-    assert "line 1 still includes it" in outcome.warnings[0]
+    assert "line 1 still includes this fleet" in outcome.warnings[0]
     assert own.stat().st_mtime_ns == before
 
 

@@ -133,7 +133,10 @@ async def test_a_session_whose_end_is_not_told_has_the_code_of_ssh(master: Maste
     script = f"echo x >>{times}; {all_of_it}; kill -9 -$outer -$timer"
     result = (await fanout.run(["a"], ["sh", "-c", script], limit=20))["a"]
     assert (result.code, times.read_text(), calls(play)) == (None, "x\n", [])
-    assert result.problem == "the connection ended before the command: ssh ended with 255"
+    assert (
+        result.problem
+        == "the connection was lost after the command had started and before it ended: ssh ended with 255"
+    )
     async with fanout.stream("a", "status", {}) as stream:
         assert (await stream.answer()).ok
         with pytest.raises(Broken, match="ssh ended with 255"):

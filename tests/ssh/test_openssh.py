@@ -32,7 +32,7 @@ SAID = {
     ),
     "the jump's key has changed": (
         f"{BANNER}Host key for bastion has changed and you have requested strict checking.\n{FAILED}{CUT}",
-        ["bastion", "not the one that you know"],
+        ["bastion", "not the key that you know"],
     ),
     "a key is wrong in words of another version": (FAILED, ["host key verification failed"]),
     "nothing listens behind the jump": (

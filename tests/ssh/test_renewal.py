@@ -185,7 +185,7 @@ async def test_a_late_answer_is_reported_with_the_time_of_the_api_request(
     replies, results = await asyncio.gather(
         fanout.call({"a": {}}, "status", limit=3), fanout.run("b", ["true"], limit=3)
     )
-    besides = r"within 3 s, plus \d+\.\d s for its turn and its address"
+    besides = r"within 3 s, plus \d+\.\d s in the queue and for the worker's address"
     assert re.fullmatch(f"the launcher did not answer {besides}", replies["a"].problem)
     assert re.fullmatch(f"did not answer {besides}", results["b"].problem)
     assert not results["b"].reached
@@ -305,7 +305,7 @@ async def test_a_stream_leads_there_too(play: Path) -> None:
     silenced(play, "over its connection")
     api = Moved(play, "a")
     fanout = Fanout(play / "config", api, connects=nowhere)
-    with pytest.raises(Unreachable, match="it has another address now"):
+    with pytest.raises(Unreachable, match="the worker has another address now"):
         async with fanout.stream("a", "follow", {}) as stream:
             await stream.answer()
     async with fanout.stream("a", "follow", {}) as stream:

@@ -53,5 +53,8 @@ def test_what_is_as_long_as_may_be_is_whole() -> None:
 def test_what_ssh_says_of_the_end_is_known_behind_any_output() -> None:
     errors = wire.beginning(MARKER) + 5000 * b"e\n" + b"Connection to a closed by remote host.\n"
     result = result_of("a", MARKER, 255, taken(wire.beginning(MARKER), 1), taken(errors, 2))
-    assert result.problem == "the connection ended before the command: Connection to a closed by remote host."
+    assert result.problem == (
+        "the connection was lost after the command had started and before it ended: "
+        "Connection to a closed by remote host."
+    )
     assert result.cut

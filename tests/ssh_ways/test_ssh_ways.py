@@ -271,7 +271,7 @@ def test_host_keys_are_trusted_on_first_contact_once_a_person_says_so(desk_with,
     assert "`tpu_ops refresh --trust-first gate`" in told.stderr.partition("error: ")[2]
     told = desk.try_("tpu_ops", "refresh", "--trust-first", "inner")
     assert told.returncode == 4
-    assert "no host key is known for gate-w0, its jump: use --trust-first gate first" in told.stderr
+    assert "no host key is known for the jump host gate-w0: use --trust-first gate first" in told.stderr
     code, said = on_a_terminal(desk, "n\n", "tpu_ops", "refresh", "--trust-first", "gate")
     assert (code, "not confirmed" in said) == (1, True)
     code, said = on_a_terminal(desk, "y\n", "tpu_ops", "refresh", "--trust-first", "gate")

@@ -13,7 +13,7 @@ from tpu_ops.errors import UsageError
 
 #: Variable with Ansible's inventories, and the separator between them.
 VARIABLE, _BETWEEN = "ANSIBLE_INVENTORY", ","
-#: Path of the file in a fleet directory, and endings of the names of other fleets' files.
+#: Path of the fleet's file in a fleet directory, and the endings of the file names that belong to a fleet.
 _FLEET_FILE, _OF_A_FLEET = ("inventory", "tpu_vm.yml"), ("tpu_vm.yml", "tpu_vm.yaml")
 #: Fails if Ansible would reject the locale: Ansible checks for UTF-8 with the same two calls.
 _TRY_LOCALE = """
@@ -26,14 +26,14 @@ _LOCALES = ("C.UTF-8", "en_US.UTF-8")
 
 
 def inventories(own: Path, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the inventories in ANSIBLE_INVENTORY, which must include the fleet's; empty if it is not set.
+    """Return the inventories in ANSIBLE_INVENTORY, which must include the fleet's file; empty if there are none.
 
     Args:
         own: The fleet's file.
         environ: The shell's environment. Relative paths start at the working directory, as for Ansible.
 
     Raises:
-        UsageError: The variable names inventories of other machines: `hosts: all` would include these.
+        UsageError: ANSIBLE_INVENTORY names other inventories only: `hosts: all` would mean machines outside the fleet.
     """
     given = environ.get(VARIABLE, "")
     entries = [entry.strip() for entry in given.split(_BETWEEN) if entry.strip()]
@@ -51,18 +51,18 @@ def _is_of(path: Path, own: Path) -> bool:
     """Return whether an inventory is a fleet's file, its directory, or another file of this directory."""
     if path.resolve() in (own.resolve(), own.parent.resolve()):
         return True
-    # Files in any other directory need not belong to the fleet.
+    # Files beside the fleet's file add to the fleet only if the directory is a fleet's `inventory` directory.
     beside = own.parts[-2:] == _FLEET_FILE and path.parent.resolve() == own.parent.resolve()
     return beside and not path.name.endswith(_OF_A_FLEET)
 
 
 def with_utf8(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with a UTF-8 locale: its own one if it is UTF-8 and installed."""
+    """Return the environment with a UTF-8 locale: unchanged if its own locale is UTF-8 and installed."""
     tried = [dict(environ), *({**environ, "LC_ALL": name} for name in _LOCALES)]
     return next(filter(_has_utf8, tried), tried[0])
 
 
 def _has_utf8(environ: Mapping[str, str]) -> bool:
-    # In a new process: this one keeps its locale, and Python replaces some locales at its start.
+    # Tested in a new Python process: setting the locale here would change this process.
     command = [sys.executable, "-S", "-c", _TRY_LOCALE]
     return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0

@@ -24,7 +24,7 @@ from tpu_ops.errors import UsageError
 
 #: Seconds between two checks for an interrupt.
 _TICK = 0.2
-#: Seconds that ansible-playbook has to end after a signal, and then the processes that it left.
+#: Seconds that ansible-playbook has to end after SIGTERM, and then its remaining child processes.
 _ENDING, _LEFT = 30.0, 5.0
 
 #: Event of ansible-runner -> outcome of a task on a host.
@@ -35,28 +35,28 @@ _OUTCOMES = {
     "runner_on_skipped": "skipped",
 }
 
-#: Ansible's line, without colours, for a task that changed something on a host.
+#: Line that Ansible prints, without colours, for a task that changed something on a host.
 _CHANGED = re.compile(r"^changed: \[", re.MULTILINE)
 
-#: Ansible's list of the tags of a play and of its tasks.
+#: Line of `ansible-playbook --list-tags` with the tags of a play or a task.
 _TAGS = re.compile(r"TAGS: \[([^\]]*)\]")
 
-#: Ansible's message if Ansible Vault has no password, or no matching one.
+#: Part of Ansible's message if no password was given for Ansible Vault, or only wrong passwords.
 _LOCKED = "no vault secrets"
 
 #: Beginning of the message of a failed apt task: the whole command, then apt's standard error.
 _APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
-#: Error lines of apt and dpkg; the last ones count.
+#: Error lines in the output of apt and dpkg. Only the last lines are reported: how many.
 _APT_SAYS = re.compile(r"^(?:E: .*|dpkg: error.*(?:\n .*)?)", re.MULTILINE)
 _APT_LINES = 3
-#: Error of apt -> fix.
+#: Text in an error of apt -> fix for the user.
 _APT_WAYS = {
     "dpkg was interrupted": "run `sudo dpkg --configure -a` on the worker first",
-    "lock": "another process installs packages there; try again later, or raise base_apt_lock_timeout",
+    "lock": "another process is installing packages on the worker; try again later, or raise base_apt_lock_timeout",
 }
 
 
-#: Modules whose message is the task's result, and the default message of `assert`.
+#: Modules whose message is shown to the user, and the default message of `assert`, which is not.
 _SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
 
 
@@ -68,7 +68,7 @@ class Project:
         root: Directory with ``site.yml`` and ``playbooks/``.
         config: The ansible.cfg in use.
         inventory: The fleet's inventory.
-        of_fleet: Whether the playbooks are the fleet's own.
+        of_fleet: Whether the playbooks are the fleet's own, not those of tpu_ops.
     """
 
     root: Path
@@ -83,7 +83,7 @@ class Project:
             name: ``site``, or the name of a file in ``playbooks/`` without its extension.
 
         Raises:
-            UsageError: It does not exist; the text names the existing playbooks.
+            UsageError: The playbook does not exist; the error names the existing playbooks.
         """
         found = {file.stem: file for file in sorted((self.root / "playbooks").glob("*.yml"))}
         if (self.root / "site.yml").is_file():
@@ -98,12 +98,12 @@ class Project:
 def tool_root() -> Path:
     """Return the directory of tpu_ops's own site.yml, playbooks, roles and ansible.cfg."""
     here = Path(tpu_ops.__file__).resolve().parent
-    # In a clone they are beside the package, in an installed package inside it.
+    # In a clone of the repository these files are beside the Python package; pip installs them inside the package.
     return here / "_ansible" if (here / "_ansible").is_dir() else here.parent
 
 
 def project_of(fleet: Path, inventory: Path) -> Project:
-    """Return the playbooks of a fleet: its own if the fleet directory has a site.yml, else those of tpu_ops.
+    """Return the project of a fleet: the fleet directory if it has a site.yml, else tpu_ops's own playbooks.
 
     Args:
         fleet: The fleet directory.
@@ -121,11 +121,11 @@ class Step:
 
     Attributes:
         task: The task's name.
-        role: Its role, or the empty string.
+        role: The task's role, or the empty string.
         host: The host.
         outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
-        message: Why it failed, in words.
-        warnings: Its warnings.
+        message: Why the task failed; empty if it did not.
+        warnings: The warnings of the task.
         report: Lines that the task shows to the user.
     """
 
@@ -156,10 +156,10 @@ class Outcome:
 
     Attributes:
         hosts: Host -> ``ok``, ``changed``, ``failed``, ``unreachable``, ``skipped``, ``rescued`` -> number of tasks.
-        failures: The steps that ended the play for a host; rescued failures are not among them.
-        code: Exit code of ansible-playbook; None if it was interrupted.
+        failures: The failed tasks that ended the play for a host; failures that a `rescue` handled are not included.
+        code: Exit code of ansible-playbook; None if ansible-playbook was interrupted.
         data: The playbook's set_stats data.
-        said: Ansible's messages outside of tasks.
+        said: Texts of the warnings and errors that Ansible printed outside of tasks.
     """
 
     hosts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -170,12 +170,12 @@ class Outcome:
 
     @property
     def locked(self) -> bool:
-        """Whether encrypted variables could not be opened: Ansible could not ask for a password, or it was wrong."""
+        """Whether Ansible could not decrypt variables: the password of Ansible Vault was missing or wrong."""
         return any(_LOCKED in text for text in [*self.said, *(step.message for step in self.failures)])
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """The hosts that did not answer."""
+        """The hosts that Ansible could not reach."""
         return tuple(host for host, counts in self.hosts.items() if counts["unreachable"])
 
 
@@ -187,7 +187,7 @@ def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.en
     Args:
         project: The directory of playbooks and roles.
         playbook: The playbook's file.
-        environ: See `run`.
+        environ: Basis of Ansible's environment.
     """
     # Tags do not depend on hosts, so the fleet's inventory is not read.
     no_fleet = {"ANSIBLE_INVENTORY_ENABLED": "host_list", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "False"}
@@ -225,13 +225,13 @@ def run(
     Args:
         project: The directory of playbooks and roles.
         playbook: The playbook's file.
-        hosts: Names or groups of the inventory; all if empty.
+        hosts: Names or groups of the inventory; empty means all hosts.
         options: Further options of ansible-playbook, such as ``--check``.
-        told: Called for each step as it ends, in this thread.
+        told: Called in the calling thread with each step when it ends, and with each message outside of tasks.
         environ: Basis of Ansible's environment.
 
     Raises:
-        UsageError: ANSIBLE_INVENTORY names inventories of other machines.
+        UsageError: ANSIBLE_INVENTORY does not include the fleet's file.
     """
     inventories = exported.inventories(project.inventory, environ)
     from ansible_runner.interface import run_async
@@ -240,12 +240,12 @@ def run(
     stop = threading.Event()
 
     def take(event: Mapping[str, Any]) -> bool:
-        # A slow callback would delay Ansible. False: the event is not written to a file.
+        # Only put the event into a queue: a slow callback would delay Ansible. False keeps the event out of files.
         events.put(event)
         return False
 
     outcome = Outcome()
-    # The directory holds Ansible's environment and results.
+    # A private directory, since ansible-runner writes Ansible's environment and results there.
     with scratch.directory(environ) as private:
         (private / "limit").write_text("".join(f"{host}\n" for host in hosts))
         thread, runner = run_async(
@@ -273,7 +273,8 @@ def run(
                     _note(event, outcome, told)
             outcome.code = int(runner.rc)
         except BaseException:
-            # After SIGTERM Ansible ends its child processes; ansible-runner itself would kill only one process.
+            # Ansible ends its child processes after SIGTERM. ansible-runner would kill the ansible-playbook process
+            # only.
             if ansible:
                 with _ended_below(ansible):
                     with contextlib.suppress(ProcessLookupError):
@@ -283,7 +284,7 @@ def run(
             thread.join(_ENDING)
             raise
     dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
-    # A rescue may fail with the same message as its block: report it once.
+    # A `rescue` can fail with the same message as its `block`: report this failure once.
     last = {(step.host, step.outcome, step.message): step for step in outcome.failures if step.host in dead}
     outcome.failures = [step for step in outcome.failures if step in last.values()]
     return outcome
@@ -291,9 +292,10 @@ def run(
 
 @contextlib.contextmanager
 def _ended_below(parent: int) -> Iterator[None]:
-    """End the child processes of a process at the end of a block.
+    """End the child processes of a process when the `with` block ends.
 
-    Ansible's workers have their own sessions. A worker that writes to Ansible while Ansible ends would wait forever.
+    Ansible's worker processes have their own sessions. A worker process that writes to Ansible while Ansible is ending
+    would wait forever.
     """
     started = _below(parent)
     try:
@@ -306,13 +308,13 @@ def _ended_below(parent: int) -> Iterator[None]:
                     os.kill(process.number, number)
             until = time.monotonic() + patience
             while left and time.monotonic() < until:
-                # The processes have lost their parent, so there is no event to wait for.
+                # These are not child processes of this process, so no event tells that they have ended: poll.
                 time.sleep(_TICK)
                 left = started & _processes().keys()
 
 
 def _below(parent: int) -> set[_Process]:
-    """Return the child processes of a process, and their own children."""
+    """Return all descendants of a process: its child processes, their child processes, and so on."""
     known = _processes()
     found, parents = set[_Process](), {parent}
     while parents:
@@ -323,14 +325,14 @@ def _below(parent: int) -> set[_Process]:
 
 
 class _Process(NamedTuple):
-    """A process. Its number may be reused, but hardly in the same process group."""
+    """A process. A later process can have the same number, but hardly in the same process group."""
 
     number: int
     group: int
 
 
 def _processes() -> dict[_Process, int]:
-    """Return all processes, each with its parent's number; empty if they cannot be listed."""
+    """Return all processes of this machine, each with its parent's number; empty if `ps` is not installed."""
     command = ["ps", "-axo", "pid=,pgid=,ppid=,stat="]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -341,13 +343,13 @@ def _processes() -> dict[_Process, int]:
 
 
 def _forget(status: Mapping[str, Any], artifacts: str) -> None:
-    """Remove the file in which ansible-runner keeps the environment, with its secrets, once it is written."""
+    """Once Ansible runs, remove the file in which ansible-runner stored the environment, which contains secrets."""
     if status["status"] == "running":
         (Path(artifacts) / "command").unlink(missing_ok=True)
 
 
 def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Said], None]) -> None:
-    """Add an event to the outcome."""
+    """Add an event of ansible-runner to the outcome, and report the step or message in it."""
     note = note_of(event)
     if isinstance(note, Step):
         told(note)
@@ -362,7 +364,7 @@ def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Sai
 
 
 def note_of(event: Mapping[str, Any]) -> Step | Said | None:
-    """Return the step or message in an event of ansible-runner; None if it has none."""
+    """Return the step or message in an event of ansible-runner; None if the event has neither."""
     data = event.get("event_data") or {}
     outcome = _OUTCOMES.get(event["event"])
     if outcome is None:
@@ -371,7 +373,7 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     result = data.get("res") or {}
     if outcome == "failed" and data.get("ignore_errors"):
         outcome = "ok"
-    # With no_log the result is hidden, and only Ansible's output tells whether the task changed something.
+    # `no_log` hides the task's result. Only Ansible's output then tells whether the task changed something.
     changed = result.get("changed") or ("censored" in result and _CHANGED.search(str(event.get("stdout"))))
     if outcome == "ok" and changed:
         outcome = "changed"
@@ -392,7 +394,7 @@ def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, 
 
 
 def message_of(result: Mapping[str, Any]) -> str:
-    """Return why a task failed, in words, given its result."""
+    """Return the message of a failed task, given the task's result."""
     entries = [entry for entry in result.get("results") or () if isinstance(entry, dict) and entry.get("failed")]
     if entries:
         return "; ".join(dict.fromkeys(message_of(entry) for entry in entries))
@@ -404,7 +406,7 @@ def message_of(result: Mapping[str, Any]) -> str:
 
 
 def _apt_message(message: str, result: Mapping[str, Any]) -> str:
-    """Return apt's own error and the fix instead of a failed task's message; other messages are returned unchanged."""
+    """Return apt's own error and the fix for the message of a failed apt task; return other messages unchanged."""
     match = _APT.match(message)
     if match is None and not message.startswith("Failed to lock apt"):
         return message
@@ -417,7 +419,7 @@ def _apt_message(message: str, result: Mapping[str, Any]) -> str:
 
 
 def hosts_of(stats: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the number of tasks of each kind by host, given Ansible's recap.
+    """Return host -> outcome -> number of tasks with that outcome, given Ansible's recap.
 
     A task that changed something also counts as `ok`, as in Ansible's own recap.
     """

@@ -14,27 +14,29 @@ from pathlib import Path
 from tpu_ops.files import take
 
 _PREFIX = "tpu_ops-configure-"
-#: File in it that the process keeps locked; the kernel releases the lock however the process ends.
+#: File in the directory that the process keeps locked. The kernel releases the lock however the process ends.
 _OWNER = "owner"
-#: Age in seconds from which a directory without this file counts as abandoned: a new one has none for a moment.
+#: Age in seconds from which a directory without the locked file counts as abandoned. Right after its creation, a
+#: directory has no locked file yet.
 _OLD = 86400.0
 
 
 @contextlib.contextmanager
 def directory(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Create a directory for as long as the block lasts, and remove those of killed processes.
+    """Create a directory for the length of a `with` block; first remove directories that killed processes left behind.
 
-    It is in memory if the user has a runtime directory, since Ansible's environment is written there.
+    The directory is in the user's runtime directory, thus in memory, if there is one: Ansible's environment, which is
+    written there, contains secrets.
 
     Args:
-        environ: Names the runtime directory.
+        environ: The environment; XDG_RUNTIME_DIR is the runtime directory.
     """
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     base = runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir()
     _sweep(Path(base))
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:
-        # The file gets its name after it is locked: a concurrent sweep never finds it unlocked.
+        # Lock the file before it gets its final name, so that a concurrent `_sweep` never finds it unlocked.
         new = made / f"{_OWNER}.new"
         owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -57,7 +59,7 @@ def _sweep(base: Path) -> None:
 
 
 def _is_left(path: Path, since: float) -> bool:
-    """Return whether no process uses a directory any more, given the time of its last change."""
+    """Return whether a directory is abandoned: no process holds its lock. ``since`` is the time of its last change."""
     try:
         owner = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

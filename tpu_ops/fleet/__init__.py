@@ -1,1 +1,1 @@
-"""The one view of a fleet: its snapshot and changes, targets, host variables, first contact and publishing."""
+"""The view of a fleet that all commands share: snapshot, changes, targets, host variables, publishing."""

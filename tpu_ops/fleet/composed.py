@@ -13,10 +13,10 @@ def check_syntax(expression: str, where: str) -> None:
 
     Args:
         expression: The expression, without braces.
-        where: Its place in the file, for the error.
+        where: The expression's place in the fleet's file, for the error.
 
     Raises:
-        UsageError: The syntax is invalid.
+        UsageError: The expression's syntax is invalid.
     """
     from jinja2 import Environment, TemplateSyntaxError
     from jinja2.parser import Parser
@@ -31,14 +31,14 @@ def check_syntax(expression: str, where: str) -> None:
         raise UsageError(
             f"{expression!r:.80} is not an expression: {exc.message}",
             where=where,
-            fix="write it without braces, as in tpu_worker_count > 1, and quote texts in it",
+            fix="write the expression without braces, as in tpu_worker_count > 1, and quote texts in it",
         ) from exc
     except RecursionError as exc:
         raise UsageError(f"{expression!r:.80} is nested too deeply", where=where, fix="write it shorter") from exc
 
 
 class Composed:
-    """A proxy of Ansible's inventory for one key of the fleet's file; records what the key adds to built-in groups.
+    """A proxy of Ansible's inventory for one key of the fleet's file: records the hosts added to built-in groups.
 
     Args:
         inventory: Ansible's inventory.
@@ -66,7 +66,7 @@ class Composed:
         return self._inventory.add_child(group, child)
 
     def refuse_merged(self, where: str) -> None:
-        """Reject changes to built-in groups: Ansible and the commands would see different hosts in them.
+        """Reject additions to built-in groups: Ansible and the commands would see different hosts in these groups.
 
         Args:
             where: The file and the key, for the error.
@@ -76,14 +76,16 @@ class Composed:
         """
         for group, children in self._added.items():
             own = set(self._own[group])
-            # A child group may contain any part of the built-in group.
+            # Hosts that are added directly must be exactly the hosts of the built-in group. A child group can have
+            # fewer.
             below = {child for child in children if child not in self._inventory.hosts}
             hosts = {child for child in children if child not in below}
             under = {host.name for child in below for host in self._inventory.groups[child].get_hosts()}
             if (hosts and hosts != own) or not under <= own:
                 other = sorted((hosts | under) - own) or sorted(own - hosts)
                 raise UsageError(
-                    f"it makes a group {group!r}, but a built-in group has this name and other hosts: {other[0]} is in "
+                    f"this key makes a group {group!r}, but a built-in group has this name and other hosts: "
+                    f"{other[0]} is in "
                     "one of them only",
                     where=where,
                     fix="use another prefix or name; docs/inventory.md lists the built-in groups",

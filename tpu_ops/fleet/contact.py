@@ -1,4 +1,4 @@
-"""Connects to the workers of a fleet; if one does not answer, refreshes the fleet to find its current address."""
+"""Connects to the workers of a fleet; if a worker does not answer, refreshes the fleet to find its current address."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tpu_ops.ssh.renewal import News, in_thread
 from tpu_ops.ssh.replies import Reply, Result
 from tpu_ops.ssh.ways import SSH_PORT
 
-#: Seconds for a worker to accept a connection, and for a jump: if a jump does not, all workers behind it are given up.
+#: Seconds for a worker to accept a connection, and for a jump host, which all workers behind it need.
 _CONNECTS, _JUMP_CONNECTS = 1.5, 5.0
-#: Most names that a message lists.
+#: Maximum number of workers or nodes that a message names.
 _NAMES = 4
 
-#: Most lines of changes that are logged.
+#: Maximum number of changes of the fleet that are logged.
 _LINES = 12
 
 _log = logging.getLogger(__name__)
 
 
 def fanout(fleet: Fleet) -> Fanout:
-    """Return the fan-out to the workers of a fleet, which asks the API about workers that no longer answer."""
+    """Return the fan-out to the workers of a fleet. The fan-out asks the API about workers that no longer answer."""
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
@@ -57,13 +57,13 @@ def fanout(fleet: Fleet) -> Fanout:
 
 
 def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -> dict[str, Result]:
-    """Run a command without input on workers of a fleet at once; ask the API about those that do not answer.
+    """Run a command without input on many workers at once; ask the API about workers that do not answer.
 
     Args:
         fleet: The fleet of the workers.
         hosts: The workers.
-        argv: The command; no shell changes its words.
-        limit: Seconds for each worker, including its connection.
+        argv: The command and its arguments; no shell expands them.
+        limit: Time limit in seconds for each worker, including the connection.
 
     Raises:
         OpsError: This process may not open enough files, or the API could not be asked about silent workers.
@@ -107,18 +107,18 @@ def login_hint(settings: Settings, said: str = "") -> str:
 
     Args:
         settings: The fleet's settings.
-        said: ssh's message about any of them.
+        said: ssh's message about one of the workers.
     """
     fleet = view.last(settings) if openssh.refused_by_proxy(said) else None
     if fleet and (jump := selection.ways_of(settings, fleet.listed).outside):
         return (
-            f"{jump} (proxy_jump), through which they are reached, refuses you: your own ssh config sets the "
-            f"account and key for it; check that `ssh {jump}` asks for nothing (docs/ssh.md)"
+            f"{jump} (proxy_jump), through which the workers are reached, refuses you: your own ssh config sets the "
+            f"account and key for this host; check that `ssh {jump}` asks for nothing (docs/ssh.md)"
         )
     if openssh.too_many(said) and not settings.only_key:
         return (
             f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
-            "only that key is offered, without those of your agent before it"
+            "ssh offers only this key, and no keys of your agent before it"
         )
     keys = [path for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(map(str, keys)) or 'the keys that ssh finds'}"
@@ -128,13 +128,14 @@ def login_hint(settings: Settings, said: str = "") -> str:
         f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "
         "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, their administrator adds it to "
         "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` "
-        "and its login name as `user`, or enable-oslogin=FALSE in the node's metadata (docs/ssh.md)"
+        "and the login name of your OS Login profile as `user`, or enable-oslogin=FALSE in the node's metadata "
+        "(docs/ssh.md)"
     )
 
 
 def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]:
-    """Return the workers' replies; a reply that refuses the login user gets the fix (`login_hint`)."""
-    # Computed once per message, since it reads the user's keys.
+    """Return the workers' replies; a reply that says that ssh refused the user's login gets the fix of `login_hint`."""
+    # Computed once per message of ssh, since `login_hint` reads the user's keys.
     hint = functools.cache(lambda said: login_hint(settings, said))
 
     def telling(said: str) -> str:
@@ -150,7 +151,7 @@ def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]
 
 
 def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
-    """Return the fleet, refreshed if the last listing says that one of these workers cannot be reached.
+    """Return the fleet; refresh it first if one of these workers could not be reached according to the last listing.
 
     Raises:
         HostKeyAlarm: A node publishes a key that differs from the known one.
@@ -165,7 +166,7 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
 
 
 def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
-    """Return why workers cannot be reached according to the last listing, in words that follow their problem."""
+    """Return worker -> why it cannot be reached according to the last listing; reachable workers are left out."""
     workers = {worker.host: worker for worker in fleet.workers}
     sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
     ways = selection.ways_of(fleet.settings, fleet.listed)
@@ -189,7 +190,7 @@ def away(fleet: Fleet, hosts: Iterable[str]) -> dict[str, Reply]:
 
 
 def way_back(fleet: Fleet, away: Collection[str]) -> str:
-    """Return the fix for workers that are out of reach; a node that does not serve takes precedence."""
+    """Return the fix for workers that are out of reach: that of the first node that is not READY, if there is one."""
     nodes = (worker.node for worker in fleet.workers if worker.host in away)
     node = next((node for node in nodes if node.state not in SERVING_STATES), None)
     listed = "`tpu_ops list` shows which nodes are READY and which addresses they have"
@@ -197,7 +198,7 @@ def way_back(fleet: Fleet, away: Collection[str]) -> str:
 
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
-    """Return the fix for each serving worker whose host key, or whose jump's, is unknown."""
+    """Return worker -> fix, for each worker of a READY node if its host key or its jump host's is unknown."""
     settings, keys = fleet.settings, host_keys.keys_of(fleet.settings)
     found = {
         worker.host: host_keys.to_trust(worker)
@@ -211,7 +212,7 @@ def without_host_keys(fleet: Fleet) -> dict[str, str]:
 
 
 class _Search:
-    """Asks the API about silent workers of one fleet, and knows where the masters of all workers listen."""
+    """Asks the API about workers of a fleet that do not answer, and finds the control socket of each worker."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._lock = threading.Lock()
@@ -234,7 +235,7 @@ class _Search:
             return self._outside
 
     def master(self, host: str) -> Master | None:
-        """Return where the master of a worker listens; None if that is unknown."""
+        """Return where the ssh master of a worker listens; None if the worker, or the way to it, is unknown."""
         worker = self._workers.get(host)
         return self._ways.master(worker) if worker else None
 
@@ -244,12 +245,12 @@ class _Search:
         return worker is not None and worker.node.state in TAKEN_STATES
 
     async def connects(self, host: str) -> bool:
-        """Return whether a worker, or its jump, accepts connections; True if its known address cannot be tested."""
+        """Return whether a worker, or its jump host, accepts connections; True if no known address can be tested."""
         worker = self._workers.get(host)
         way = self._ways.of(worker) if worker else None
         if way is None:
             return True
-        # A worker behind a proxy cannot be tested, nor can a jump behind another jump.
+        # Only the jump can be tested for a worker behind a proxy. A jump behind another jump cannot be tested.
         place = await in_thread(self._jump_place) if way.proxy else (way.address, SSH_PORT)
         if not place[0]:
             return True
@@ -261,7 +262,7 @@ class _Search:
         return False
 
     def news(self, hosts: Sequence[str]) -> News:
-        """Refresh the fleet; return the workers with a new way, and the state of the given workers."""
+        """Refresh the fleet; return which workers are reached in a new way, and the state of the given workers."""
         before, former = _ways(self._fleet), self._workers
         if all(map(self.is_taken, hosts)):
             said, whose = _last_seen([former[host] for host in hosts]), {former[host].label for host in hosts}
@@ -283,19 +284,19 @@ class _Search:
         called = {worker.host_key_alias: worker.host for worker in fleet.workers}
         names = {host: called.get(former[host].host_key_alias, host) for host in hosts if host in former}
         renamed = {host: f"its name is {name} now" for host, name in names.items() if name != host}
-        # Other workers that are preempted or stopped would also be tried in vain.
+        # Include all other preempted or stopped workers: connecting to these would fail too.
         notes = _notes(fleet, {*hosts, *filter(self.is_taken, self._workers)}) | renamed
         fixes = {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)}
         if shut := self._behind_a_silent_jump(hosts, changed):
             jump = self._ways.jump or self._ways.outside
             place = " port ".join(map(str, self._jump_place()))
-            at = f"it is reached through {jump} (proxy_jump), which takes no connections at {place}"
-            fix = f"check that {jump} runs and that this port is open to you there, or set another proxy_jump"
+            at = f"the worker is reached through {jump} (proxy_jump), which takes no connections at {place}"
+            fix = f"check that {jump} runs and that you can connect to this port, or set another proxy_jump"
             notes, fixes = notes | dict.fromkeys(shut, at), fixes | dict.fromkeys(shut, fix)
         return News(changed, notes, fixes)
 
     def _behind_a_silent_jump(self, hosts: Sequence[str], changed: Collection[str]) -> list[str]:
-        """Return all workers behind the jump if one of these is, and if the jump has not moved but is silent."""
+        """Return all workers behind the jump host if the jump host accepts no connections; else an empty list."""
         place = self._jump_place()
         behind = [host for host, worker in self._workers.items() if place[0] and self._ways.of(worker).proxy]
         if not {*behind} & {*hosts} or {*behind} & {*changed}:
@@ -311,23 +312,23 @@ def _addresses(names: Collection[str]) -> str:
 
 
 def _last_seen(workers: Iterable[Worker]) -> str:
-    """Return the last listed states of the workers' nodes, as a reason to ask the API again."""
+    """Return the states of the workers' nodes in the last listing, as a reason to ask the API again."""
     nodes = {worker.label: worker.node.state for worker in workers}
     return texts.some([f"{label} was {state} when last seen" for label, state in nodes.items()], _NAMES, "others")
 
 
 def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) -> Fleet | None:
-    """Refresh the fleet; log the reason, the purpose and the changes of these hosts. Return None if that failed."""
+    """Refresh the fleet; log the reason, the purpose and the changes of these hosts. None: the refresh failed."""
     source = origin.source_of(fleet.settings)
     asking = f"reading {sources.shown(source)} again" if source else "asking the API"
     _log.info("%s: %s for %s", reason, asking, what)
     try:
         found, changes = view.refresh(fleet.settings)
     except (CloudError, UnwritableError) as exc:
-        # A known worker stays usable even if the disk is full.
-        _log.warning("that failed: %s", exc)
+        # The command continues with the known addresses, for example if the disk is full.
+        _log.warning("the refresh failed: %s", exc)
         return None
-    # The other warnings were logged before.
+    # Warnings that the fleet already had were logged before.
     for text in (text for text in found.warnings if text not in fleet.warnings):
         _log.warning("%s", text)
     news = changes.about(hosts).news()
@@ -339,7 +340,7 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
 
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
-    """Return the values that determine how each worker is reached, its address first; empty if it has no way."""
+    """Return host -> values that determine how it is reached. The first is the address, empty if there is none."""
     keys = host_keys.keys_of(fleet.settings)
     ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}
@@ -351,11 +352,11 @@ def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
 
 
 def _known(keys: Mapping[str, Mapping[str, str]], alias: str) -> tuple[str, ...]:
-    """Return an alias and its known host keys."""
+    """Return a worker's alias in known_hosts and its known host keys."""
     return (alias, *sorted(keys.get(alias, {}).values()))
 
 
 def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
-    """Return the states of workers that do not answer, in words that follow their problem; empty if they serve."""
+    """Return worker -> a clause on its state that is appended to ssh's message; the worker does not answer."""
     age = dict.fromkeys(hosts, f"its address is as {fleet.age}") if fleet.source else {}
     return age | without_host_keys(fleet) | out_of_reach(fleet, hosts)

@@ -1,4 +1,4 @@
-"""What changed between two views of a fleet."""
+"""Finds the changes between two views of a fleet: nodes, names, states and addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpu_ops.cloud.node import Node, Worker, label_of, workers_of
 
 @dataclass(frozen=True)
 class NameChange:
-    """A node has another label, and its workers other names, since its name became shared or no longer is."""
+    """A node got another label, and its workers other names, because another node of the same name appeared or went."""
 
     old: str
     new: str
@@ -19,7 +19,7 @@ class NameChange:
 
 @dataclass(frozen=True)
 class StateChange:
-    """A node has another state."""
+    """A node's state changed."""
 
     node: str
     old: str
@@ -28,7 +28,7 @@ class StateChange:
 
 @dataclass(frozen=True)
 class AddressChange:
-    """A worker has another address; `kind` is ``external`` or ``internal``, an address may be empty."""
+    """A worker's address changed. ``kind`` is ``external`` or ``internal``; an empty string means no address."""
 
     host: str
     kind: str
@@ -38,16 +38,16 @@ class AddressChange:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of a fleet, in the order of its nodes.
+    """The changes between two views of a fleet, in the order of the fleet's nodes.
 
     Attributes:
-        first: Whether there was no earlier view to compare with.
+        first: Whether this is the first view of the fleet, with no earlier view to compare with.
         new: Labels of new nodes.
         gone: Former labels of nodes that no longer exist.
-        recreated: Labels of nodes that were recreated under their name.
-        renamed: Nodes with another label.
-        states: Nodes with another state.
-        addresses: Workers with another address.
+        recreated: Labels of nodes that were deleted and created again under the same name.
+        renamed: Nodes whose label changed.
+        states: Nodes whose state changed.
+        addresses: Workers whose address changed.
     """
 
     first: bool = False
@@ -62,7 +62,7 @@ class Changes:
         return any((self.new, self.gone, self.recreated, self.renamed, self.states, self.addresses))
 
     def news(self) -> list[str]:
-        """Return one line per change; none for the first view, in which everything is new."""
+        """Return one line per change; no lines for the first view, in which everything is new."""
         if self.first:
             return []
         return [
@@ -78,7 +78,7 @@ class Changes:
         ]
 
     def about(self, hosts: Collection[str]) -> Changes:
-        """Return the changes of these hosts."""
+        """Return only the changes of these workers and their nodes."""
         labels = {label_of(host) for host in hosts}
         return replace(
             self,
@@ -95,14 +95,14 @@ class Changes:
         return asdict(self)
 
 
-#: Nodes and the labels that they have among all nodes of their projects and zones, by full name.
+#: Some nodes, and full name -> label for these nodes. Labels are unique among all nodes of the projects and zones.
 Labelled = tuple[Iterable[Node], Mapping[str, str]]
 
 
 def diff(old: Labelled | None, new: Labelled) -> Changes:
     """Return the changes between two views; ``old`` is None if there was no earlier view.
 
-    A recreated node counts as recreated only, not as a change of addresses.
+    The new addresses of a recreated node are not reported as changes of addresses.
     """
     before = {node.full_name: node for node in (old[0] if old else ())}
     now = {node.full_name: node for node in new[0]}

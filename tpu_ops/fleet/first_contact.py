@@ -22,9 +22,9 @@ from tpu_ops.ssh import client_config, guest_attributes, host_keys, known_hosts,
 from tpu_ops.ssh.known_hosts import Keys
 from tpu_ops.ssh.ways import Way
 
-#: Most workers that are contacted at the same time.
+#: Maximum number of workers that are contacted at the same time.
 WIDTH = 32
-#: Signature algorithms with which ssh requests a key type, if they have other names than the type.
+#: Key type -> signature algorithms by which ssh requests this key type, if the algorithms have other names.
 _ALGORITHMS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256"}
 
 
@@ -34,7 +34,7 @@ class Answer:
 
     Attributes:
         worker: The worker.
-        key_type: For example ``ssh-ed25519``; empty if the worker did not answer.
+        key_type: The key's type, such as ``ssh-ed25519``; empty if there is no key.
         blob: The key in base64.
         problem: Why there is no key; empty if there is one.
         address: The address at which the worker answered.
@@ -53,10 +53,10 @@ class Answer:
 
 
 def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
-    """Return the workers of the nodes with these names or labels; a jump outside the filters is only one worker.
+    """Return the workers of the nodes with these names or labels; only the jump worker of a node outside the filters.
 
     Raises:
-        UsageError: A name is unknown or shared, or its node does not serve or has no workers or no id.
+        UsageError: A name is unknown or belongs to several nodes, or the node is not READY, has no workers or no id.
     """
     workers = selection.reached(fleet.settings, fleet.listed)
     for node in fleet.nodes:
@@ -82,7 +82,8 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
         raise UsageError(
             f"the API gives node {name} no id, and host keys are bound to the id",
             where=where,
-            fix="see its id with `gcloud compute tpus tpu-vm describe`; a recreated one gets its own",
+            fix="`gcloud compute tpus tpu-vm describe` shows the node's id; delete and create the node again to get "
+            "a new id",
         )
     if found[0].node.state not in SERVING_STATES:
         raise UsageError(
@@ -94,47 +95,49 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
 
 
 def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bool) -> dict[str, str]:
-    """Return why workers must not be trusted on first contact: alias -> words that follow the worker's name.
+    """Return why workers must not be trusted on first contact: alias -> reason, a verb phrase about the worker.
 
     Args:
         settings: The fleet's settings.
         workers: The workers to check.
-        ask_api: Whether to ask the API too which of them publish a key; nothing is written.
+        ask_api: Whether to ask the API too which of the workers publish a host key; nothing is written.
 
     Raises:
         CloudError: There are no credentials for the API, or it did not say whether some workers publish a key.
     """
     keys, first = Files(settings.state_dir).host_keys()
     known = {
-        alias: "was trusted on first contact before" if alias in first else "publishes its host key, and it is known"
+        alias: "was trusted on first contact before"
+        if alias in first
+        else "publishes its host key, and the key is known"
         for alias in keys
     }
     unknown = {worker.node.full_name: worker.node for worker in workers if worker.host_key_alias not in known}
-    # A published snapshot has all keys that are published.
+    # A published snapshot already contains all keys that workers publish, so the API is not asked.
     if ask_api and unknown and not origin.source_of(settings):
         with origin.api(settings) as tpu:
             learned = guest_attributes.fetch(tpu, list(unknown.values()))
         lacking = [worker for worker in workers if worker.node.full_name in unknown]
         must_be_heard(lacking, {name: learned.reasons[name] for name in learned.unheard})
-        known = dict.fromkeys(learned.keys, "publishes its host key, and `tpu_ops refresh` learns it") | known
+        known = dict.fromkeys(learned.keys, "publishes its host key; `tpu_ops refresh` learns the key") | known
     return known
 
 
 def must_be_heard(workers: Sequence[Worker], unheard: Mapping[str, str]) -> None:
-    """Reject workers that may publish a host key: trusting them would accept any machine at their address.
+    """Reject workers that perhaps publish a host key: trusting them on first contact would accept any machine.
 
     Args:
         workers: Workers without a known host key.
-        unheard: Node's full name -> why it is unknown whether it publishes host keys.
+        unheard: Node's full name -> why it is unknown whether the node publishes host keys.
 
     Raises:
-        CloudError: There are such workers.
+        CloudError: For some workers it is unknown whether they publish a host key.
     """
     if found := [worker for worker in workers if worker.node.full_name in unheard]:
         raise CloudError(
-            f"it is unknown whether they publish their host keys: {unheard[found[0].node.full_name]}",
+            f"it is unknown whether these workers publish their host keys: {unheard[found[0].node.full_name]}",
             where=texts.folded([worker.host for worker in found]),
-            fix="run this again; a worker that publishes its key is not trusted on first contact",
+            fix="run this command again; workers that publish their host key are not trusted on first contact",
         )
 
 
@@ -144,7 +147,7 @@ def ask(
     workers: Sequence[Worker],
     known: Mapping[str, Keys] = MappingProxyType({}),
 ) -> list[Answer]:
-    """Connect to each of these workers by its own way, and return the host keys that they present.
+    """Connect to each of these workers as ssh would, and return the host keys that the workers present.
 
     No login takes place, and nothing is written.
 
@@ -152,18 +155,18 @@ def ask(
         settings: The fleet's settings.
         fleet: The fleet.
         workers: The workers.
-        known: Alias -> host keys; ssh asks a worker for a key of a known type first.
+        known: Alias -> known host keys; ssh asks a worker first for a key of the same type.
     """
     with tempfile.TemporaryDirectory(prefix="tpu_ops-") as folder:
         return asyncio.run(_Round(settings, fleet, Path(folder), known).answers(workers))
 
 
 class Verdicts(NamedTuple):
-    """Whether the workers with known host keys present these keys.
+    """The result of comparing the host keys that workers present with the known host keys.
 
     Attributes:
         same: Workers that present a known key.
-        others: Answers with another key.
+        others: Workers that present another key.
         silent: Workers that present no key.
     """
 
@@ -173,7 +176,7 @@ class Verdicts(NamedTuple):
 
 
 def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdicts:
-    """Connect to each of these workers, and compare the host keys that they present with the known ones."""
+    """Connect to each of these workers, and compare the host key that it presents with its known host keys."""
     known = host_keys.keys_of(settings)
     answers = ask(settings, fleet, workers, known)
     heard = [answer for answer in answers if not answer.problem]
@@ -187,7 +190,7 @@ def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdi
 
 
 class _Round:
-    """Reads host keys of workers of one fleet; ssh writes them into its own folder."""
+    """Reads the host keys of workers of one fleet. ssh writes the keys into files of a temporary folder."""
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: Path, known: Mapping[str, Keys]) -> None:
         self._known = known
@@ -195,7 +198,7 @@ class _Round:
         self._options, self._user, self._folder = selection.ssh_options(settings), settings.user, folder
 
     async def answers(self, workers: Sequence[Worker]) -> list[Answer]:
-        """Ask all workers at once; behind a proxy the first alone, then a few at a time, like `tpu_ops.ssh.masters`."""
+        """Ask all workers at once; behind a proxy first one alone, then a few at a time, like `tpu_ops.ssh.masters`."""
         proxied = any(self._ways.of(worker).proxy for worker in workers)
         gate = asyncio.Semaphore(masters.PROXIES if proxied else WIDTH)
 
@@ -216,22 +219,22 @@ class _Round:
         for key_type, blob in _written(file, worker).items():
             return Answer(worker, key_type, blob, address=way.address)
         if code is None:
-            return Answer(worker, problem=f"it did not answer within {masters.OPEN_LIMIT:.0f} s")
+            return Answer(worker, problem=f"the worker did not answer within {masters.OPEN_LIMIT:.0f} s")
         jump = self._ways.jump
         if way.proxy and jump and "Host key verification failed" in said:
             before = f"use --trust-first {label_of(jump)} first"
-            return Answer(worker, problem=f"no host key is known for {jump}, its jump: {before}")
+            return Answer(worker, problem=f"no host key is known for the jump host {jump}: {before}")
         return Answer(worker, problem=openssh.reason(said, code))
 
 
 def _preferred(known: Keys) -> tuple[tuple[str, str], ...]:
-    """Return the ssh option that makes a machine present a key of a known type, if it has one."""
+    """Return the ssh option that makes a machine present, if possible, a host key of a type that is already known."""
     algorithms = [_ALGORITHMS.get(kind, kind) for kind in known]
     return (("HostKeyAlgorithms", f"^{','.join(algorithms)}"),) if algorithms else ()
 
 
 def _written(file: Path, worker: Worker) -> Keys:
-    """Return the keys of a worker in the file that ssh wrote; ssh writes no file if it saw no key."""
+    """Return the host keys of a worker in the file that ssh wrote; empty if ssh saw no key and wrote no file."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     return known_hosts.parse(text).get(worker.host_key_alias, {})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_ops.cloud.node import Node, Worker, node_labels
 
-#: Facts that roles and playbooks read as `tpu_<name>`, even if the fleet's file renames them.
+#: Facts that roles and playbooks read as `tpu_<name>`, even if the fleet's file sets another prefix for host variables.
 READ_BY_ROLES = frozenset(
     {
         "accelerator_type",
@@ -34,7 +34,7 @@ READ_BY_ROLES = frozenset(
 
 
 def facts(worker: Worker) -> dict[str, Any]:
-    """Return the facts of a worker and its node; the keys are host variables without their prefix."""
+    """Return the facts of a worker and its node; the keys are the names of host variables without the prefix."""
     return node_facts(worker.node) | worker_facts(worker)
 
 
@@ -89,7 +89,7 @@ def facts_without_worker(node: Node, label: str) -> dict[str, Any]:
 
     Args:
         node: The node.
-        label: Its unique short label.
+        label: The node's unique short label.
     """
     return node_facts(node) | {
         "host": None,
@@ -108,12 +108,12 @@ def groups(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> di
     """Return the groups of each node's workers, by the node's full name.
 
     Groups are named after node, zone, accelerator type, state and queued resource; characters other than letters,
-    digits and underscores are replaced. Host names always contain a dash and group names never do, so they cannot
-    collide. Nodes, or queued resources, that would share a group name get a short digest in it.
+    digits and underscores are replaced. A host name always contains a dash and a group name never does, so the two
+    cannot collide. If several nodes or queued resources would share a group name, a short digest is added to each name.
 
     Args:
         nodes: All listed nodes, or a part of them.
-        labels: The labels of the nodes among all listed nodes, if ``nodes`` is a part.
+        labels: Full name of each node -> its label among all listed nodes; needed if ``nodes`` is only a part.
     """
     nodes = list(nodes)
     labels = node_labels(nodes) if labels is None else labels
@@ -135,7 +135,7 @@ def groups(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> di
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Return group names by key, with a digest added to those that several keys would share."""
+    """Return the group names by key; a name that several keys share gets a digest of the key."""
     shared = Counter(names.values())
     return {
         thing: f"{name}_{hashlib.sha256(thing.encode()).hexdigest()[:6]}" if shared[name] > 1 else name

@@ -1,4 +1,4 @@
-"""The origin of a fleet's nodes: the API, or a published snapshot instead."""
+"""Reads a fleet's nodes from their source: the API or a published snapshot."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tpu_ops.ssh import guest_attributes
 
 @contextmanager
 def api(settings: Settings) -> Iterator[Tpu]:
-    """Open the API of these settings, for the length of a `with` block.
+    """Connect to the API that these settings name, for the length of a `with` block.
 
     Raises:
-        CloudError: There are no credentials for it.
+        CloudError: There are no credentials for the API.
     """
     with ExitStack() as held:
         try:
@@ -32,15 +32,15 @@ def api(settings: Settings) -> Iterator[Tpu]:
         except CloudError as exc:
             if source := source_of(settings):
                 exc.fix = (
-                    "log in (gcloud auth application-default login), or ask somebody who has credentials; without "
-                    f"them, this fleet can only be read, from {sources.shown(source)}"
+                    "log in (gcloud auth application-default login), or ask a colleague with credentials to run "
+                    f"this; without credentials, this fleet can only be read, from {sources.shown(source)}"
                 )
             raise
         yield tpu
 
 
 def source_of(settings: Settings) -> str:
-    """Return the source of a fleet: that of a published snapshot, or empty for the API.
+    """Return the source of the published snapshot that a fleet is read from; empty if the API is used.
 
     The settings take precedence over the last `tpu_ops refresh --from`.
 
@@ -57,7 +57,7 @@ def _source(settings: Settings, stored: Stored | None) -> str:
 
 
 def ask(settings: Settings, files: Files, source: str | None, *, verify_keys: bool = False, learn: bool = True) -> Seen:
-    """Ask the API or read the published snapshot."""
+    """Ask the API for a fleet's nodes and host keys, or read them from the published snapshot."""
     stored = files.read()
     chosen = _source(settings, stored) if source is None else source
     if chosen:
@@ -69,7 +69,7 @@ def ask(settings: Settings, files: Files, source: str | None, *, verify_keys: bo
 def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> Seen:
     """Ask the API for the nodes, and for the guest attributes that are not known yet."""
     if not settings.projects:
-        # A published snapshot contains its projects, so that only the API needs the setting.
+        # Required here only: a published snapshot names its projects itself.
         raise UsageError(
             "no project is set, and the API needs one",
             where=f"{settings.file}, key 'projects'",
@@ -84,28 +84,28 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
         learned = guest_attributes.Learned()
         if learn:
             known, first = files.host_keys()
-            # A key that was trusted on first contact is compared as soon as the node publishes one.
+            # Treat keys that were trusted on first contact as unknown, to compare them with published keys.
             vouched = {alias: keys for alias, keys in known.items() if alias not in first}
             workers = selection.reached(settings, nodes)
             asked = guest_attributes.wanted(workers, vouched, verify=verify_keys, instance_names=settings.iap)
             learned = guest_attributes.fetch(tpu, asked, instance_names=settings.iap)
             learned = guest_attributes.of_the_same(tpu, asked, learned, known)
     nodes = tuple(_named(node, learned.instance_names.get(node.full_name, ())) for node in nodes)
-    # A name of another form cannot be a real place, and readers of the snapshot would reject it.
+    # Drop invalid names of projects and zones: readers of a published snapshot would reject the whole snapshot.
     unanswered = tuple(place for place in listing.unanswered if forms.places([[*place]]))
     return Seen(asked_at, nodes, unanswered, learned, listing.warnings)
 
 
 def with_instance_names(listed: Iterable[Node], others: Iterable[Node]) -> tuple[Node, ...]:
-    """Fill in missing instance names from other nodes with the same node id."""
+    """Return the listed nodes; missing instance names are taken from the node with the same id among the others."""
     known = {node.node_id: node.instance_names for node in others if node.instance_names}
     return tuple(node if node.instance_names else _named(node, known.get(node.node_id, ())) for node in listed)
 
 
 def _named(node: Node, names: tuple[str, ...]) -> Node:
-    """Set the instance names of a node's workers if the number of workers is the same.
+    """Return the node with these instance names of its workers if the node lists as many workers, else unchanged.
 
-    A node that is being stopped, for example, is listed without endpoints.
+    The API lists a node without workers while the node is being stopped, for example.
     """
     return node._replace(instance_names=names) if names and len(names) == node.worker_count else node
 
@@ -113,7 +113,7 @@ def _named(node: Node, names: tuple[str, ...]) -> Node:
 def with_unanswered(
     listed: tuple[Node, ...], unanswered: tuple[tuple[str, str], ...], old: Snapshot | None
 ) -> tuple[Node, ...]:
-    """Add the last known nodes of places that did not answer: they are not gone, only not seen."""
+    """Add the last known nodes of projects and zones that could not be listed: such nodes probably still exist."""
     places, names = set(unanswered), {node.full_name for node in listed}
     kept = [
         node

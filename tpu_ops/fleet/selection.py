@@ -28,7 +28,7 @@ def of(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], lis
 
 
 def mux_dir() -> Path:
-    """Return the directory of the ssh control sockets."""
+    """Return the directory for the control sockets of ssh."""
     return client_config.mux_dir(os.environ, os.getuid())
 
 
@@ -36,7 +36,7 @@ def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return the ssh options that all workers of the fleet share, except for the user name and the first key."""
     more = [("IdentityFile", openssh.quoted(path)) for path in settings.more_keys]
     if settings.only_key:
-        # sshd rejects a login after a handful of keys, and those of an agent would be offered first.
+        # sshd rejects a login after a few wrong keys, and ssh would offer the agent's keys first.
         more.append(("IdentitiesOnly", "yes"))
     return (*more, *client_config.common_options(Files(settings.state_dir).known_hosts))
 
@@ -44,8 +44,8 @@ def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
 def ansible_arguments(settings: Settings) -> str:
     """Return the ssh arguments that Ansible gets for all workers of the fleet.
 
-    ssh reads no configuration for Ansible. Only the agent and the keys come from the user's own configuration: users
-    without SSH_AUTH_SOCK reach the workers with these.
+    With these arguments ssh reads no configuration file. Only IdentityAgent and IdentityFile are copied from the user's
+    own configuration: some users need them to log in, since they have no SSH_AUTH_SOCK.
     """
     from tpu_ops.ssh import identities
 
@@ -57,7 +57,7 @@ def ansible_arguments(settings: Settings) -> str:
 
 
 def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
-    """Return the workers of the fleet, and the jump even if the filters exclude it."""
+    """Return the workers of the fleet, and also the worker that is the jump host if the filters exclude it."""
     _, workers, labels = of(settings, listed)
     jump = ways_of(settings, listed).jump
     if not jump or any(worker.host == jump for worker in workers):
@@ -66,12 +66,12 @@ def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
 
 
 def ssh_config(settings: Settings) -> Path:
-    """Return the path of the ssh config for these settings."""
+    """Return the path of the fleet's ssh_config for the login name in these settings."""
     return Files(settings.state_dir).ssh_config(settings.login)
 
 
 def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
-    """Return paths and texts of the fleet's ssh_config, of those for other logins, and of the jump's."""
+    """Return the paths and texts of the fleet's ssh_config files: per login (user, key, jump), and for the jump host."""
     found, files = ways_of(settings, listed), Files(settings.state_dir)
     own = client_config.ssh_config(
         [(worker, found.of(worker)) for worker in reached(settings, listed)],
@@ -82,7 +82,7 @@ def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, 
         forward_agent=settings.forward_agent,
     )
     written = [(ssh_config(settings), own), *([(files.jump_config, found.jump_config)] if found.jump_config else [])]
-    # Addresses are the same for every login, so all files are updated together.
+    # Update the files of all logins together: they contain the same addresses.
     return list(dict([*(ssh_configs(settings.shared, listed) if settings.shared else ()), *written]).items())
 
 
@@ -92,12 +92,12 @@ def ways_of(settings: Settings, listed: Sequence[Node]) -> Ways:
 
 
 def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = True) -> list[str]:
-    """Return warnings about serving workers without a way, and about nodes that should have workers.
+    """Return warnings about workers of READY nodes that cannot be reached, and about READY nodes without workers.
 
     Args:
         settings: The fleet's settings.
         listed: All nodes of the projects and zones.
-        asked: Whether the workers' instance names were requested; without them there is no way through IAP.
+        asked: Whether the workers' instance names were requested. If not, a missing name causes no warning about IAP.
     """
     found = ways_of(settings, listed)
     problems = ways.problems(
@@ -115,12 +115,12 @@ def without_endpoints(settings: Settings, listed: Sequence[Node]) -> list[str]:
     if not lacking:
         return []
     names = texts.some(sorted(lacking, key=texts.natural))
-    again = "`tpu_ops refresh` asks the API again; if that does not help, delete and create them again"
+    again = "`tpu_ops refresh` asks the API again; if workers are still missing, delete the nodes and create them again"
     return [f"READY, but without workers, since the API lists no network endpoints: {names}; {again}"]
 
 
 def doubts(settings: Settings, listed: Sequence[Node], before: Sequence[Node] = ()) -> tuple[str, ...]:
-    """Return warnings about settings that may exclude existing nodes by mistake.
+    """Return warnings about filters or a jump host in the settings that match no node, perhaps by mistake.
 
     Args:
         settings: The fleet's settings.

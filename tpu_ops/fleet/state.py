@@ -1,4 +1,4 @@
-"""The snapshot of a fleet on this machine, and the lock of all of the fleet's files: one writer at a time."""
+"""The snapshot of a fleet on this machine, and the lock by which one process at a time writes the fleet's files."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from tpu_ops.config import Settings
 from tpu_ops.files import UnwritableError, unwritable
 from tpu_ops.ssh.fleet_files import LARGEST, FleetFiles, replace
 
-#: Version of the snapshot; other versions are not read.
+#: Version of the snapshot's format; files of other versions are not read.
 VERSION = 1
 
-#: Seconds since 1970 of the year 10000, from which on dates cannot be represented.
+#: Beginning of the year 10000 in seconds since 1970: Python cannot represent later dates.
 _LATEST = 253_402_300_800.0
 
 #: Seconds to wait for another process that writes the same files.
@@ -25,7 +25,7 @@ LOCK_TIMEOUT = 30.0
 
 
 class Question(NamedTuple):
-    """A request to the API; a snapshot answers only the same request."""
+    """A request to the API for nodes. A stored snapshot is used only for the request that it answers."""
 
     projects: tuple[str, ...]
     zones: tuple[str, ...]
@@ -33,7 +33,7 @@ class Question(NamedTuple):
     credentials: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the question as a dictionary of JSON types."""
+        """Return the request as a dictionary of JSON types."""
         return {
             "projects": sorted(self.projects),
             "zones": sorted(self.zones),
@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 def question_of(settings: Settings) -> Question:
     """Return the request that these settings make to the API."""
-    # Requests to a custom endpoint carry no credentials.
+    # Requests to a custom endpoint carry no credentials, so the name of the credentials does not matter.
     asker = "" if settings.endpoint else settings.auth.name
     return Question(settings.projects, settings.zones, settings.endpoint, asker)
 
@@ -57,7 +57,7 @@ class Snapshot(NamedTuple):
         nodes: The nodes, in the order of their full names.
         source: Source of a published snapshot; empty for the API.
         warnings: What could not be listed, in words.
-        unanswered: (project, zone) that could not be listed: their nodes are older.
+        unanswered: Pairs (project, zone) that could not be listed: their nodes are older.
     """
 
     asked_at: float
@@ -68,7 +68,7 @@ class Snapshot(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A snapshot and the request that it answers, as a dictionary."""
+    """A snapshot and the request that it answers; the request is a dictionary (`Question.to_json`)."""
 
     question: dict[str, Any]
     snapshot: Snapshot
@@ -83,7 +83,7 @@ class Files(FleetFiles):
 
     @property
     def snapshot(self) -> Path:
-        """Nodes as the API last listed them."""
+        """Path of the snapshot: the nodes as the API last listed them."""
         return self.directory / "snapshot.json"
 
     @property
@@ -92,11 +92,11 @@ class Files(FleetFiles):
         return self.directory / "shown.json"
 
     def read(self) -> Stored | None:
-        """Return the snapshot of any request; None if there is none or it is damaged."""
+        """Return the stored snapshot, whatever request it answers; None if there is no snapshot or it is damaged."""
         return _read(self.snapshot)
 
     def damage(self) -> str:
-        """Return why the existing snapshot cannot be read; empty if it can, or there is none."""
+        """Return why the stored snapshot cannot be read; empty if it can be read, or if there is no snapshot."""
         if not os.path.lexists(self.snapshot) or self.read() is not None:
             return ""
         try:
@@ -104,10 +104,10 @@ class Files(FleetFiles):
         except (OSError, ValueError, AttributeError, RecursionError):
             version = VERSION
         other = isinstance(version, int) and not isinstance(version, bool) and version != VERSION
-        return f"it has version {version}, this program reads {VERSION}" if other else "it is damaged"
+        return f"the file has version {version}, this program reads {VERSION}" if other else "the file is damaged"
 
     def read_shown(self, question: Question, stored: Stored | None) -> Snapshot | None:
-        """Return the snapshot that was last shown to the user, else the current one; None if neither answers.
+        """Return the snapshot that the user was shown last, else the current one; None if neither answers the request.
 
         Args:
             question: The request to answer.
@@ -120,7 +120,7 @@ class Files(FleetFiles):
         return next(filter(None, answers), None)
 
     def read_snapshot(self, question: Question) -> Snapshot | None:
-        """Return the snapshot; None if there is none, it answers another request, or is damaged."""
+        """Return the stored snapshot; None if it is missing, is damaged, or answers another request."""
         stored = self.read()
         return stored.answer(question) if stored else None
 
@@ -128,12 +128,12 @@ class Files(FleetFiles):
         """Replace the snapshot.
 
         Args:
-            question: The request that it answers.
-            snapshot: The nodes.
-            told: Whether it is shown to the user; the very first snapshot counts as shown.
+            question: The request that the snapshot answers.
+            snapshot: The new snapshot.
+            told: Whether the snapshot is shown to the user; the very first snapshot counts as shown.
 
         Raises:
-            OpsError: It cannot be written.
+            OpsError: The snapshot cannot be written.
         """
         data = {
             "version": VERSION,
@@ -163,14 +163,14 @@ class Files(FleetFiles):
                 made.replace(self.shown)
             except OSError:
                 files.replace(self.shown, files.read_regular(self.snapshot, LARGEST), 0o600)
-            # If both names already were the same file, the rename did nothing and left this link.
+            # Remove the link: the rename does nothing if both names already were the same file.
             made.unlink(missing_ok=True)
         except OSError as exc:
             raise unwritable(self.shown, exc) from exc
 
     @contextmanager
     def lock(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-        """Hold the lock against other writers for as long as the block lasts.
+        """Keep other writers of the fleet's files out for the length of a `with` block.
 
         Raises:
             UnwritableError: Another writer did not end in time, or the directory cannot be written.
@@ -187,7 +187,8 @@ class Files(FleetFiles):
                 raise UnwritableError(
                     f"another process held the fleet's state for more than {timeout:.0f} s",
                     where=str(path),
-                    fix="find the process with `fuser` on that file, and run this again when it has ended",
+                    fix="find the process with `fuser` on that file, and run this command again when the process has "
+                    "ended",
                 ) from exc
             except OSError as exc:
                 raise unwritable(self.directory, exc) from exc
@@ -206,9 +207,9 @@ def _stored(text: str) -> Stored | None:
     """Return the snapshot in a text; None if it is invalid or has another version.
 
     Raises:
-        ValueError: It is not JSON, or a node in it is invalid.
-        OverflowError: A number in it is too large.
-        RecursionError: It is nested too deeply.
+        ValueError: The text is not JSON, or a node in it is invalid.
+        OverflowError: A number in the text is too large.
+        RecursionError: The JSON is nested too deeply.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("version") != VERSION:
@@ -216,7 +217,7 @@ def _stored(text: str) -> Stored | None:
     question, asked_at, source, nodes = (data.get(key) for key in ("scope", "asked_at", "source", "nodes"))
     if not isinstance(question, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
         return None
-    # Earlier versions did not write these keys.
+    # Earlier versions of tpu_ops did not write these keys.
     warnings, unanswered = data.get("warnings", []), data.get("unanswered", [])
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
         return None
@@ -225,7 +226,7 @@ def _stored(text: str) -> Stored | None:
     if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not 0 <= asked_at < _LATEST:
         return None
     if "\\ud" in text:
-        # This fails for an unpaired surrogate, which cannot be written to a file.
+        # An unpaired surrogate raises ValueError here: it could not be written to a file later.
         json.dumps(data, ensure_ascii=False).encode()
     found = (tuple(map(Node.from_json, nodes)), source or "", tuple(warnings), tuple(map(tuple, unanswered)))
     return Stored(question, Snapshot(float(asked_at), *found))

@@ -15,17 +15,17 @@ from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostvars
 
-#: A range of numbers in a node set, and the largest number of names and digits in one part of a target.
+#: A range of numbers in a node set. Maximum count of names in one part of a target, and of digits in a number.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _MOST_NAMES, _MOST_DIGITS = 100_000, 9
 
-#: Operators of node sets, outside of brackets: union, difference, intersection, symmetric difference.
+#: Operators between node sets (not inside brackets): union, difference, intersection, symmetric difference.
 _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 
 _EMPTY_FLEET = (
     "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
 )
-#: Location of a fleet's filters.
+#: Part of messages: where the fleet's filters are set.
 FILTERS = "see `names`, `labels` and `accelerator_types` in inventory/tpu_vm.yml"
 
 
@@ -43,12 +43,12 @@ def select(
         target: A node's label (`pod`), a host (`pod-w0`), a ClusterShell node set of either (`pod-w[0-3]`), a group of
             the inventory (`@zone_us_central2_b`, `@all`), or several of them joined by `,` (union), `!` (difference),
             `&` (intersection) or `^` (symmetric difference).
-        states: Groups contain only workers of nodes in these states; all if empty.
+        states: Groups contain only workers of nodes in these states; empty means all states.
         listed: All nodes of the projects and zones, which determine group names; may be omitted if no filter applies.
 
     Raises:
-        UnknownError: A part of the target is unknown, or all parts are empty groups.
-        UsageError: A part is ambiguous, or no worker is left.
+        UnknownError: A name in the target is unknown, or the target consists of empty groups.
+        UsageError: A name is ambiguous, or the operators leave no worker.
     """
     names = _Names(workers, states, listed)
     parts = _OPERATOR.split(target.replace(" ", ""))
@@ -69,14 +69,14 @@ def select(
         if not workers:
             raise UnknownError(what, where=where, fix=of_empty_fleet(listed))
         if {*parts[1::2]} - {","}:
-            raise UsageError(what, where=where, fix="check its operators (, ! & ^): they leave no worker")
+            raise UsageError(what, where=where, fix="check the operators in the target (, ! & ^): they leave no worker")
         fix = f"groups hold workers of nodes that are {' or '.join(states)}; `tpu_ops list` shows the state of each"
         raise UnknownError(what, where=where, fix=fix)
     return [worker for worker in workers if worker.host in chosen]
 
 
 class _Names:
-    """All names of a fleet and their hosts."""
+    """All names that a target can contain, and the hosts that each name stands for."""
 
     def __init__(self, workers: Sequence[Worker], states: Collection[str], listed: Sequence[Node]) -> None:
         self._workers, self._states = workers, states
@@ -117,12 +117,12 @@ class _Names:
         raise UnknownError(f"no node or worker is called {shortened(name)}", where=where, fix=self._hint(name))
 
     def _without_workers(self, name: str) -> Node | None:
-        """Return the node with a label that has no workers."""
+        """Return the node with this label if it has no workers; else None."""
         labels = node_labels(self._listed)
         return next((node for node in self._listed if labels[node.full_name] == name and not node.worker_count), None)
 
     def _groups(self) -> dict[str, set[str]]:
-        """Return the hosts of each built-in group of the inventory, and of all workers; they may be empty."""
+        """Return group name -> hosts, for each built-in group of the inventory and for `all`. A group can be empty."""
         labels = node_labels(self._listed) | {worker.node.full_name: worker.label for worker in self._workers}
         names, found = hostvars.groups(self._listed, labels), {"all": set[str]()}
         for worker in self._workers:
@@ -142,13 +142,13 @@ class _Names:
 
     def _hint(self, name: str) -> str:
         if name in self._groups():
-            return f"{'for all workers, write' if name == 'all' else 'that is a group: write'} @{name}"
+            return f"{'for all workers, write' if name == 'all' else 'this is the name of a group: write'} @{name}"
         label, dash, index = name.rpartition("-w")
         if dash and index.isascii() and index.isdecimal() and label in self.nodes:
             count = len(self.nodes[label])
             return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
         if any(name in (label, *hosts) for label, hosts in _hidden(self._workers, self._listed).items()):
-            return f"it exists, but the fleet's filters exclude it: {FILTERS}"
+            return f"a node or worker of this name exists, but the fleet's filters exclude it: {FILTERS}"
         if close := alike(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
@@ -158,7 +158,7 @@ class _Names:
 
 
 def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list[str]]:
-    """Return the hosts of the nodes that the fleet's filters exclude, by the nodes' labels."""
+    """Return label -> hosts for each node that the fleet's filters exclude."""
     seen, hidden = {worker.node.full_name for worker in workers}, dict[str, list[str]]()
     for worker in workers_of(listed):
         if worker.node.full_name not in seen:
@@ -178,7 +178,7 @@ def of_empty_fleet(listed: Sequence[Node]) -> str:
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that resemble a name."""
+    """Return up to three known names that resemble a name."""
     return difflib.get_close_matches(name, list(known), n=3)
 
 
@@ -188,7 +188,7 @@ def shortened(text: str, limit: int = 80) -> str:
 
 
 def _too_many(part: str) -> bool:
-    """Return whether a node set has too many names; ClusterShell would create all of them first."""
+    """Return whether a node set has too many names. Checked here since ClusterShell would first create all names."""
     product = 1
     for inside in re.findall(r"\[([^\]]*)\]?", part):
         count = 0
@@ -205,7 +205,7 @@ def _too_many(part: str) -> bool:
 
 
 def _fold_out(part: str, target: str) -> Iterable[str]:
-    """Return the names of a node set, such as `pod-w[0-1]`, or of a single name."""
+    """Return all names that a node set such as `pod-w[0-1]` stands for; a text without brackets is one name."""
     if not part:
         raise UsageError("a name is missing", where=f"target {shortened(target)}", fix="name a node, as in `pod`")
     if "[" not in part:
@@ -214,15 +214,15 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
         raise UsageError(
             f"the node set stands for more than {_MOST_NAMES} names",
             where=f"target {shortened(target)}",
-            fix="name a whole node by its name, as in `pod`",
+            fix="for all workers of a node, write only the node's name, as in `pod`",
         )
     try:
         return [str(name) for name in NodeSet(part, resolver=GroupResolver())]
     except (NodeSetException, GroupResolverError) as exc:
-        # ClusterShell's message about groups and wildcards says only that a source is missing.
+        # For groups and wildcards ClusterShell's message would not help: it says only that a source is missing.
         what = (
             f"not a node set: {exc}"
             if isinstance(exc, NodeSetException)
             else "a group or wildcard cannot have brackets"
         )
-        raise UsageError(what, where=f"target {shortened(target)}", fix="write it as pod-w[0-3]") from exc
+        raise UsageError(what, where=f"target {shortened(target)}", fix="write the node set as pod-w[0-3]") from exc

@@ -1,7 +1,7 @@
-"""The one view of a fleet, shared by Ansible, ssh and the commands; it is kept on this machine and refreshed.
+"""The view of a fleet that Ansible, ssh and all commands share: stored on this machine and refreshed on request.
 
-A refresh asks the API, or reads a published snapshot instead, and writes snapshot.json, ssh_config and known_hosts in
-one locked step.
+A refresh asks the API or reads a published snapshot. It then writes snapshot.json, ssh_config and known_hosts while it
+holds the fleet's lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tpu_ops.ssh.fleet_files import replace
 _log = logging.getLogger(__name__)
 
 
-#: Seconds that a new node's guest agents have to publish their host keys, and seconds between two checks.
+#: Seconds to wait until the workers of a new node have published their host keys, and seconds between two checks.
 KEYS_TIMEOUT, KEYS_DELAY = 180.0, 2.0
 
 
@@ -44,11 +44,11 @@ class Fleet(NamedTuple):
         asked_at: When the API was asked, in seconds since 1970.
         warnings: What could not be listed or learned, in words.
         source: Source of the published snapshot; empty if the API was asked.
-        compared: The comparison of known host keys with published ones: host -> why it was impossible, or empty. Empty
-            if no comparison was requested.
+        compared: Host -> why its known host key could not be compared with a published key; an empty text if it was
+            compared. No hosts if no comparison was requested.
         unlisted: The part of ``warnings`` about nodes that could not be listed.
-        unanswered: (project, zone) that could not be listed: their nodes are older.
-        unheard: Nodes that may publish host keys although none was learned: full name -> why this is unknown.
+        unanswered: Pairs (project, zone) that could not be listed: their nodes are older.
+        unheard: Full name of a node -> why it is unknown whether the node publishes host keys.
     """
 
     settings: Settings
@@ -74,12 +74,12 @@ class Fleet(NamedTuple):
 
     @property
     def ssh_config(self) -> Path:
-        """OpenSSH configuration with one host per worker."""
+        """Path of the OpenSSH configuration file with one host per worker."""
         return selection.ssh_config(self.settings)
 
     @property
     def known_hosts(self) -> Path:
-        """Host keys of the workers."""
+        """Path of the file with the host keys of the workers."""
         return Files(self.settings.state_dir).known_hosts
 
 
@@ -88,7 +88,7 @@ def current(settings: Settings, said: Collection[str] = ()) -> Fleet:
 
     Args:
         settings: The fleet's settings.
-        said: Warnings that were logged before.
+        said: Warnings that are not logged again.
 
     Raises:
         CloudError: The API refused or did not answer, or a published snapshot cannot be read.
@@ -106,20 +106,20 @@ def cached(settings: Settings) -> Fleet:
     """Return the fleet like `current`, but do not ask the API if the snapshot is damaged.
 
     Raises:
-        OpsError: The snapshot is damaged or of another version, or see `current`.
+        OpsError: The snapshot is damaged or of another version, or the fleet's state cannot be written.
     """
     files = Files(settings.state_dir)
     if damage := files.damage():
         raise OpsError(
             f"the fleet's snapshot cannot be read: {damage}",
             where=str(files.snapshot),
-            fix="`tpu_ops refresh` asks again and replaces it",
+            fix="`tpu_ops refresh` asks the API again and replaces the file",
         )
     return current(settings)
 
 
 def known(settings: Settings) -> Fleet | None:
-    """Return the fleet in the snapshot, with its files up to date, without asking the API; None without a snapshot.
+    """Return the fleet in the stored snapshot without asking the API, and update its ssh_config; None without snapshot.
 
     Raises:
         OpsError: The fleet's state cannot be written.
@@ -131,7 +131,7 @@ def known(settings: Settings) -> Fleet | None:
 
 
 def last(settings: Settings) -> Fleet | None:
-    """Return the same as `known`, also for a snapshot whose source is not the one in the settings."""
+    """Return the fleet like `known`, even if the snapshot's source differs from the source in the settings."""
     files = Files(settings.state_dir)
     fleet = _kept(settings, files)
     if fleet is None:
@@ -140,7 +140,7 @@ def last(settings: Settings) -> Fleet | None:
     # User, key or directories in the settings may have changed since the files were written.
     if _outdated(files, fleet):
         with files.lock():
-            # Another process may have written a newer view meanwhile: read it again under the lock.
+            # Read the snapshot again while holding the lock: another process can have replaced it.
             fleet = _kept(settings, files)
             for path, text in _outdated(files, fleet) if fleet else ():
                 replace(path, text, 0o600)
@@ -153,7 +153,7 @@ def _kept(settings: Settings, files: Files) -> Fleet | None:
 
 
 def _outdated(files: Files, fleet: Fleet) -> list[tuple[Path, str]]:
-    """Return paths and texts of the files of a fleet whose content is outdated."""
+    """Return path and new text of each ssh_config file of a fleet that is outdated."""
     return [
         (path, text) for path, text in selection.ssh_configs(fleet.settings, fleet.listed) if files.text(path) != text
     ]
@@ -164,8 +164,8 @@ def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> 
 
     Args:
         settings: The fleet's settings.
-        snapshot: All nodes of its projects and zones.
-        stored: The former snapshot.
+        snapshot: All nodes of the fleet's projects and zones.
+        stored: The former snapshot: a jump host that was in it and is gone causes a warning.
     """
     nodes, workers, labels = selection.of(settings, snapshot.nodes)
     doubts = selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ())
@@ -175,7 +175,7 @@ def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> 
 
 
 def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
-    """Refresh; if the published snapshot is older than the local one, return the local one with a warning.
+    """Refresh the fleet; if the published snapshot is older than the local snapshot, use the local one and warn.
 
     Args:
         settings: The fleet's settings.
@@ -195,11 +195,12 @@ def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
 
 
 def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Changes]:
-    """Ask the API, or read the published snapshot, and compare it with what the user saw last; write nothing.
+    """Return the fleet from the API or the published snapshot, and its changes since the user saw it; write nothing.
 
     Args:
         settings: The fleet's settings.
-        source: The source, as `sources.parse` returns it; None for the source in the settings or the stored one.
+        source: A result of `sources.parse`; None means the source in the settings, else the source of the stored
+            snapshot.
 
     Raises:
         CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
@@ -209,7 +210,8 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
     stored = files.read()
     old = stored.answer(question_of(settings)) if stored else None
     if seen.source:
-        # Compare with the last snapshot of any request: a narrower request must not make an older snapshot acceptable.
+        # Compare with the last snapshot even if it answers another request: changing projects or zones must not make an
+        # older published snapshot acceptable.
         published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
     nodes = origin.with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source, seen.warnings, seen.unanswered)
@@ -225,17 +227,17 @@ def refresh(
     source: str | None = None,
     told: bool = False,
 ) -> tuple[Fleet, Changes]:
-    """Ask the API, learn the host keys of new nodes, and write snapshot, ssh_config and known_hosts.
+    """Ask the API, learn the host keys of new nodes, and write the snapshot, ssh_config and known_hosts.
 
-    A published snapshot replaces the API if the settings, `source` or the stored source name one.
+    A published snapshot is read instead of the API if `source`, the settings or the stored snapshot name a source.
 
     Args:
         settings: The fleet's settings.
-        verify_keys: Whether to compare the host keys of all serving nodes, not only learn those of new ones.
+        verify_keys: Whether to compare the known host keys of all READY nodes with the published keys.
         learn: Whether to ask for host keys.
-        source: A new source, as `sources.parse` returns it, which is stored.
-        told: Whether the changes are shown to the user, and so include all since they were last shown; otherwise they
-            are the changes since the last refresh.
+        source: A new source, a result of `sources.parse`; it is stored with the snapshot.
+        told: Whether the caller shows the changes to the user: they are then the changes since changes were last shown,
+            otherwise those since the last refresh.
 
     Raises:
         CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
@@ -252,8 +254,8 @@ def refresh(
         if seen.source:
             published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
         if old is not None and not seen.source and not old.source and seen.asked_at < old.asked_at <= time.time():
-            # Another process asked later and wrote first: keep its nodes, although it may not have asked for keys.
-            # (A view with a future time is not newer: the clock was set back.)
+            # Another process asked the API later than this one, and wrote first: keep its nodes. The host keys learned
+            # here are used all the same. (A snapshot with a future time is not newer: the clock was set back.)
             now = old._replace(nodes=origin.with_instance_names(old.nodes, seen.nodes))
         else:
             listed = origin.with_unanswered(seen.nodes, seen.unanswered, old)
@@ -264,7 +266,8 @@ def refresh(
         keys = host_keys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
         fleet = of(settings, now, stored)
         client_config.make_mux_dir(selection.mux_dir())
-        # A key that others trusted on first contact is compared as soon as the node publishes one.
+        # Record keys from a published snapshot that its publisher trusted on first contact: they are compared as soon
+        # as the node publishes a key.
         doubtful = seen.learned.trusted_first - (known.keys() - first)
         files.write_host_keys(keys, (first - seen.learned.keys.keys()) | (doubtful & keys.keys()))
         for path, config in selection.ssh_configs(settings, fleet.listed):
@@ -284,14 +287,14 @@ def refresh(
 
 
 def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> Changes:
-    """Return the changes of the nodes that pass the filters."""
+    """Return the changes of the nodes that pass the fleet's filters."""
     before = selection.of(settings, old.nodes) if old else None
     now = selection.of(settings, nodes)
     return diff(before and (before[0], before[2]), (now[0], now[2]))
 
 
 def _replaced(stored: Stored | None, question: Question, nodes: Sequence[Node]) -> set[str]:
-    """Return the node ids in the last snapshot, of any request, whose names now have other ids."""
+    """Return the ids of nodes in the last snapshot that were recreated: another node has their name now."""
     if stored is None or stored.question.get("endpoint") != question.endpoint:
         return set()
     now = {node.full_name: node.node_id for node in nodes if node.node_id}
@@ -300,7 +303,7 @@ def _replaced(stored: Stored | None, question: Question, nodes: Sequence[Node]) 
 
 
 def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> None:
-    """End the connections to addresses that workers have left."""
+    """End ssh master connections to addresses that their workers no longer have."""
     now = {worker.host_key_alias: worker for worker in workers_of(nodes)}
     left, before = set(), old.nodes if old else ()
     ways = selection.ways_of(settings, before)
@@ -313,15 +316,15 @@ def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ..
 
 
 def with_host_keys(settings: Settings, names: Collection[str], progress: Progress) -> tuple[Fleet, list[Worker]]:
-    """Refresh the fleet until the host keys of all workers of some nodes are known, or `KEYS_TIMEOUT` has passed.
+    """Refresh the fleet until the host keys of all workers of these nodes are known, or `KEYS_TIMEOUT` has passed.
 
     Args:
         settings: The fleet's settings.
-        names: Resource names of the nodes.
-        progress: Called with what is being waited for.
+        names: Full names of the nodes.
+        progress: Called before each wait with the seconds so far and the reason for waiting.
 
     Returns:
-        The fleet, and its workers of these nodes: none if the fleet does not list the nodes.
+        The fleet, and the workers of these nodes; no workers if the fleet does not list the nodes.
     """
     start = time.monotonic()
     while True:
@@ -330,5 +333,5 @@ def with_host_keys(settings: Settings, names: Collection[str], progress: Progres
         elapsed = time.monotonic() - start
         if not workers or host_keys.has_keys(settings, workers) or elapsed > KEYS_TIMEOUT:
             return fleet, workers
-        progress(elapsed, "waiting for its workers to publish their host keys")
+        progress(elapsed, "waiting for the node's workers to publish their host keys")
         time.sleep(KEYS_DELAY)

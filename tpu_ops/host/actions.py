@@ -22,39 +22,39 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 _POLL = 0.05
-#: Seconds that a start waits for the unit's name while an ended run still has it. A stop waits as long for the
-#: processes of a killed supervisor. Both are longer than processes are given to end.
+#: Seconds that a start waits until the systemd unit of an ended run is gone, and that a stop waits for the processes of
+#: a killed supervisor. Longer than the time that processes are given to end.
 _NAME_LIMIT = 15.0
-#: Seconds for systemd to answer, and to end processes after SIGKILL.
+#: Seconds that systemd has to answer, and seconds that processes have to end after SIGKILL.
 _SYSTEMD_LIMIT = 15
 _KILL_LIMIT = 20.0
-#: Fix for a unit that ends before anything is recorded.
+#: Fix for a systemd unit that ends before it writes the run's record.
 _JOURNAL = "`sudo journalctl -u {}` on this worker shows more".format(unit.UNIT)
 
 
 def _occupant(store: Store) -> Dict[str, Any] | None:
-    """Return the result of `rank_record.occupant`."""
-    from .rank_record import occupant  # few requests need it
+    """Return the run that holds this worker, or None (`rank_record.occupant`)."""
+    from .rank_record import occupant  # imported late, since few requests need it
 
     return occupant(store)
 
 
 def held(holder: Dict[str, Any], asker: Person) -> Refused:
-    """Return the refusal of a worker that a run holds: it names the run, and how the user can get the worker."""
-    from .fitness import in_use, past_run  # few requests need it
+    """Return the error for a worker that another run holds: it names the run and how the user can get the worker."""
+    from .fitness import in_use, past_run  # imported late, since few requests need it
 
     message = in_use(holder, "this worker", "%Y-%m-%d %H:%M:%S UTC")
     return Refused("held", message, past_run(asker, holder), holder=holder)
 
 
 def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
-    """Start a run; return its record once all ranks have begun, or with ``reserve`` once it waits for the others.
+    """Start a rank; return its record once all ranks have begun, or with ``reserve`` once it waits for other ranks.
 
-    A request that is repeated after a broken connection gets the answer of the first one.
+    A request that is repeated after a broken connection gets the answer of the first request.
 
     Raises:
-        Refused: The spec is invalid, another run is active, or the run does not begin. Then ``blamed`` has the ranks at
-            fault, and ``failed_checks`` the faults of this worker (see `fitness.faults`).
+        Refused: The spec is invalid, another run is active, or the run does not begin. If it does not begin, ``blamed``
+            has the ranks at fault, and ``failed_checks`` the faults of this worker (see `fitness.faults`).
         Gone: The caller has gone. The run continues.
     """
     require_root()
@@ -73,7 +73,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
             spec_files.sweep(store.run_dir)
             spec_files.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
         except Refused:
-            # The same request may have arrived just before this one, and anything it leaves may cause this refusal.
+            # An earlier copy of the same request may have started the run, and so caused this refusal.
             if not _has_come(request, run_id, store, asker, caller, deadline=deadline):
                 raise
         else:
@@ -84,7 +84,8 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     record = _of_start(store.observe(run_id), data, request["marker"])
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting":
-        # Return only once the record has rank 0's port, which the others need. A repeated request may come before that.
+        # Return only once the record has the port of rank 0, which the other ranks need. The port may be missing when
+        # the request is a repeated one.
         listens = record["port"] or record["rank"] > 0 or data["net"] is None
         if reserve and listens and not record["reason"]:
             break
@@ -98,7 +99,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
 def _has_come(
     request: Dict[str, Any], run_id: str, store: Store, asker: Person, caller: Caller, *, deadline: float
 ) -> bool:
-    """Return whether this request has already started the run: each request has its own random marker.
+    """Return whether this request has already started the run. Each request has its own random marker.
 
     If that start is still in progress, wait for its record until ``deadline``, in seconds of the monotonic clock.
 
@@ -114,9 +115,9 @@ def _has_come(
 
 
 def _leaves_name_free(earlier: Dict[str, Any] | None, person: Person) -> bool:
-    """Return whether a user may start a run with the name of an earlier record: none, or that of a refused first start.
+    """Return whether a user may use a run's name: there is no earlier record, or the record of a refused first start.
 
-    A refused start executed nothing. The user's directory for the run stays, so that no other user can take it.
+    A refused start executed nothing. The directory of the run stays the user's own: other users may not use the name.
     """
     if earlier is None:
         return True
@@ -135,18 +136,18 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
         return
     run_id = data["run_id"]
     if earlier["person"]["uid"] != person.uid or data["attempt"] == 1:
-        raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
+        raise Refused("held", "this worker already has a record of run {}".format(run_id), "choose another --name")
     if earlier.get("stop_requested_by"):
-        # The stop came after the recovering controller had checked for one.
+        # The user requested the stop after the recovering controller had looked for such a request.
         message = "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"])
         raise Refused("held", message, "to run it again, start it under another --name")
     if data["attempt"] <= earlier["attempt"]:
-        message = "attempt {} of run {} has been on this worker before".format(earlier["attempt"], run_id)
+        message = "this worker already has a record of attempt {} of run {}".format(earlier["attempt"], run_id)
         raise Refused("held", message, "`tpu_ops status {}` shows its state".format(run_id))
 
 
 def _of_start(record: Dict[str, Any] | None, data: Dict[str, Any], marker: str) -> Dict[str, Any] | None:
-    """Return the record if it is that of this start, and not of an earlier attempt or a refused start; else None."""
+    """Return the record if this start wrote it; None if an earlier attempt or another start did."""
     if record is None or (record["attempt"], record.get("marker")) != (data["attempt"], marker):
         return None
     return record
@@ -154,11 +155,13 @@ def _of_start(record: Dict[str, Any] | None, data: Dict[str, Any], marker: str) 
 
 def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     if record is None:
-        return Refused("failed", "the unit {} left no record".format(unit.UNIT), _JOURNAL)
+        return Refused(
+            "failed", "the systemd unit {} ended without writing a record of the run".format(unit.UNIT), _JOURNAL
+        )
     store.settle(record)
     facts = {}
     if record["state"] == "refused":
-        # A supervisor that did not live to receive the decision does not know the rank at fault.
+        # Only the state "refused" says that rank 0's decision arrived, which names the ranks at fault.
         facts["blamed"] = record["blamed"]
         if record["rank"] in record["blamed"]:
             facts["failed_checks"] = record.get("failed_checks", [])
@@ -166,13 +169,13 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
 
 
 def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller) -> None:
-    """Start the unit; wait for its name if an ended run still has it.
+    """Start the systemd unit of a rank; first wait until the unit of an ended run is gone.
 
     Raises:
-        Refused: It cannot be started.
+        Refused: The unit cannot be started.
         Gone: The caller has gone, and nothing was started.
     """
-    # A caller that has gone may already have reported that the run did not start: start nothing then.
+    # Start nothing for a caller that has gone: it may already have reported that the run did not start.
     caller.pause(0)
     program = os.path.realpath(sys.argv[0])
     command = unit.start_command(program, data["run_id"], data["grace_stop"], marker)
@@ -185,7 +188,7 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
             if record is None or record["attempt"] != data["attempt"] or record["state"] in FINAL:
                 unit.take_back(data["run_id"], _SYSTEMD_LIMIT)
             elif record["marker"] == marker:
-                # This start takes longer than usual, but continues: the caller waits for it as for any other.
+                # The start takes longer than usual but goes on: let the caller wait for the record.
                 return
             raise
         if code == 0:
@@ -199,16 +202,19 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
         if "already" not in text:
             raise Refused("failed", text, _JOURNAL)
         if time.monotonic() > deadline:
-            fix = "`systemctl status {0}` on this worker shows its processes; `sudo systemctl stop {0}` ends it"
-            raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text), fix.format(unit.UNIT))
+            fix = (
+                "`systemctl status {0}` on this worker shows the unit's processes; "
+                "`sudo systemctl stop {0}` ends the unit"
+            )
+            raise Refused("held", "the systemd unit {} still exists: {}".format(unit.UNIT, text), fix.format(unit.UNIT))
         caller.pause(_POLL)
 
 
 def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return one run's record, or the newest records of this worker, and the run that holds it now.
+    """Return the record of one run, or the newest records of this worker, and the run that holds this worker now.
 
-    In the newest records, only that of the active run has ``workers``. ``damaged`` has the ``message`` and the ``fix``
-    for each unreadable record.
+    Among the newest records, only the record of the active run has ``workers``. ``damaged`` has the ``message`` and the
+    ``fix`` for each unreadable record.
     """
     require_root()
     require_protocol(request)
@@ -217,7 +223,7 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if run_id:
         answer["record"] = store.observe(spec.check_run_id(run_id))
     else:
-        # With the names of all workers in every record, 512 workers with ten runs each would answer with 39 MB.
+        # Leave out the names of all workers: with ten runs on each of 512 workers, the answers would have 39 MB.
         held_by = (answer["holder"] or {}).get("run_id")
         records, damages = store.survey()
         answer["damaged"] = [{"message": damage.message, "fix": damage.fix} for damage in damages]
@@ -231,14 +237,15 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """End a run and return its final record. Without a run id, the active run is ended.
 
-    The supervisor informs those of the other ranks. A run that has not begun yet is refused with the request's
-    ``reason``. A controller that gives up its own start sends ``attempt``: earlier attempts are then not ended.
+    The supervisor informs the supervisors of the other ranks. The start of a run that has not begun yet is refused with
+    the request's ``reason``. A controller that gives up its own start sends ``attempt``: earlier attempts are not
+    ended.
 
     Raises:
-        Refused: The run does not exist, belongs to another user, or did not end in time, or the grace is invalid.
+        Refused: The run does not exist, belongs to another user or did not end in time, or the grace period is invalid.
         Gone: The caller has gone. The supervisor still ends the run.
     """
-    from .rank_record import taken_back  # only this request needs it
+    from .rank_record import taken_back  # imported late, since only this request needs it
 
     require_root()
     require_protocol(request)
@@ -247,7 +254,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     if not run_id:
         return {"ok": True, "record": None}
     deadline = time.monotonic() + unit.START_LIMIT
-    # A run that is being started has no record yet.
+    # Wait while the run is being started: it has no record yet.
     while os.path.exists(spec_files.path_of(store.run_dir, spec.check_run_id(run_id))) and time.monotonic() < deadline:
         caller.pause(_POLL)
     record = store.observe(run_id)
@@ -257,7 +264,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     supervisor = record["supervisor"]
     alive = record["state"] != "lost" and proc.start_time(supervisor["pid"]) == supervisor["start"]
     if record["state"] in FINAL:
-        # A recovery may be about to start the run again.
+        # The run has ended, but a recovery may be about to start it again: note the stop.
         if not alive:
             # `after` ends the processes of a killed supervisor, and closes its record.
             store.settle(record, limit=_NAME_LIMIT)
@@ -265,7 +272,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         try:
             _require_control(person, record, request)
         except Refused:
-            pass  # every user may see the end of a run
+            pass  # every user may see how a run ended
         else:
             _note(store, record, intent, alive=alive)
         if alive:
@@ -275,29 +282,30 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     _require_control(person, record, request)
     store.put_intent(run_id, intent)
     if alive:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the supervisor has just ended
             os.kill(supervisor["pid"], signal.SIGTERM)
     ended = _await_end(store, record, intent.get("grace", 0), caller)
     return {"ok": True, "record": taken_back(store, ended, intent)}
 
 
 def _require_control(person: Person, record: Dict[str, Any], request: Dict[str, Any]) -> None:
-    """Check that the user may end a run: the owner, the user who started it, or an administrator with `force`."""
+    """Check that the user may end a run: its owner, the user who started it, or an administrator with `force`."""
     owner = record["person"]
     if person.uid != record.get("asked_by"):
         require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
 
 
 def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive: bool) -> None:
-    """Record that a user wants no other attempt of a run that has ended.
+    """Record that a user stopped a run that has ended: a recovery must not start another attempt.
 
     Args:
         store: The store of the record.
         record: The run's final record.
-        intent: The stop, from `_intent`.
-        alive: Whether the supervisor is still running and may write the record; it or `after` then reads the intent.
+        intent: The stop request as a result of `_intent`.
+        alive: Whether the supervisor still runs and may write the record. The supervisor or `after` then reads the
+            intent.
     """
-    from .rank_record import note_stop_request  # few requests want it
+    from .rank_record import note_stop_request  # imported late, since few requests need it
 
     if not intent["requested"]:
         return
@@ -308,14 +316,14 @@ def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
-    """Return the intent of a stop request: by whom, why, and with which grace.
+    """Return the intent of a stop request: who stops the run, why, and with which grace period.
 
     Raises:
-        Refused: The grace is invalid.
+        Refused: The grace period is invalid.
     """
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
     intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
-    # A recovery also ends the rest of an attempt, with a reason. That does not count as requested by a user.
+    # A recovery also stops the remaining ranks of an attempt, with a reason. Such a stop is not a user's request.
     intent["requested"] = request.get("requested") is True or not request.get("reason")
     grace = request.get("grace")
     if grace is not None:
@@ -326,7 +334,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
 
 
 def _limit(record: Dict[str, Any], grace: float) -> float:
-    """Return the seconds that a run may take to end: an earlier stop may have had a longer grace than this one."""
+    """Return the seconds that a run may take to end. An earlier stop can have had a longer grace period."""
     earlier = (record["intent"] or {}).get("grace") or 0
     return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 5)
 
@@ -335,9 +343,9 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
     """Wait until a run has ended; if it takes too long, let systemd kill it.
 
     Args:
-        store: The store of its record.
-        asked: Its record at the time of the stop.
-        grace: Seconds between SIGTERM and SIGKILL of this stop; 0 if not given.
+        store: The store of the run's record.
+        asked: The run's record at the time of the stop.
+        grace: This stop's seconds between SIGTERM and SIGKILL; 0 if the request names none.
         caller: The caller that waits.
 
     Raises:
@@ -352,18 +360,18 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
         if record is None:
             return {}
         if record["supervisor"] != supervisor:
-            # A later attempt has the run id now, so the attempt that was stopped is over.
+            # The record is now that of a later attempt, so the stopped attempt has ended.
             return asked
         holder = store.holder()
         if holder is not None and holder["supervisor"] != supervisor:
-            # Another run has the unit's name and its control group now.
+            # Another run holds this worker now, so the stopped run has ended.
             return record
         closed = record["state"] in FINAL and record["state"] != "lost"
         if closed and (store.settled(record) or asked_systemd):
             return record
         now = time.monotonic()
         if asked_systemd and now - asked_systemd > _KILL_LIMIT:
-            text = "run {} did not end within {:.0f} s, nor by SIGKILL".format(run_id, now - begun)
+            text = "run {} did not end within {:.0f} s, and SIGKILL did not end it".format(run_id, now - begun)
             raise Refused(
                 "failed",
                 text,
@@ -376,8 +384,8 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
 
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Describe this host. With ``run_id``, ``known`` is whether a new run of that name would be refused here."""
-    from .probe import describe  # only this request needs it
+    """Describe this host. With ``run_id``, ``known`` is whether this host would refuse a new run of that name."""
+    from .probe import describe  # imported late, since only this request needs it
 
     asker = asking()
     person = runs_as(asker, request.get("user") or "")

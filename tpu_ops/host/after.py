@@ -1,4 +1,4 @@
-"""The last checks of a run after its unit has ended, in a separate program: the supervisor may have been killed."""
+"""A program that does the last checks of a run after its unit has ended, even if its supervisor was killed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .store import Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: Seconds until the record is closed. With a grace of 0, systemd allows STOP_MARGIN in all, of which the interpreter's
-#: start and the disk get 2 s.
+#: Seconds in which the record has to be closed. With a grace period of 0, systemd allows STOP_MARGIN in total; 2 s of
+#: it are for the start of Python and for the disk.
 _LIMIT = unit.STOP_MARGIN - 2.0
 
 
 def after(store: Store, run_id: str, marker: str = "") -> int:
     """Repeat the last checks after the unit's processes have ended, and close the record of a dead supervisor.
 
-    systemd runs this (ExecStopPost), with the supervisor's exit status in the environment. Nothing closes the record
-    later, so a lock on it is only waited for, and then ignored: no other attempt can begin meanwhile. The spec of one
-    may be waiting already.
+    systemd runs this program (ExecStopPost) with the supervisor's exit status in the environment. Nothing closes the
+    record later. If another process holds the record's lock for too long, the lock is therefore ignored: no other
+    attempt can begin before this program ends. The spec of another attempt may be waiting already.
 
     Args:
         store: The store of the record.
         run_id: The run.
-        marker: The marker of the request that started the unit; empty means that no spec is waiting.
+        marker: The marker of the request that started the unit; empty means that this unit left no spec file.
 
     Returns:
         The exit code.
@@ -44,12 +44,12 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
     try:
         record = store.read(run_id)
     except Damaged as damage:
-        # The damaged record stays, for `status` to report. The remaining steps are done.
+        # Keep the damaged record, for `status` to report, and do the remaining steps.
         sys.stderr.write("tpu-host: {}\n".format(damage.message))
         record = None
-    # A supervisor that was killed before it wrote its record leaves that of an earlier attempt.
+    # A closed record is that of an earlier attempt if the supervisor was killed before it wrote its own record.
     closed = record is None or record["state"] in FINAL or not store.of_this_boot(record)
-    # Processes hold their chips until they have ended.
+    # End processes first: they hold their chips until they have ended.
     stuck = end_left(record["cgroup"]) if record is not None and not closed else []
     chips = chips_after()
     if record is None or closed:
@@ -75,9 +75,9 @@ def _close(
     Args:
         store: The store of the record.
         record: The record.
-        intent: The stop of the run; None if there was none.
-        chips: The state of the chips.
-        stuck: The remaining processes.
+        intent: The stop request for the run; None if there was none.
+        chips: The state of the chips, from `ending.chips_after`.
+        stuck: Processes of the run that could not be ended.
     """
     result = os.environ.get("SERVICE_RESULT", "unknown")
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 _SHEBANG = b"#!/usr/bin/python3 -IS\n"
-#: Imports the modules from the compiled copy (compiled.py) if there is one for this Python version.
+#: The program's main module. It imports from the compiled copy (compiled.py) if there is one for this Python version.
 _ENTRY = b"""\
 import os
 import sys
@@ -27,7 +27,7 @@ from tpu_ops.host.main import program
 
 program(compiled)
 """
-#: The oldest time that a zip archive can hold.
+#: Time stamp of all files in the archive: the oldest time that a zip archive can hold.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _PACKAGES = ("host", "protocol")
 
@@ -41,7 +41,7 @@ def archive() -> bytes:
             if path != here:
                 members[f"tpu_ops/{package}/{path.name}"] = path.read_bytes()
     buffer = io.BytesIO()
-    # Stored, not deflated: zlib's versions do not all write the same bytes.
+    # Do not compress: different versions of zlib write different bytes.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
         for name in sorted(members):
             info = zipfile.ZipInfo(name, _EPOCH)

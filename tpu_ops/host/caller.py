@@ -1,4 +1,4 @@
-"""The caller of a request, and whether it still waits for the answer."""
+"""The caller of a request: the connection of a controller that may end before the answer is sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Caller:
 
     Args:
         source: The descriptor that the request was read from.
-        attended: Whether the end of `source` means that the caller has gone. It does not for a request piped in by
-            hand.
+        attended: Whether the end of `source` means that the caller has gone. For a request that a user pipes in, it
+            does not.
     """
 
     def __init__(self, source: int, attended: bool) -> None:
@@ -27,7 +27,7 @@ class Caller:
             self._poll.register(source, select.POLLIN)
 
     def pause(self, seconds: float) -> None:
-        """Wait for some seconds.
+        """Wait for some seconds while the caller is there.
 
         Raises:
             Gone: The caller has gone.

@@ -1,4 +1,4 @@
-"""The process that becomes the command: forked early, run as the user, checked, held, and then executed."""
+"""The process that becomes the command: it runs as the user, checks the command, and executes it when it is told to."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from .code import Copy
 
-#: Exit code of a child that could not execute its command; only the supervisor sees it.
+#: Exit code of a child that could not execute its command; only the supervisor sees this code.
 NOT_EXECUTED = 127
 
-#: Seconds until the child has to be ready. This is well below systemd's timeout for the supervisor's start, and far
-#: more than finding a directory and a program takes on mounts that answer.
+#: Seconds in which the child has to be ready or to report progress: well below systemd's timeout for the start of the
+#: supervisor, and far more than finding a directory and a program takes on mounts that answer.
 LIMIT = 20.0
 _POLL = 0.02
 
 
 def become(person: Person) -> None:
-    """Give up root for good: groups, group, user."""
+    """Change to the user's groups, group and user id: this process cannot become root again."""
     if os.geteuid() == 0:
         os.initgroups(person.name, person.gid)
         os.setgid(person.gid)
@@ -38,7 +38,7 @@ def become(person: Person) -> None:
 
 
 def output_pipe(person: Person) -> tuple[int, int]:
-    """Return both ends of a pipe for a command's output. The user may open it, for example as /dev/stderr."""
+    """Return both ends of a pipe for a command's output. The user has the right to open it, such as by /dev/stderr."""
     source, output = os.pipe()
     if os.geteuid() == 0:
         os.fchown(output, person.uid, person.gid)
@@ -46,12 +46,12 @@ def output_pipe(person: Person) -> tuple[int, int]:
 
 
 class Child:
-    """The command of one rank, held until `go`.
+    """The process of one rank's command. It waits for `go` before it executes the command.
 
     Args:
         pid: The child's process id.
-        go: Writing end of the pipe that holds it.
-        report: Reading end of the pipe for the child's messages; its end means that the command is being executed.
+        go: Writing end of the pipe that the child waits on.
+        report: Reading end of the pipe for the child's messages. The pipe closes when the command is executed.
     """
 
     def __init__(self, pid: int, go: int, report: int) -> None:
@@ -74,17 +74,17 @@ class Child:
         """Fork the child and wait until it is ready. Call this before any thread is started.
 
         Args:
-            argv: The command.
-            env: Its whole environment.
+            argv: The command and its arguments.
+            env: The command's whole environment.
             cwd: The working directory.
-            person: The user that it runs as.
+            person: The user that the command runs as.
             output: Descriptor for standard output and standard error.
-            commit: The commit that the clone in the directory has to be at; empty if it is not checked.
-            copy: The synced copy in the directory, if any.
+            commit: The commit that must be checked out in the working directory; empty if that is not checked.
+            copy: The synced copy in the working directory, if there is one.
 
         Raises:
             NotReady: The user cannot enter the directory or execute the program, the clone is at another commit, the
-                copy differs, or a mount does not answer.
+                synced copy has changed, or a mount does not answer.
         """
         go_read, go_write = os.pipe()
         report_read, report_write = os.pipe()
@@ -104,22 +104,22 @@ class Child:
             message = child._read_report() if reported else {}
             if not message.get("busy"):
                 break
-            # Reading a large copy takes long; the child reports that it is still busy.
+            # The child reports that it is busy while it reads a large copy: extend systemd's timeout.
             unit.starting()
         if message.get("ready"):
             return child
         child.drop()
         if reported:
             os.waitpid(pid, 0)
-            raise NotReady(message.get("error") or "the process ended before it was ready")
+            raise NotReady(message.get("error") or "the command's process ended before it had checked the command")
         _end(pid)
-        text = "no answer within {:.0f} s from its working directory {} or from PATH, where {} is looked for"
+        text = "no answer within {:.0f} s from the working directory {} or from PATH, where {} is searched"
         raise NotReady("{}; {}".format(text.format(LIMIT, cwd, argv[0]), mounts.gone(cwd)))
 
     def go(self) -> str:
         """Let the child execute the command; return the error, or the empty string.
 
-        If the child is dead already, its wait status has the reason.
+        If the child has died, no error is returned: its wait status has the reason.
         """
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"g")
@@ -129,12 +129,12 @@ class Child:
         return error
 
     def drop(self) -> None:
-        """Let the child end without executing the command. No other process may have the pipe open."""
+        """Let the child end without executing the command. This fails if another process has the pipe open too."""
         os.close(self._go)
         os.close(self._report)
 
     def _read_report(self) -> Dict[str, Any]:
-        """Return the child's next message; empty if executing the command has closed the pipe."""
+        """Return the child's next message; empty if the pipe is closed because the command was executed."""
         line = b""
         while not line.endswith(b"\n"):
             byte = os.read(self._report, 1)
@@ -146,7 +146,7 @@ class Child:
 
 
 def _end(pid: int) -> None:
-    """Kill a child. One that waits inside the kernel forever is left to the end of the unit."""
+    """Kill a child. If the child waits inside the kernel for more than 1 s, its end is not awaited."""
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 1
     while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def _live(
     go: int,
     report: int,
 ) -> None:
-    """Run in the child; return only if the command was not executed."""
+    """Become the command, in the child process; return only if the command was not executed."""
 
     def say(message: Dict[str, Any]) -> None:
         os.write(report, json.dumps(message).encode("ascii") + b"\n")
@@ -185,13 +185,13 @@ def _live(
         if commit:
             clone.require(cwd, commit)
         if copy:
-            # This lock is released when the command is executed; the supervisor holds one too by then.
+            # Executing the command releases the child's lock on the copy. The supervisor has its own lock by then.
             copy.require(lambda: say({"busy": True}))
         words = [encode(word) for word in argv]
         program = find_program(words[0], env.get(b"PATH", b""))
         say({"ready": True})
         if os.read(go, 1) != b"g":
-            return  # the supervisor has died: do not start
+            return  # the supervisor has died: do not execute the command
         os.execve(program, words, env)  # noqa: S606 - the user's own command, run as the user
     except NotReady as exc:
         say({"error": str(exc)})
@@ -204,7 +204,7 @@ def _live(
 
 
 def _plain_signals() -> None:
-    """Reset the signals that Python and the supervisor changed: a command expects the default of every signal."""
+    """Reset the signal handlers of Python and the supervisor: a command expects the default for every signal."""
     for number in range(1, signal.NSIG):
         try:
             if signal.getsignal(number) not in (signal.SIG_DFL, None):

@@ -1,4 +1,4 @@
-"""The actions on chips: list the processes that hold the chips of this host, and end those that may be ended."""
+"""The actions `holders` and `unlock`: list the processes that hold chips of this host, and end such processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .store import Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: Seconds for processes to end after SIGKILL.
+#: Seconds that processes have to end after SIGKILL.
 _KILL_LIMIT = 5.0
 _POLL = 0.05
 #: Maximum number of digits in a user id.
@@ -26,7 +26,7 @@ _UID_DIGITS = 10
 
 
 def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return the holders of the chips (see `described`), the run that holds this worker, and its command."""
+    """Return the processes that hold chips (see `described`), the run that holds this worker, and the run's command."""
     require_root()
     require_protocol(request)
     holder = store.holder()
@@ -36,7 +36,7 @@ def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
 
 def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any]]:
-    """Return the holders of the chips, each with its start and the run whose control group it is in."""
+    """Return the processes that hold chips, each with its start time and the run whose control group it is in."""
     record = store.read(holder["run_id"]) if holder else None
     own = set(proc.cgroup_pids(record["cgroup"])) if record and record.get("cgroup") else set()
     found = []
@@ -50,16 +50,16 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
     """End processes that hold chips and belong to no run, then remove libtpu's lockfiles if no process holds a chip.
 
     Request: ``user`` is the owner of the processes, by default the user who asks. Only an administrator may name
-    another owner, by user id if there is no account. ``grace`` is in seconds, between SIGTERM and SIGKILL.
-    ``processes`` has ``[pid, start]`` for each process that may be ended; older controllers do not send it, which
-    means all of that user. Processes of a run are never ended: use `stop`.
+        another owner, by user id if there is no account. ``grace`` is the time in seconds between SIGTERM and SIGKILL.
+        ``processes`` has ``[pid, start]`` for each process to end; without it, as in requests of older controllers, all
+        processes of the owner are ended. Processes of a run are never ended: use `stop`.
 
     Returns:
         ``ended`` and ``left`` (see `described`), and ``chips`` (see `chips_after`).
 
     Raises:
         Refused: The user may not end these processes, or the owner does not exist.
-        Gone: The caller has gone; processes that have had SIGTERM are not sent SIGKILL.
+        Gone: The caller has gone. Processes that got SIGTERM then get no SIGKILL.
     """
     require_root()
     require_protocol(request)
@@ -88,12 +88,12 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
 
 
 def _is_there(entry: Dict[str, Any]) -> bool:
-    """Return whether a holder is still the same process, and not a zombie."""
+    """Return whether a process that held chips still runs; another process of the same number does not count."""
     return proc.start_time(entry["pid"]) == entry["start"] and proc.is_alive(entry["pid"])
 
 
 def _allowed(person: Person, user: str) -> int:
-    """Return the user id whose processes may be ended."""
+    """Return the id of the user whose processes are to be ended, if the user who asks may do that."""
     if not user or user == person.name:
         return person.uid
     if not administers(person):
@@ -102,7 +102,7 @@ def _allowed(person: Person, user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        # `proc.person_name` gives the user id if there is no account, for example for a process of a container.
+        # `proc.person_name` returns the user id as the name if there is no account, for example in a container.
         if user.isascii() and user.isdecimal() and len(user) <= _UID_DIGITS and proc.person_name(int(user)) == user:
             return int(user)
         fix = "`tpu_ops who` names the users that hold chips; a user without an account is named by the user id"

@@ -1,4 +1,4 @@
-"""Check that the working directory of a command has the code that its run was started with, and lock it."""
+"""Checks that the working directory of a command has the code that the run was started with, and locks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .person import Person
 
-#: Seconds between two messages of a long check that it is still busy.
+#: Seconds between two reports during a long check that the check is still busy.
 _BEAT = 1.0
 
 
@@ -26,8 +26,8 @@ class Copy:
 
     Args:
         cwd: The directory.
-        digest: The digest at the start of the run.
-        user: The run, from `rank_record.holder_of`.
+        digest: The digest of the files when the run was started.
+        user: The run that uses the copy, from `rank_record.holder_of`.
     """
 
     def __init__(self, cwd: str, digest: str, user: Dict[str, Any]) -> None:
@@ -35,18 +35,18 @@ class Copy:
         self._parent, self._name = os.path.split(encode(cwd))
 
     def require(self, beat: Callable[[], None]) -> None:
-        """Lock the copy against syncs and check its digest, as the current user. This process keeps the lock.
+        """As the current user, lock the copy against syncs and check its digest. This process keeps the lock.
 
         Args:
-            beat: Called about every second.
+            beat: Called about every second during the check.
 
         Raises:
-            NotReady: A sync is replacing files, or the digest differs.
+            NotReady: A sync is replacing files of the copy, or the digest differs.
         """
         lock = marks.opened(marks.use_lock(self._parent, self._name))
         if not marks.take(lock, shared=True):
             turn = marks.opened(marks.turn_lock(self._parent, self._name))
-            text = "{} of {} is replacing files of {} on this worker; start again once that has ended"
+            text = "{} of {} is replacing files of {} on this worker; start again once the sync has ended"
             raise NotReady(text.format("a sync", marks.said(turn).get("who", "somebody"), self._cwd))
         marks.say(lock, self._user)
         last = time.monotonic()
@@ -64,14 +64,14 @@ class Copy:
             raise NotReady(text.format(os.fsdecode(exc.filename or self._cwd), exc.strerror)) from exc
         if found != self._digest:
             text = (
-                "{} has digest {} and no longer {}: another sync, or a user, has changed its files "
+                "{} has digest {} and no longer {}: another sync, or a user, has changed files in this directory "
                 "since they were copied for this run; start again, and have --sync copy a directory of another name "
                 "if several people use this account"
             )
             raise NotReady(text.format(self._cwd, found, self._digest))
 
     def hold(self, person: Person) -> int | None:
-        """Lock the copy until the descriptor is closed. The child's own lock has kept syncs out until now.
+        """Lock the copy until the returned descriptor is closed. The child process holds its own lock up to this call.
 
         Returns:
             The descriptor of the lock.

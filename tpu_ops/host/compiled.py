@@ -1,7 +1,7 @@
 """The compiled copy of the launcher: the archive with the compiled code of one Python version beside each module.
 
 Python does not cache the compiled code of modules in an archive, and compiling the launcher takes longer than most
-requests. The copy's name contains the Python version; another version, as after a system upgrade, does not use it.
+requests. The copy's name contains the Python version: after a system upgrade, a new Python version does not use it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import tempfile
 import zipfile
 
-#: Header of compiled code that Python does not compare with its source (PEP 552); the source's hash follows.
+#: Flags in compiled code that tell Python not to compare the code with its source (PEP 552); a hash follows.
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
 def write(program: str, path: str) -> None:
-    """Write the compiled copy if it does not exist; an existing one may be in use.
+    """Write the compiled copy if it does not exist. An existing copy is never replaced, since it may be in use.
 
     Args:
         program: The archive.
@@ -38,7 +38,7 @@ def write(program: str, path: str) -> None:
 
 
 def _copy(program: str) -> bytes:
-    """Return the bytes of the copy. It includes the sources, so that a traceback shows their lines."""
+    """Return the bytes of the compiled copy. The copy includes the sources, so that tracebacks show source lines."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(program) as archive, zipfile.ZipFile(buffer, "w") as copy:
         for info in archive.infolist():

@@ -1,4 +1,4 @@
-"""The end of a run: SIGTERM to all processes, a grace, SIGKILL until none is left, then a check of the chips."""
+"""Ends a run: SIGTERM to all processes, a grace period, SIGKILL until no process is left, then a check of the chips."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
 LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - libtpu's own choice
-#: Seconds for which SIGKILL is repeated before remaining processes count as stuck: freeing the memory of a large
-#: program, and its mappings of a device, takes a while.
+#: Seconds for which SIGKILL is repeated before remaining processes count as stuck. The kernel needs a while to free the
+#: memory of a large program and its mappings of a device.
 KILL_LIMIT = 10.0
 _POLL = 0.05
 #: Seconds for processes that a command left behind to end by themselves: helpers of Python's multiprocessing end
 #: shortly after their parent.
 _BY_ITSELF = 0.5
-#: Maximum number of left-behind processes in a record.
+#: Maximum number of processes that a record lists because the command left them running.
 _NAMED = 100
 #: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
 _FLOCK = struct.Struct("@hhqqi4x")
-#: Descriptions of other file types found in a lockfile's place.
+#: File type -> description, for files other than a lockfile at a lockfile's path.
 _KINDS = {stat.S_IFDIR: "a directory with something in it", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-#: Maximum number of processes in a message on a lockfile that is open.
+#: Maximum number of processes that a message names because they have a lockfile open.
 _SHOWN = 3
 
 
 def others(cgroup: str) -> list[int]:
-    """Return every process of a control group except this one and zombies."""
+    """Return the ids of all processes of a control group, without this process and without zombies."""
     own = os.getpid()
     return [pid for pid in proc.cgroup_pids(cgroup) if pid != own and proc.is_alive(pid)]
 
 
 def send(pids: list[int], number: int) -> None:
-    """Send a signal to each of these processes; some may be gone already."""
+    """Send a signal to each of these processes; ignore processes that have ended already."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -55,7 +55,7 @@ def left_behind(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, A
         pause: Called to wait for at most this many seconds.
 
     Returns:
-        A dict with ``pid`` and ``command`` for each, the command with its arguments.
+        For each process a dict with ``pid`` and ``command``, the command line.
     """
     deadline = time.monotonic() + _BY_ITSELF
     left = others(cgroup)
@@ -66,15 +66,15 @@ def left_behind(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, A
 
 
 def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
-    """End every process of a control group except this one.
+    """End every process of a control group except this process.
 
     Args:
         cgroup: Directory of the group.
-        grace: Seconds between SIGTERM and SIGKILL. A process that started meanwhile gets its SIGTERM too.
+        grace: Seconds between SIGTERM and SIGKILL. Processes that start in these seconds get SIGTERM too.
         pause: Called to wait for at most this many seconds.
 
     Returns:
-        The remaining processes: ``{"pid", "state", "command"}`` each. State D waits inside the kernel.
+        The remaining processes: ``{"pid", "state", "command"}`` each. In state D, a process waits inside the kernel.
     """
     told: set[int] = set()
     deadline = time.monotonic() + grace
@@ -89,12 +89,12 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
 
 
 def end_left(cgroup: str) -> list[Dict[str, Any]]:
-    """End the processes of a control group except this one, after its supervisor has died; return the remaining ones.
+    """End the processes of a control group, except this process, after the group's supervisor has died.
 
-    systemd has ended them already, unless its watchdog ended the supervisor: then it does so only later.
+    systemd has already ended these processes, unless its watchdog ended the supervisor: systemd then ends them later.
 
     Args:
-        cgroup: Directory of the group; may not exist any more.
+        cgroup: Directory of the group, which can be gone already.
 
     Returns:
         The remaining processes; see `end_tree`.
@@ -103,7 +103,7 @@ def end_left(cgroup: str) -> list[Dict[str, Any]]:
 
 
 def _kill(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
-    """Kill the processes of a control group except this one until none is left; return the remaining ones."""
+    """Repeat SIGKILL to the processes of a control group, except this process; return processes that remain."""
     deadline = time.monotonic() + KILL_LIMIT
     left = others(cgroup)
     while left and time.monotonic() < deadline:
@@ -125,10 +125,10 @@ def _told(pids: list[int]) -> list[Dict[str, Any]]:
 
 
 def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
-    """Find the holders of this host's chips, and remove libtpu's lockfiles if there are none.
+    """Return the processes that hold this host's chips; if there are none, remove libtpu's lockfiles.
 
     Args:
-        beat: Called now and then; see `proc.holders`.
+        beat: Called from time to time during the search; see `proc.holders`.
 
     Returns:
         ``holders`` (see `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths), ``lockfile_faults`` (why
@@ -150,23 +150,23 @@ def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
 
 
 def in_the_way() -> list[Dict[str, str]]:
-    """Return other files, not removed here, in the place of libtpu's lockfiles, each in the form of `_strange`."""
+    """Describe files at the paths of libtpu's lockfiles that are no lockfiles (see `_strange`); remove nothing."""
     found = []
     for path in LOCKFILES:
         try:
             strange = _strange(path)
         except OSError:
-            continue  # it was removed, or a start will report the error
+            continue  # the path was removed just now, or a start will report the error
         if strange:
             found.append(strange)
     return found
 
 
 def _strange(path: str) -> Dict[str, str] | None:
-    """Describe a path that is neither a file nor removable without loss: ``path``, ``problem``, ``fix``; else None.
+    """Return ``path``, ``problem`` and ``fix`` if a path is no regular file and must not be removed; else None.
 
-    A symbolic link, which is never followed, and an empty directory are removable: either keeps libtpu from starting.
-    Nothing is opened: a FIFO would wait for a writer, and opening a device may have effects.
+    A symbolic link, which is never followed, and an empty directory can be removed without loss; both keep libtpu from
+    starting. The path is not opened: a FIFO would wait for a writer, and opening a device can have effects.
 
     Raises:
         OSError: The path cannot be inspected.
@@ -181,9 +181,9 @@ def _strange(path: str) -> Dict[str, str] | None:
 
 
 def _removed(path: str, beat: Callable[[], None] | None) -> str:
-    """Remove a file that no process has locked; return why it remains and the fix, or the empty string.
+    """Remove a lockfile unless a process has locked it; return why the file was not removed and the fix, or "".
 
-    Other kinds of files in its place are handled by `_strange`.
+    If the path is another kind of file, the description from `_strange` is returned.
     """
     try:
         strange = _strange(path)
@@ -197,7 +197,7 @@ def _removed(path: str, beat: Callable[[], None] | None) -> str:
             found = proc.holders(paths=[path], beat=beat)
             openers = ", ".join(named.format(**entry) for entry in found[:_SHOWN])
             what = "it is locked" + (", and open in {}".format(openers) if openers else "")
-            return what + "; end the process that has it open, or remove it as root"
+            return what + "; end the process that has the lockfile open, or remove the lockfile as root"
         os.unlink(path)
     except FileNotFoundError:
         return ""
@@ -208,10 +208,11 @@ def _removed(path: str, beat: Callable[[], None] | None) -> str:
 
 
 def _locked(path: str) -> bool:
-    """Return whether a process has locked a file, with either kind of lock.
+    """Return whether a process has locked a file with `lockf` or `flock`.
 
-    libtpu uses that of `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), which `flock` does not see. This
-    function only tests that lock: taking it, however briefly, would make a starting libtpu give up.
+    libtpu uses `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), and `flock` does not see locks of
+    `lockf`. This function only tests the lock of `lockf`: taking it, even briefly, would make a starting libtpu give
+    up.
 
     Raises:
         OSError: The file cannot be opened.

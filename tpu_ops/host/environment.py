@@ -1,11 +1,11 @@
-"""The environment of the command, built from scratch: it contains no variable that was not asked for."""
+"""Builds the environment of the command. Variables of the launcher's own environment are not inherited."""
 
 from __future__ import annotations
 
 import json
 import os
 
-# MEGASCALE and Refused are exported for playbooks/library/slice_worker.py: launchers of every version have them here.
+# playbooks/library/slice_worker.py imports MEGASCALE and Refused from here, where launchers of all versions have them.
 from tpu_ops.protocol.spec import MEGASCALE as MEGASCALE  # noqa: PLC0414
 from tpu_ops.protocol.spec import RANK_VARIABLES, RUN_DIR, RUN_PORTS, TAKEN_PORTS, UNPRIVILEGED
 from tpu_ops.protocol.wire import Refused as Refused  # noqa: PLC0414
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from typing import Any, Mapping
 
 CONFIG = "/etc/tpu_ops/launcher.json"
-#: Fix for a missing file that the configuration names.
-FILES_FIX = "run site.yml again on this host; you provide the files of launcher_environment_files yourself"
-#: First and last port for the supervisors of a run, unless the configuration says otherwise: below the ephemeral
-#: ports of the kernel.
+#: Fix for an environment file that the configuration names and that is missing.
+FILES_FIX = "run site.yml again on this host; you have to provide the files that launcher_environment_files names"
+#: First and last port for the supervisors of a run if the configuration names none: below the ephemeral ports of the
+#: kernel.
 PORTS = (8500, 8519)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
@@ -37,7 +37,7 @@ def load_config(path: str = CONFIG) -> dict[str, Any]:
         if data.get("ports"):
             config["ports"] = _ports(*data["ports"])
     except (OSError, ValueError, AttributeError, TypeError) as exc:
-        raise Refused("failed", "{}: {}".format(path, exc), "run the role launcher again on this host") from exc
+        raise Refused("failed", "{}: {}".format(path, exc), "apply the role launcher to this host again") from exc
     return config
 
 
@@ -45,7 +45,7 @@ def _ports(first: int, last: int) -> range:
     """Return the range of ports for the supervisors of a run.
 
     Raises:
-        ValueError: The range is invalid, or TPU software uses one of its ports.
+        ValueError: The range is invalid, or TPU software uses a port of the range.
     """
     ports = range(first, last + 1)
     if not RUN_PORTS[0] <= first <= last <= RUN_PORTS[-1] or any(port in ports for port in TAKEN_PORTS):
@@ -59,15 +59,15 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
     """Return the port on which JAX's coordinator listens on rank 0, from a rank's environment.
 
     Raises:
-        Refused: The environment has an invalid port, or one that only root may listen on.
+        Refused: The port in the environment is invalid, or only root may listen on it.
     """
     text = env.get(b"JAX_COORDINATOR_PORT", b"8482").decode("ascii", "replace")
     if not text.isdigit() or not 0 < int(text) < 65536:
-        fix = "name one from {} to 65535, or leave it out".format(UNPRIVILEGED)
+        fix = "set a port from {} to 65535, or do not set this variable".format(UNPRIVILEGED)
         raise Refused("invalid", "JAX_COORDINATOR_PORT={} is not a port".format(text), fix)
-    # The supervisor runs as root and reserves the port for the user.
+    # Check this here: the supervisor runs as root, so reserving a privileged port for the user would succeed.
     if int(text) < UNPRIVILEGED:
-        fix = "name one from {} to 65535".format(UNPRIVILEGED)
+        fix = "set a port from {} to 65535".format(UNPRIVILEGED)
         raise Refused("invalid", "JAX_COORDINATOR_PORT={} is a privileged port".format(text), fix)
     return int(text)
 
@@ -75,11 +75,11 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
 def parse_file(text: str) -> dict[str, str]:
     """Return the variables in an environment file: KEY=VALUE lines, # comments, optional quotes."""
     found = {}
-    # `splitlines` would also split at a form feed and other characters that a value may contain.
+    # Do not use `splitlines`: it also splits at form feeds and other characters that a value can contain.
     for line in text.split("\n"):
         name, sign, value = line.strip().partition("=")
         name, value = name.strip(), value.strip()
-        # pam_env, which reads such files too, accepts `export` as well.
+        # Accept `export` before the name, as pam_env does, which reads the same files.
         if name.startswith(("export ", "export\t")):
             name = name[len("export ") :].strip()
         if not sign or name.startswith("#") or not name or "\0" in line:
@@ -91,7 +91,7 @@ def parse_file(text: str) -> dict[str, str]:
 
 
 def from_files(paths: list[str]) -> dict[str, str]:
-    """Return the variables of all these files; later files override earlier ones."""
+    """Return the variables of all these environment files; later files override earlier files."""
     found: dict[str, str] = {}
     for path in paths:
         try:
@@ -111,17 +111,17 @@ def build(
 ) -> dict[bytes, bytes]:
     """Return the environment of one rank's command.
 
-    The user's variables override those of the host's files; TPU_OPS_* always have their true values. No TPU_* variable
-    is set or inherited here: on a TPU VM, JAX finds its slice by itself. The variables by which slices of one run find
-    each other (`MEGASCALE`) come from this attempt only: values of an earlier one would lead to hosts that are gone. A
-    host's files may only set them to be empty.
+    The user's variables override the variables in the host's files; TPU_OPS_* always have their true values. No TPU_*
+    variable is set or inherited here: on a TPU VM, JAX finds its slice by itself. The variables by which the slices of
+    one run find each other (`MEGASCALE`) are set for each attempt: values of an earlier attempt would name hosts that
+    are gone. A host's files may only set these variables to the empty string.
 
     Args:
         spec: The run, as `protocol.spec.check` returned it.
         person: The user that the command runs as.
         venv: The virtual environment that comes first on PATH; may be empty.
-        from_host: Variables of the files in this host's configuration, and of the run's secrets.
-        run_files: A directory of this run that the user can write to.
+        from_host: Variables from the environment files in this host's configuration and from the run's secrets.
+        run_files: The directory of this run in which the user can write files.
     """
     env = {
         "HOME": person.home,
@@ -130,7 +130,7 @@ def build(
         "SHELL": person.shell,
         "LANG": "C.UTF-8",
         "PATH": SYSTEM_PATH,
-        # Output goes to a pipe, so without this variable Python would buffer its lines.
+        # The command's output is a pipe: without this variable, Python would buffer the lines.
         "PYTHONUNBUFFERED": "1",
     }
     if venv:

@@ -1,4 +1,4 @@
-"""Checks whether this host is fit for a run: before a start, and again by the supervisor once it holds the host."""
+"""Checks whether this host is fit for a run: before a start, and again in the supervisor of the started run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 #: Minimum free space of a file system, in bytes.
 SMALLEST_SPACE = 256 * 1024 * 1024
-#: Minimum free space of file systems that hold only a few small files of each run and may be small, in bytes.
+#: Path -> minimum free space in bytes, for small file systems that hold only a few small files of each run.
 SMALL = {"/run": 8 * 1024 * 1024}
-#: Checks that a user may override: the run may succeed all the same, and disturbs no other user.
+#: Names of the checks that a user may override: the run can succeed all the same, and disturbs no other user.
 FORCIBLE = ("space",)
-#: The end of a run is rounded to this many seconds in messages.
+#: In messages, the time when a run ends is rounded up to a multiple of this many seconds.
 _ROUND = 10
 
 
 def space() -> Dict[str, Dict[str, int]]:
-    """Return the free space (`space.facts`) of each file system that a run writes to, by its first path."""
+    """Return path -> free space (`space.facts`), with one path for each file system that a run writes to."""
     found: Dict[str, Dict[str, int]] = {}
     seen = set()
     for path in ("/", "/home", "/tmp", "/var/lib", "/var/lib/tpu_ops", "/dev/shm", "/run"):  # noqa: S108 - only their size is read
@@ -48,10 +48,10 @@ def look(
 
     Args:
         config: This host's configuration.
-        person: The user that the command runs as; an environment that this user cannot see does not exist.
-        venv: The environment in the request; empty means the configured one.
-        turns_dir: The directory of locks; see `changes`.
-        beat: Called now and then; see `proc.holders`.
+        person: The user that the command runs as. A virtual environment that this user cannot see counts as missing.
+        venv: The virtual environment in the request; empty means the configured environment.
+        turns_dir: The directory of the locks that Ansible's modules hold; see `changes`.
+        beat: Called from time to time during the search; see `proc.holders`.
     """
     path = venv or config["venv"]
     with acting_as(person):
@@ -68,13 +68,13 @@ def look(
 
 
 def changes(turns_dir: str) -> list[Dict[str, Any]]:
-    """Return what Ansible is changing here that runs may use: ``who``, ``pid``, ``since``, ``changing`` (paths) each.
+    """Return the changes that Ansible is making on this host now: ``who``, ``pid``, ``since`` and ``changing`` (paths).
 
-    Ansible's modules hold a lock while they work, and describe themselves in its file
-    (roles/facts/module_utils/turns.py). A module that has died leaves only the file.
+    Ansible's modules hold a lock while they change what runs use, and describe themselves in the lock's file
+    (roles/facts/module_utils/turns.py). If a module was killed, the file remains but the lock does not.
 
     Args:
-        turns_dir: The directory of the locks.
+        turns_dir: The directory of the lock files.
     """
     found = []
     with contextlib.suppress(OSError):
@@ -83,27 +83,29 @@ def changes(turns_dir: str) -> list[Dict[str, Any]]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    # A module that has just taken the lock, or a file of another kind, has no description.
+                    # Skip files without a description: other files, and the file of a module that has just taken the
+                    # lock.
                     with contextlib.suppress(ValueError, KeyError, TypeError):
                         known = json.load(file)
                         change = {key: known[key] for key in ("who", "pid", "since", "changing")}
-                        # The description of the last holder stays until the next one writes its own.
+                        # The description can be that of the last holder of the lock, whose process has ended.
                         if proc.start_time(change["pid"]):
                             found.append(change)
     return found
 
 
-def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M UTC") -> str:
-    """Return a message that names the run holding this host, from `rank_record.occupant`.
+def in_use(holder: Dict[str, Any], what: str = "this worker", form: str = "%Y-%m-%d %H:%M UTC") -> str:
+    """Return a message that names the run that holds this host.
 
     Args:
-        holder: The run.
-        what: What it holds, in words.
-        form: Format of the start time. To the minute, workers whose ranks began in different seconds print the same.
+        holder: The run, from `rank_record.occupant`.
+        what: What the run holds, in words.
+        form: Format of the start time. Without seconds, workers whose ranks began at slightly different times print the
+            same.
     """
     ends = holder.get("ends")
     if ends:
-        # Rounded up, so that all workers print the same.
+        # Rounded up, so that all workers print the same time.
         at = time.strftime("%H:%M:%S UTC", time.gmtime(-(-ends["kill_at"] // _ROUND) * _ROUND))
         return "run {run_id} of {person} is ending: {why}; SIGKILL follows at {at} at the latest".format(
             why=ends["why"], at=at, **holder
@@ -113,12 +115,12 @@ def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M
 
 
 def past_run(asker: Person, holder: Dict[str, Any]) -> str:
-    """Return what a user can do about a run that holds this host, from `rank_record.occupant`."""
+    """Return what a user can do about a run that holds this host; ``holder`` is from `rank_record.occupant`."""
     if holder.get("ends"):
-        return "start again once it has ended: `tpu_ops status {}` shows that".format(holder["run_id"])
+        return "start again once the run has ended: `tpu_ops status {}` shows its end".format(holder["run_id"])
     stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
-    # Every user may see the state and the output of a run.
-    wait = "wait for it (`tpu_ops attach {}` follows it), or ".format(holder["run_id"])
+    # Every user is allowed to see the state and the output of a run.
+    wait = "wait for the run (`tpu_ops attach {}` follows it), or ".format(holder["run_id"])
     return wait + way_past(asker, holder, stop.format(""), stop.format(" --force"))
 
 
@@ -133,14 +135,15 @@ def faults(
 ) -> list[Dict[str, str]]:
     """Return the reasons, from this host's facts, why no run can start: ``check``, ``problem`` and ``fix`` each.
 
-    An empty fix means to configure this host. ``WORKER`` in a fix stands for the fleet's name of this host.
+    An empty fix means that configuring this host is the fix. ``WORKER`` in a fix stands for this host's name in the
+    fleet.
 
     Args:
-        facts: The result of `look`. It may also have ``holder`` (`rank_record.occupant`), if that is another run than
-            the one being started, and ``mounts`` (`mounts.unfit`), if they were checked.
+        facts: The result of `look`, to which the caller can add ``holder``, another run that holds this host
+            (`rank_record.occupant`), and ``mounts``, unfit mounts (`mounts.unfit`).
         chips: The expected number of chips.
         force: Whether the user overrides the checks of `FORCIBLE`.
-        asker: The user that the fixes are for; None if there is none.
+        asker: The user that the fixes are for; None if no user asks.
     """
     found: list[Dict[str, str]] = []
 
@@ -150,7 +153,7 @@ def faults(
 
     venv = facts["venv"]
     if venv["path"] and not venv["exists"]:
-        fix = "name an existing one with --venv, or leave --venv out" if venv["asked"] else ""
+        fix = "name an existing environment with --venv, or leave --venv out" if venv["asked"] else ""
         add("environment", "no environment at {}".format(venv["path"]), fix)
     for path, there in facts["environment_files"].items():
         if not there:
@@ -171,25 +174,27 @@ def faults(
     for change in facts.get("changes", ()):
         since = time.strftime("%H:%M UTC", time.gmtime(change["since"]))
         problem = "{} has been changing {} since {}".format(change["who"], " and ".join(change["changing"]), since)
-        add("changing", problem, "wait until that has ended (pid {}), and start again".format(change["pid"]))
+        add("changing", problem, "wait until the change has ended (pid {}), and start again".format(change["pid"]))
     for mount in facts.get("mounts", ()):
         add("mounts", mount["problem"], mount["fix"])
     for path, size in facts["space"].items():
         least = SMALL.get(path, SMALLEST_SPACE)
-        look = "remove what is not needed there: `sudo du -xh{} -d 2 {}` shows what uses it"
+        look = "remove files that are not needed there: `sudo du -xh{} -d 2 {}` shows what uses the space"
         if size["free"] < least:
             text = "{} has {:.0f} of {:.0f} MiB free, and a start needs {:.0f}"
             sizes = (size["free"] // 2**20, size["total"] / 2**20, least / 2**20)
             add("space", text.format(path, *sizes), look.format("", path))
         elif size.get("files") == 0:
             add(
-                "space", "{} cannot hold more files: it has no inodes left".format(path), look.format(" --inodes", path)
+                "space",
+                "{} cannot hold more files: the file system has no inodes left".format(path),
+                look.format(" --inodes", path),
             )
     return found
 
 
 def told(fault: Dict[str, str], worker: str) -> str:
-    """Return one of the `faults` as text: the problem of a worker, and the fix."""
+    """Return a fault (see `faults`) as text: the problem of a worker, and the fix."""
     fix = fault["fix"] or "tpu_ops configure WORKER"
     if fix.startswith("tpu_ops "):
         fix = "`{}`".format(fix)

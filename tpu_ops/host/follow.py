@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterator
 
 _POLL = 0.1
-#: Bytes of the log that are sent before other work is done: a rank may write faster than the caller reads.
+#: Maximum number of log bytes that are sent at once. Limited, since a rank can write faster than the caller reads.
 _TURN = 1024 * 1024
-#: Seconds after which a run in state "lost" is reported as such: until then, systemd may be closing its record.
+#: Seconds after which a run in state "lost" is reported as lost. Until then, systemd may be about to close its record.
 _CLOSING_LIMIT = 30.0
-#: Seconds to wait for the log of an active rank: it is created shortly after the record.
+#: Seconds to wait for the log of an active rank: the log is created shortly after the record.
 _LOG_LIMIT = 1.0
-#: Bytes at the end of the log that are part of the final frame.
+#: Maximum number of bytes from the end of the log that the END frame contains.
 _TAIL = 4096
 
 
 def follow(request: Dict[str, Any], store: Store, caller: Caller, sink: int) -> None:
-    """Answer, then send frames until the rank has ended. The END frame has the record and the log's last lines.
+    """Answer, then send frames until the rank has ended. The END frame has the record and the last lines of the log.
 
-    If another attempt begins meanwhile, the old one's log is read to its end from where it was set aside. If its record
-    is no longer there, the frames end without an END.
+    If another attempt begins before that, the log of the followed attempt is sent to its end from the directory to
+    which it was moved. If the record of the followed attempt is gone, no END frame is sent.
 
     Request: ``run_id``; ``offset`` (default 0), or ``since`` (seconds since 1970). ``notes`` is the number of the
-    supervisor's notes that the caller has already (default 0). ``lines`` is whether to send the log (default true).
+        supervisor's notes that the caller already has (default 0). ``lines`` is whether to send the log (default true).
     ``live`` is whether to wait for the end instead of sending the existing log only (default true).
 
     Raises:
-        Refused: The run does not exist here, or its record is damaged.
+        Refused: This worker has no record of the run, or the record is damaged.
         Gone: The caller has gone.
     """
     require_root()
@@ -57,28 +57,29 @@ def follow(request: Dict[str, Any], store: Store, caller: Caller, sink: int) -> 
         with _log_of(store, record, caller) as directory:
             _send(request, _Attempt(store, record), directory, caller, sink)
     except Damaged as damage:
-        # Without an END, the controller asks again, and gets this error as the answer.
+        # Send no END frame: the controller then repeats the request, and gets this error as the answer.
         sys.stderr.write("tpu-host: {}\n".format(damage.message))
 
 
 def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Caller, sink: int) -> None:
-    """Send the frames that follow the answer."""
+    """Send the frames of `follow` after the answer."""
     offset = max(0, request.get("offset") or 0)
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
         if offset:
-            # The empty frame tells the caller where the log begins: bytes missing after it are counted from here.
+            # The empty frame tells the caller the offset at which the log begins: missing bytes are counted from this
+            # offset.
             wire.write_all(sink, wire.frame(wire.DATA, offset, b""))
     lines, live = request.get("lines", True), request.get("live", True)
-    # Later output is sent only to a caller that waits for the end.
+    # If the caller does not wait for the rank's end, send only the output that exists now.
     until = float("inf") if live else logs.end(directory)
     lost_since = 0.0
     noted = max(0, request.get("notes") or 0)
     while True:
-        # Read the record first, so that output before the rank's end is sent once the end was seen.
+        # Read the record before the log: when the record says that the rank has ended, the log is complete.
         record = rank.observe()
         if record is None:
-            # Without an END: the rest of the log may belong to another attempt.
+            # Send no END frame: the log may now be that of another attempt.
             return
         before = offset
         if lines and offset < until:
@@ -89,7 +90,7 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
         state = record["state"]
         if state == "lost":
             lost_since = lost_since or time.monotonic()
-        # A record of an earlier boot has no unit that would close it.
+        # No systemd unit will close a record of an earlier boot.
         closing = state == "lost" and not rank.aside and rank.store.of_this_boot(record)
         closing = closing and time.monotonic() - lost_since < _CLOSING_LIMIT
         more = offset > before and offset < until
@@ -101,7 +102,7 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
     log = record.get("log") or {}
     behind = log.get("bytes", 0) + log.get("dropped", 0)
     if lines and behind > offset:
-        # The disk was full to the end, so that no byte follows the missing ones.
+        # The disk was full when the rank ended: the missing bytes are the last bytes of the log.
         wire.write_all(sink, wire.frame(wire.GAP, behind))
         offset = behind
     value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
@@ -109,7 +110,7 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: Calle
 
 
 class _Attempt:
-    """One attempt of a run, even after it was set aside.
+    """One attempt of a run; its record is found even after a later attempt has set it aside.
 
     Args:
         store: The store of the record.
@@ -123,7 +124,7 @@ class _Attempt:
         self.aside = False
 
     def observe(self) -> Dict[str, Any] | None:
-        """Return the attempt's current record; None if it no longer exists."""
+        """Return the attempt's current record; None if the record no longer exists."""
         record = None if self.aside else self.store.observe(self._last["run_id"])
         if not same_start(record, self._last):
             self.aside = True
@@ -132,7 +133,7 @@ class _Attempt:
         return record
 
     def _set_aside(self) -> Dict[str, Any] | None:
-        """Return the record that was set aside; it is final, even if the disk was too full to record the end."""
+        """Return the attempt's record that was set aside; its state is made final if a full disk left it open."""
         record = self.store.read_aside(self._last["run_id"], self._last["attempt"])
         if record is None or not same_start(record, self._last):
             return None
@@ -140,7 +141,7 @@ class _Attempt:
             return record
         if self._last["state"] in FINAL:
             return self._last
-        return dict(record, state="lost", reason="it ended without a final record")
+        return dict(record, state="lost", reason="the attempt ended without a final record")
 
 
 @contextlib.contextmanager
@@ -148,7 +149,7 @@ def _log_of(store: Store, record: Dict[str, Any], caller: Caller) -> Iterator[st
     """Yield a path to an attempt's log that stays valid when the next attempt sets the log aside."""
     deadline = time.monotonic() + _LOG_LIMIT
     descriptor = _opened(store, record)
-    # The log is created shortly after the record. An attempt that could not start has no log.
+    # Wait: the log is created shortly after the record. An attempt that could not start has no log.
     while descriptor is None and record["state"] not in FINAL and time.monotonic() < deadline:
         caller.pause(_POLL)
         descriptor = _opened(store, record)
@@ -162,20 +163,20 @@ def _log_of(store: Store, record: Dict[str, Any], caller: Caller) -> Iterator[st
 
 
 def _opened(store: Store, record: Dict[str, Any]) -> int | None:
-    """Open the directory of an attempt's log; return None if it does not exist now."""
+    """Open the directory of an attempt's log; return None if the directory does not exist now."""
     run_id = record["run_id"]
     found = _directory(store.logs(run_id))
     if found is not None:
         latest = store.read(run_id)
         if latest is None or same_start(latest, record):
             return found
-        # Another attempt has begun meanwhile, and the directory may be its log.
+        # Another attempt has begun, and the opened directory may have its log.
         os.close(found)
     return _directory(store.log_aside(run_id, record["attempt"])) if store.is_aside(record) else None
 
 
 def _directory(path: str) -> int | None:
-    """Open a directory; return None if it does not exist."""
+    """Open a directory; return None if the directory does not exist."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -183,7 +184,7 @@ def _directory(path: str) -> int | None:
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:
-    """Send up to _TURN bytes of the log from an offset on; return the offset after them."""
+    """Send up to _TURN bytes of the log from an offset on; return the offset after the last sent byte."""
     limit = offset + _TURN
     while offset < limit:
         start, data = logs.read(directory, offset)

@@ -17,7 +17,7 @@ LIMIT = 64 * 1024
 
 
 class BadFrame(Exception):
-    """The received data is not a frame of this run; the connection cannot continue."""
+    """The received data is not a valid frame of this run: the connection has to be closed."""
 
 
 def _seal(key: bytes, number: int, body: bytes) -> bytes:
@@ -25,7 +25,7 @@ def _seal(key: bytes, number: int, body: bytes) -> bytes:
 
 
 class Writer:
-    """Create frames; signed ones after `seal`."""
+    """Creates frames; after `seal` they are signed."""
 
     def __init__(self) -> None:
         self._key = b""
@@ -36,7 +36,7 @@ class Writer:
         self._key, self._number = key, 0
 
     def frame(self, value: Dict[str, Any]) -> bytes:
-        """Return a value as a frame."""
+        """Return the frame that contains a JSON object."""
         body = json.dumps(value).encode("ascii")
         if self._key:
             body += _seal(self._key, self._number, body)
@@ -45,7 +45,7 @@ class Writer:
 
 
 class Reader:
-    """Extract frames from the bytes of a connection, received in pieces."""
+    """Extracts frames from the bytes of a connection, which arrive in pieces."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -54,15 +54,15 @@ class Reader:
         self._limit = UNPROVED_LIMIT
 
     def seal(self, key: bytes) -> None:
-        """From now on, accept only signed frames, and longer ones."""
+        """From now on, accept only signed frames; the maximum length is larger."""
         self._key, self._number, self._limit = key, 0, LIMIT
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes."""
+        """Add bytes that were received on the connection."""
         self._buffer += data
 
     def take(self) -> Dict[str, Any] | None:
-        """Return the next value; None if its frame is not complete yet.
+        """Return the object in the next frame; None if the frame is not complete yet.
 
         Raises:
             BadFrame: The frame is too long, has a wrong signature or number, or is not a JSON object.

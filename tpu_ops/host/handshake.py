@@ -1,8 +1,8 @@
-"""The handshake by which two supervisors of a run prove to each other that they have its key, without sending it.
+"""The handshake by which two supervisors of a run prove that they have the run's key, without sending the key.
 
 The peer sends its rank and a nonce; the hub answers with its own nonce and a proof; the peer sends its proof. Both
-proofs cover both nonces, the run, the attempt and the rank. Their labels differ, so that neither can be reflected or
-replayed.
+proofs cover both nonces, the run, the attempt and the rank. The labels of the two proofs differ, so that a proof cannot
+be reflected or replayed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NONCE = 32
 
 
 class NotTrusted(Exception):
-    """The other side does not belong to this run. The text has the reason, for this side's own record only."""
+    """The other supervisor does not belong to this run. The text has the reason, which must not be sent to it."""
 
 
 class Keys(NamedTuple):
@@ -34,7 +34,7 @@ class Handshake:
     Args:
         key: The secret of the run's attempt.
         run_id: The run.
-        attempt: Its attempt.
+        attempt: The attempt of the run.
     """
 
     def __init__(self, key: bytes, run_id: str, attempt: int) -> None:
@@ -60,7 +60,8 @@ class Handshake:
         """Return the hub's answer to a peer's first message.
 
         Raises:
-            NotTrusted: The message has another version, run or attempt, or an invalid rank.
+            NotTrusted: The version, run or attempt in the message differs from this supervisor's, or the rank is
+                invalid.
         """
         if (hello.get("version"), hello.get("run_id"), hello.get("attempt")) != (VERSION, self._run_id, self._attempt):
             raise NotTrusted("another version, run or attempt")
@@ -90,7 +91,7 @@ class Handshake:
         self._check(b"peer", proof)
 
     def keys(self) -> Keys:
-        """Return the keys of the connection; after the handshake, both sides have the same."""
+        """Return the keys of the connection. After the handshake, both supervisors compute the same keys."""
         return Keys(self._mac(b"frames to the peer"), self._mac(b"frames to the hub"))
 
     def _write_down(self, of_peer: bytes, of_hub: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The link of rank 0: the hub, to which every other rank is connected, and which decides for all of them.
+"""The link of rank 0: the hub, to which all other ranks are connected, and which decides for all ranks.
 
-It listens only until all ranks have begun: no rank joins or rejoins an active run.
+The hub listens only until all ranks have begun: no rank joins or rejoins an active run.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .line import Gone, Line, reset
 from .link import BEAT, Networked, Team, judge
 from .referee import BARRIER, DECIDED, Referee
 
-#: Seconds for a socket to complete the handshake, and the number of sockets in the handshake beyond two for each rank.
-#: If there are more, the oldest is closed.
+#: Seconds in which a socket has to complete the handshake. Maximum number of sockets in the handshake, in addition to
+#: two for each rank; when another socket connects, the oldest is closed.
 UNPROVED_SECONDS = 5.0
 UNPROVED_COUNT = 64
 _BACKLOG = 512
-#: Factor by which the round trip of a clock measurement counts as longer after each heartbeat.
+#: After each heartbeat, the round trip of the best clock measurement is multiplied by this factor: measurements age.
 _AGED = 1.01
-#: Seconds that the hub waits for the other ranks beyond the time that their ends may take.
+#: Seconds that the hub waits for other ranks in addition to the time that they may take to end.
 _CLOSING_MARGIN = 5.0
 
 
 class _Unproved:
-    """A socket during the handshake."""
+    """A connection that has not completed the handshake."""
 
     def __init__(self, line: Line, handshake: Handshake) -> None:
         self.line = line
@@ -40,11 +40,12 @@ class _Unproved:
 
 
 class _Member:
-    """The connection of a rank.
+    """The connection of a rank that has completed the handshake.
 
     Attributes:
         offset: Seconds by which the peer's clock is ahead of the hub's.
-        trip: Round trip of the measurement of `offset`, increased with each heartbeat since; a shorter one replaces it.
+        trip: Round trip of the measurement of `offset`, increased with each heartbeat. A measurement with a shorter
+            round trip replaces both.
     """
 
     def __init__(self, line: Line) -> None:
@@ -85,12 +86,15 @@ def listen_within(address: str, ports: range) -> socket.socket:
         except OSError as exc:
             fault = exc
     what = "no port of {}-{} can be used on {}: {}".format(ports[0], ports[-1], address, fault.strerror)
-    fix = "`sudo ss -ltnp` on this worker shows the processes that use them; end these, or set others in launcher_ports"
+    fix = (
+        "`sudo ss -ltnp` on this worker shows the processes that use the ports; end these, or set other ports in "
+        "launcher_ports"
+    )
     raise NotReady("{}; {}".format(what, _remedy(fault, address, fix)))
 
 
 def _remedy(exc: OSError, address: str, fix: str) -> str:
-    """Return the fix for a port that cannot be used: the given one, unless the address is the problem."""
+    """Return the fix for a port that cannot be used: the given fix, or another fix if the address is the problem."""
     if exc.errno != errno.EADDRNOTAVAIL:
         return fix
     text = "the API lists {} as this worker's internal address, but the worker does not have it: `tpu_ops refresh`"
@@ -102,10 +106,10 @@ class Hub(Networked):
 
     Args:
         team: The run.
-        wake: Called from any thread when there is an order; see `Link`.
-        ports: Ports to choose from.
-        coordinator: Port of the command's own coordinator; kept in use until all ranks have begun.
-        ending_limit: Seconds that the end of a rank may take.
+        wake: Called from any thread when there is an order for the main thread; see `Link`.
+        ports: The range of ports; the hub listens on the first free port.
+        coordinator: Port on which the command's own coordinator will listen; reserved until all ranks have begun.
+        ending_limit: Seconds that a rank may take to end.
 
     Raises:
         NotReady: A port cannot be used.
@@ -122,7 +126,7 @@ class Hub(Networked):
             self._held = listen(team.address, coordinator)
         except OSError as exc:
             what = "port {}, where the coordinator is to listen, cannot be used: {}"
-            fix = "`sudo ss -ltnp` on this worker shows the process; --env JAX_COORDINATOR_PORT=PORT sets another"
+            fix = "`sudo ss -ltnp` on this worker shows the process; --env JAX_COORDINATOR_PORT=PORT sets another port"
             fix = _remedy(exc, team.address, fix)
             raise NotReady("{}; {}".format(what.format(coordinator, exc.strerror or exc), fix)) from exc
         try:
@@ -165,7 +169,7 @@ class Hub(Networked):
             self._forget(rank).line.close()
 
     def _over(self) -> bool:
-        """Return whether the decision was carried out on all ranks, or was waited for long enough."""
+        """Return whether all ranks have carried out the decision, or the hub has waited long enough for them."""
         if self._referee.phase != DECIDED or not self._done:
             return False
         waited = time.monotonic() - self._decided_at
@@ -181,7 +185,7 @@ class Hub(Networked):
         try:
             line = Line(self._listener.accept()[0], self.team.lease)
         except OSError:
-            return  # the client has closed it already
+            return  # the client has closed the connection already
         if len(self._unproved) >= UNPROVED_COUNT + 2 * len(self.team.workers):
             self._refuse(self._unproved[0])
         unproved = _Unproved(line, Handshake(self.team.key, self.team.run_id, self.team.attempt))
@@ -189,7 +193,7 @@ class Hub(Networked):
         self._selector.register(line, selectors.EVENT_READ, lambda: self._shake_hands(unproved))
 
     def _greet(self) -> None:
-        """Accept and reset a connection that tests the coordinator's port, so that nothing stays on the port."""
+        """Accept and reset a connection to the coordinator's port, so that no connection stays on the port."""
         try:
             reset(self._held.accept()[0])
         except OSError:
@@ -202,7 +206,7 @@ class Hub(Networked):
 
     def _shake_hands(self, unproved: _Unproved) -> None:
         if unproved not in self._unproved:
-            return  # closed to make room for another socket
+            return  # this socket was closed to make room for another one
         try:
             unproved.line.receive()
             value = unproved.line.take()
@@ -220,7 +224,7 @@ class Hub(Networked):
     def _admit(self, unproved: _Unproved) -> None:
         rank, line = unproved.handshake.rank, unproved.line
         if rank in self._members:
-            raise NotTrusted("this rank's place is taken")
+            raise NotTrusted("another connection of this rank exists")
         keys = unproved.handshake.keys()
         line.writer.seal(keys.to_peer)
         line.reader.seal(keys.to_hub)
@@ -249,14 +253,14 @@ class Hub(Networked):
         now = time.monotonic()
         if value.get("say") == "beat":
             trip = now - float(value["echo"])
-            # Clocks drift: an old measurement counts less than a new one with a slightly longer round trip.
+            # Clocks drift: a new measurement is better than an old one with a slightly shorter round trip.
             member.trip *= _AGED
             if trip < member.trip:
                 member.trip, member.offset = trip, float(value["at"]) - (float(value["echo"]) + trip / 2)
         elif value.get("say") == "done":
             member.done = True
         elif value.get("say") == "ready" and value.get("digest") != self.team.digest:
-            self._referee.refused(rank, "it was given a different spec than rank 0")
+            self._referee.refused(rank, "this rank was given a different spec than rank 0")
         else:
             at = now
             if member.offset is not None and "at" in value:
@@ -282,7 +286,7 @@ class Hub(Networked):
                 self._lose(rank, str(exc), time.monotonic())
 
     def _look_after(self, now: float) -> None:
-        """Send pending data, and close connections that have taken too long."""
+        """Send waiting data; close slow handshakes and connections on which nothing was received for too long."""
         for unproved in [one for one in self._unproved if now - one.since > UNPROVED_SECONDS]:
             self._refuse(unproved)
         for rank, member in list(self._members.items()):
@@ -295,14 +299,14 @@ class Hub(Networked):
                 self._lose(rank, "nothing heard for {:g} s".format(self.team.lease), member.line.heard)
 
     def _silent(self, now: float) -> Dict[int, float]:
-        """Return the ranks that have missed two heartbeats, with the seconds since they were last heard."""
+        """Return rank -> seconds since data was received from it, for the ranks that have missed two heartbeats."""
         heard = {rank: now - member.line.heard for rank, member in self._members.items()}
         return {rank: seconds for rank, seconds in heard.items() if seconds > 2.5 * BEAT}
 
     # --- orders ---------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        """Carry out the referee's orders. The loss of a connection meanwhile may add more orders."""
+        """Carry out the referee's orders. Carrying out an order can lose a connection, which adds more orders."""
         orders = self._referee.take()
         while orders:
             for order in orders:

@@ -1,4 +1,4 @@
-"""Write a rank's record in its own thread, so that a stalled disk delays no order, signal or watchdog."""
+"""Writes a rank's record in a separate thread, so that a stalled disk delays no order, signal or watchdog."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
     from .store import Store
 
-#: Seconds to wait for the disk: an fsync also waits for earlier writes of other processes. A checkpoint of tens of GB
-#: makes this longer than systemd's watchdog timeout.
+#: Seconds to wait until a record is on the disk. An fsync also waits for earlier writes of other processes: with a
+#: checkpoint of tens of GB, for longer than systemd's watchdog timeout.
 PATIENCE = 1.0
-#: Seconds to wait for the disk at the last record of a run, and between two calls of `beat` meanwhile. A stop waits
-#: longer than that beyond its grace before systemd kills the supervisor (`unit.STOP_MARGIN`).
+#: Seconds to wait until the last record of a run is on the disk, and seconds between two calls of `beat` during this
+#: wait. systemd kills the supervisor only later (`unit.STOP_MARGIN` after the grace period of a stop).
 LAST_PATIENCE, _BEAT = 10.0, 1.0
 
 
 class Keeper:
-    """Write records to the disk, skipping all but the newest waiting one; to memory if the disk is slow or fails.
+    """Writes records to the disk, and to memory too while the disk is slow or fails. Replaced records are skipped.
 
     Args:
         store: The store of the records.
@@ -36,22 +36,22 @@ class Keeper:
 
     @property
     def fault(self) -> str:
-        """The current fault of the disk; empty if there is none."""
+        """The error of the last write to the disk; empty if the write succeeded."""
         return self._fault
 
     def save(self, record: Dict[str, Any], beat: Callable[[], None] | None = None) -> str:
-        """Write a record, which must not be changed any more; return the fault of the disk.
+        """Write a record, which the caller must not change any more; return the error of the disk.
 
-        If the disk is slow, the record is kept in memory as well, and is written to the disk later.
+        If the disk is slow, the record is stored in memory now, and is written to the disk later.
 
         Args:
             record: The record.
-            beat: Given for the last record, after which other runs may take this worker. It is called every second
-                while the disk is waited for, which takes at most LAST_PATIENCE.
+            beat: Given for the last record, after which other runs may take this worker: the wait is then up to
+                LAST_PATIENCE. Called every second during this wait.
         """
         deadline = time.monotonic() + (LAST_PATIENCE if beat else PATIENCE)
         with self._changed:
-            # If an earlier record is still waiting for a stalled disk, do not wait again.
+            # Do not wait if the disk has stalled: an earlier record is still being written.
             waits = beat is not None or not self._busy
             self._next = record
             if not self._busy:

@@ -1,4 +1,4 @@
-"""One connection between two supervisors: non-blocking frames in both directions, and the time of the last one."""
+"""One connection between two supervisors: non-blocking frames in both directions. Stores when the last one came."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Dict
 
 from .frames import BadFrame, Reader, Writer
 
-#: Maximum number of bytes that wait to be sent to a side that does not read.
+#: Maximum number of bytes that wait to be sent, in case the other supervisor does not read.
 _OUT_LIMIT = 1024 * 1024
 _CHUNK = 65536
 
@@ -20,7 +20,7 @@ class Gone(Exception):
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a socket with a reset, so that it does not stay on its port in TIME_WAIT."""
+    """Close a socket with a reset, so that the connection does not occupy the port in TIME_WAIT."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
@@ -54,14 +54,14 @@ class Line:
         return bool(self._out)
 
     def send(self, value: Dict[str, Any]) -> None:
-        """Send a value now, or when the socket is writable.
+        """Send an object now, or later when the socket is writable.
 
         Raises:
             Gone: The connection has ended.
         """
         self._out += self.writer.frame(value)
         if len(self._out) > _OUT_LIMIT:
-            raise Gone("it does not read what it is sent")
+            raise Gone("the other side does not read the data that it is sent")
         self.flush()
 
     def flush(self) -> None:
@@ -79,7 +79,7 @@ class Line:
             raise Gone(exc.strerror or str(exc)) from exc
 
     def receive(self) -> None:
-        """Read the received data, which `take` returns.
+        """Read data from the socket; `take` then returns the received objects.
 
         Raises:
             Gone: The connection has ended.
@@ -95,10 +95,10 @@ class Line:
         self.reader.feed(data)
 
     def take(self) -> Dict[str, Any] | None:
-        """Return the next received value; None if there is none.
+        """Return the next received object; None if no frame is complete.
 
         Raises:
-            Gone: The received data is not of this run.
+            Gone: The received data is not a frame of this run.
         """
         try:
             value = self.reader.take()
@@ -109,7 +109,7 @@ class Line:
         return value
 
     def close(self) -> None:
-        """Close the connection; data that was sent still arrives."""
+        """Close the connection. Data that was sent before still arrives."""
         self._sock.close()
 
     def reset(self) -> None:

@@ -1,7 +1,7 @@
-"""The link between a supervisor and the others of its run: it reports local events, and receives the run's orders.
+"""The link between a supervisor and the other supervisors of its run: reports local events and receives orders.
 
 The supervisor's main thread writes records and waits for processes. The network has its own thread (`hub`, `peer`),
-which never accesses a disk, so that a full or slow disk delays no heartbeat. A run of one worker has neither.
+which never accesses a disk, so that a full or slow disk delays no heartbeat. A run of one worker has no network thread.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Team(NamedTuple):
 
     Attributes:
         run_id: The run.
-        attempt: Its attempt.
+        attempt: The attempt of the run.
         rank: This supervisor's rank.
         workers: Names of all workers, by rank.
         digest: Digest of the part of the spec that all ranks share.
         key: The secret of the run's attempt; empty for a run of one worker.
         address: This worker's internal address.
-        hub: Internal address of rank 0.
-        port: Port of rank 0's supervisor; 0 if it is not chosen yet.
-        lease: Seconds without data after which a connection is lost.
-        barrier: Seconds for all ranks to become ready.
-        skew: Seconds that ranks may continue after another one has ended with 0.
+        hub: Internal address of the worker of rank 0.
+        port: Port of rank 0's supervisor; 0 if the port is not chosen yet.
+        lease: Seconds without received data after which a connection counts as lost.
+        barrier: Seconds in which all ranks have to become ready.
+        skew: Seconds that ranks may continue after another rank has ended with exit code 0.
     """
 
     run_id: str
@@ -81,7 +81,7 @@ class Link(abc.ABC):
     link has ended.
 
     Args:
-        wake: Called from any thread when there is an order.
+        wake: Called from any thread when there is an order for the main thread.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -98,20 +98,20 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Start the link. The command is held and ready."""
+        """Start the link. Called when the rank's command is ready and waits for ``go``."""
 
     @abc.abstractmethod
     def say(self, **event: Any) -> None:
         """Report a local event.
 
         Events: ``refused`` (``reason``), before the run begins; ``ended`` (``ending``, ``oom``, ``cause``, ``at``);
-        ``stop`` (``intent``, ``at``); ``done``: no process of the run is left here. Times are in monotonic seconds of
-        this host.
+        ``stop`` (``intent``, ``at``); ``done``: no process of the run is left on this host. Times are in seconds of
+        this host's monotonic clock.
         """
 
 
 def judge(referee: Referee, rank: int, event: Dict[str, Any], at: float, now: float) -> None:
-    """Pass one rank's event to the referee, with its time corrected to the hub's clock."""
+    """Pass a rank's event to the referee; ``at`` is the time of the event by the hub's clock."""
     what = event.get("say")
     if what == "ready":
         referee.ready(rank)
@@ -150,7 +150,7 @@ class Alone(Link):
 
 
 class Networked(Link):
-    """A link with its own thread; `say` only leaves a message for the thread."""
+    """A link with its own thread: `say` puts the event into a queue that the thread reads."""
 
     def __init__(self, team: Team, wake: Callable[[], None]) -> None:
         super().__init__(wake)
@@ -162,13 +162,13 @@ class Networked(Link):
         self._thread = threading.Thread(target=self._guarded, name="link", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; no process may be forked from now on."""
+        """Start the thread. No process may be forked after this call."""
         self._thread.start()
 
     def say(self, **event: Any) -> None:
-        """Leave a message for the thread and wake it."""
+        """Put an event into the thread's queue and wake the thread."""
         self._said.append(event)
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
+        with contextlib.suppress(BlockingIOError):  # if the pipe is full, the thread is woken anyway
             os.write(self._rope, b"!")
 
     def _heard_bell(self) -> None:
@@ -183,7 +183,7 @@ class Networked(Link):
         try:
             self._run()
         except Exception:
-            # Whatever the error, the rank must not continue unwatched.
+            # End the rank at any error: it must not continue without a connection to the other ranks.
             reason = "the supervisor's network thread failed: " + traceback.format_exc()
             self._order(do="abort", reason=reason, ranks=[self.team.rank])
             first = {
@@ -196,4 +196,4 @@ class Networked(Link):
 
     @abc.abstractmethod
     def _run(self) -> None:
-        """Run in the thread until the link has ended."""
+        """Do the work of the thread until the link has ended."""

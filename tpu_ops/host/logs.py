@@ -1,7 +1,7 @@
-"""The log of one rank: raw bytes in segments, each a file named after the absolute offset of its first byte.
+"""The log of one rank: raw bytes in files (segments), each named after the absolute offset of its first byte.
 
-A follower only needs an absolute offset, so it can continue after any break, and old segments can be removed without
-changing the offsets of others. Each segment has an index file: the times at which offsets were written.
+A reader only needs an absolute offset to continue after a lost connection, and removing old segments does not change
+offsets. Each segment has an index file with the times at which offsets were written.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from . import TYPE_CHECKING, tracebacks
 if TYPE_CHECKING:
     from typing import Any
 
-#: Size in bytes at which a segment is closed.
+#: Size in bytes at which a segment is closed and a new one begins.
 SEGMENT = 8 * 1024 * 1024
-#: Approximate total size of a rank's segments in bytes; the oldest are removed first.
+#: Approximate maximum size of all segments of a rank in bytes; the oldest segments are removed first.
 TOTAL = 1024 * 1024 * 1024
 #: Seconds between two entries of the index.
 _INDEX_EVERY = 1.0
 _CHUNK = 256 * 1024
-#: Size of the buffer for the disk, and of one write, in bytes.
+#: Size of the buffer before the disk, and maximum size of one write, in bytes.
 BUFFER = 4 * 1024 * 1024
 _PIECE = 64 * 1024
-#: Seconds for which a rank is slowed down if the buffer is full, until a quarter of it is free. So a burst is not lost
-#: if the disk stores it a moment later. A disk that does at least 10 MB/s slows no rank down.
+#: If the buffer is full, the rank has to wait up to this many seconds until a quarter of the buffer is free. Short
+#: bursts of output are thus not lost. A disk that writes at least 10 MB/s slows no rank down.
 _PATIENCE = 0.1
-#: Errors of a disk that removing files can help against.
+#: Errors of a disk for which removing files is a remedy.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def segments(directory: str) -> list[tuple[int, str]]:
-    """Return (offset of the first byte, path) of every segment, in order."""
+    """Return (offset of the first byte, path) of every segment, ordered by offset."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -57,14 +57,14 @@ def end(directory: str) -> int:
     try:
         return offset + os.stat(path).st_size
     except FileNotFoundError:
-        return offset  # removed after it was listed
+        return offset  # the segment was removed after it was listed
 
 
 def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
     """Return bytes of the log, and the offset at which they start.
 
-    This is the given offset, or that of the next existing byte: older bytes may have been rotated away, and a full disk
-    leaves gaps. No bytes means the current end of the log.
+    If the byte at the given offset is missing, the result starts at the next existing byte: rotation removes old bytes,
+    and a full disk leaves gaps. Empty bytes mean the current end of the log.
     """
     found = segments(directory)
     for index, (start, path) in enumerate(found):
@@ -76,25 +76,26 @@ def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
                 file.seek(at - start)
                 data = file.read(limit)
         except FileNotFoundError:
-            continue  # rotated away after it was listed
+            continue  # rotation removed the segment after it was listed
         if data:
             return at, data
     return offset, b""
 
 
 def since(directory: str, moment: float) -> int:
-    """Return the offset of the first byte that may have been written at or after a time (seconds since 1970).
+    """Return the offset of the first byte that was perhaps written at or after a time (seconds since 1970).
 
-    For a time before all existing bytes it is 0, so that a reader learns about the missing ones.
+    If all existing bytes were written later, the result is 0, so that a reader learns about removed bytes.
     """
     offset, latest = 0, float("-inf")
     for start, path in segments(directory):
         index = _index(path)
         if not index and _written_since(path, moment):
-            # The disk could not store an index. As the times of these bytes are unknown, include them all.
+            # The segment has no index because the disk was full: the times of its bytes are unknown, so include all of
+            # them.
             return start if latest > float("-inf") else 0
         for when, at in index or [(latest, start)]:
-            # Bytes between two entries were written up to _INDEX_EVERY after the first one.
+            # Bytes between two index entries were written up to _INDEX_EVERY seconds after the time of the first entry.
             if when > moment and latest == float("-inf"):
                 return 0
             if when >= moment:
@@ -104,7 +105,7 @@ def since(directory: str, moment: float) -> int:
 
 
 def _written_since(segment: str, moment: float) -> bool:
-    """Return whether bytes were written to a segment at or after a time."""
+    """Return whether any bytes were written to a segment at or after a time."""
     with contextlib.suppress(OSError):
         found = os.stat(segment)
         return bool(found.st_size) and found.st_mtime >= moment
@@ -112,7 +113,7 @@ def _written_since(segment: str, moment: float) -> bool:
 
 
 def _index(segment: str) -> list[tuple[float, int]]:
-    """Return the (time, offset) pairs of a segment's index, oldest first, without a line cut off by a full disk."""
+    """Return the (time, offset) pairs of a segment's index, oldest first; skip a line that a full disk cut off."""
     try:
         with open(segment[:-4] + ".index", encoding="ascii") as file:
             rows = [line.split() for line in file if line.endswith("\n")]
@@ -141,15 +142,15 @@ def _remove(path: str) -> None:
 
 
 class Logger(threading.Thread):
-    """Copy a pipe's bytes to segments, in its own threads, so that a rank never waits for the disk.
+    """Copies the bytes of a pipe to segments, in separate threads, so that a rank never waits long for the disk.
 
-    One thread copies the pipe to a buffer, this one the buffer to segments. If the disk is full, the oldest segment of
-    this log is removed. If there is none, or the disk has another fault, bytes are dropped and counted. Their offsets
-    stay empty, so that a reader sees the size of the gap. Bytes are also dropped while a stalled disk leaves the buffer
-    full, until the disk has stored the whole buffer.
+    One thread copies the pipe to a buffer, this thread copies the buffer to segments. If the disk is full, the oldest
+    segment of this log is removed. If there is no closed segment, or the disk has another error, bytes are dropped and
+    counted. The offsets of dropped bytes are not used again, so that a reader sees the size of the gap. If the disk
+    stalls and the buffer is full, bytes are dropped until the disk has stored the whole buffer.
 
     Args:
-        source: Descriptor of the pipe's reading end; closed when the pipe ends.
+        source: Descriptor of the pipe's reading end; the logger closes it when the pipe ends.
         directory: The directory of the segments.
         segment: Size at which a segment is closed, in bytes.
         total: Total size of all segments, in bytes.
@@ -166,12 +167,12 @@ class Logger(threading.Thread):
         self._start = 0
         self._indexed = float("-inf")
         self._kept: list[tuple[str, int]] = []
-        # While this lock is held, nothing is called that may stall.
+        # A thread that holds this lock must not access the disk, which can stall.
         self._changed = threading.Condition()
         self._buffer = memoryview(bytearray(BUFFER))
         #: Position of the oldest byte in the ring buffer, and the number of bytes in it.
         self._first = self._waiting = 0
-        #: Number of dropped bytes that follow those in the buffer.
+        #: Number of dropped bytes after the last byte in the buffer.
         self._missed = 0
         self._came = 0
         #: Offset after the last byte that was written or dropped.
@@ -182,7 +183,7 @@ class Logger(threading.Thread):
         self.tracebacks = tracebacks.Watch()
 
     def run(self) -> None:
-        """Copy until the last writer has closed the pipe."""
+        """Copy the buffer to segments until the last writer has closed the pipe."""
         threading.Thread(target=self._receive, name="log pipe", daemon=True).start()
         while True:
             with self._changed:
@@ -197,7 +198,7 @@ class Logger(threading.Thread):
                     self._waiting -= len(piece)
                     self._changed.notify_all()
             elif self._missed:
-                self.fault = self.fault or "the disk could not store it in time"
+                self.fault = self.fault or "the disk could not store the output in time"
                 self._close()
                 with self._changed:
                     self._drop(self._missed)
@@ -207,13 +208,13 @@ class Logger(threading.Thread):
         self._close()
 
     def _receive(self) -> None:
-        """Empty the pipe until its last writer has closed it, even while the disk stalls."""
-        import select  # `follow` does not need it
+        """Read the pipe until its last writer has closed it, even while the disk stalls."""
+        import select  # imported late, since `follow` does not need it
 
         poll, beside = select.poll(), memoryview(bytearray(_PIECE))
         poll.register(self._source, select.POLLIN)
         while True:
-            # Wait for data before waiting for room.
+            # Wait for data first; only then wait for room in the buffer.
             poll.poll()
             room = self._room()
             count = os.readv(self._source, [room or beside])
@@ -231,7 +232,7 @@ class Logger(threading.Thread):
                 return
 
     def _room(self) -> memoryview:
-        """Return the free part of the buffer for the next bytes; empty if they are to be dropped."""
+        """Return the free part of the buffer for the next bytes; empty if the next bytes are to be dropped."""
         size = len(self._buffer)
         with self._changed:
             # After a gap, drop everything until the disk has caught up. This makes one large gap instead of many small
@@ -247,8 +248,8 @@ class Logger(threading.Thread):
             return self._buffer[:0]
 
     def unread(self) -> int:
-        """Return the number of bytes that wait to be written."""
-        import fcntl  # `follow` does not need these
+        """Return the number of bytes in the pipe and the buffer that wait to be written."""
+        import fcntl  # imported late, since `follow` does not need these modules
         import termios
 
         if not self.is_alive():
@@ -260,10 +261,10 @@ class Logger(threading.Thread):
             return self._came - self.offset + int.from_bytes(count, sys.byteorder)
 
     def facts(self, *, last: bool = False) -> dict[str, Any]:
-        """Return the numbers of bytes that were written, removed by rotation, and dropped, and the fault.
+        """Return how many bytes were written, removed by rotation and dropped, and the last error of the disk.
 
         Args:
-            last: Whether this process ends now, so that waiting bytes are dropped.
+            last: Whether this process ends now: waiting bytes then count as dropped.
         """
         with self._changed:
             lost = self.unread() if last else 0
@@ -271,7 +272,7 @@ class Logger(threading.Thread):
                 "bytes": self.offset - self.dropped,
                 "dropped": self.dropped + lost,
                 "rotated": self.rotated,
-                "fault": self.fault or ("the run ended before it was written" if lost else ""),
+                "fault": self.fault or ("the run ended before the output was written" if lost else ""),
             }
 
     def _append(self, data: bytes | memoryview) -> None:
@@ -286,7 +287,7 @@ class Logger(threading.Thread):
                 self.fault = exc.strerror or str(exc)
                 if exc.errno in _FULL and self._give_way():
                     continue
-                # The next bytes start a new segment after the gap.
+                # Close the segment: the bytes after the gap start a new segment.
                 self._close()
                 self._drop(len(view))
                 return
@@ -311,9 +312,9 @@ class Logger(threading.Thread):
             self._index = os.open(path + ".index", flags, 0o600)
 
     def _close(self) -> None:
-        """Close the current segment, if there is one; remove it if it is empty."""
+        """Close the current segment, if there is one; remove the segment if it is empty."""
         for descriptor in (self._index, self._file):
-            # Some file systems report lost writes only here.
+            # Some file systems report lost writes only when a file is closed.
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         if self._file >= 0:
@@ -324,16 +325,16 @@ class Logger(threading.Thread):
         self._file = self._index = -1
 
     def _note_time(self) -> None:
-        """Add the time of the next byte to the index, at most every _INDEX_EVERY seconds."""
+        """Add the current time and offset to the index, at most every _INDEX_EVERY seconds."""
         now = time.monotonic()
         if now - self._indexed >= _INDEX_EVERY:
             self._indexed = now
-            # If the entry is missing, `since` only returns a little more of the log.
+            # Ignore errors: if this index entry is missing, `since` only returns a little more of the log.
             with contextlib.suppress(OSError):
                 os.write(self._index, "{:.3f} {}\n".format(time.time(), self.offset).encode("ascii"))
 
     def _give_way(self) -> bool:
-        """Remove the oldest closed segment; return whether there was one."""
+        """Remove the oldest closed segment; return whether there was a closed segment."""
         if not self._kept:
             return False
         path, size = self._kept.pop(0)

@@ -1,6 +1,6 @@
-"""Entry point: one request on standard input, or an internal command line of systemd or of the role launcher.
+"""Entry point: handles one request on standard input, or an internal command line of systemd or the role launcher.
 
-Each case imports only what it needs: imports are most of a request's time.
+Each kind of call imports only the modules that it needs: imports take most of a request's time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def program(compiled_copy: str) -> NoReturn:
     code = main(compiled_copy)
     threading = sys.modules.get("threading")
     if threading is None or threading.active_count() == 1:
-        # Before Python 3.9, stderr is buffered if it is not a terminal. Its reader may have gone.
+        # Before Python 3.9, stderr is buffered if it is not a terminal. Ignore errors: the reader of stderr may have
+        # gone.
         if sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()

@@ -1,8 +1,8 @@
 """The file systems mounted on this host: whether their servers answer, and their systemd units.
 
-A run is ordered after these units, so that it ends before they are unmounted. Otherwise, a shutdown would unmount them
-while the command saves its last checkpoint there. systemd orders ``nofail`` mounts of /etc/fstab, and network file
-systems, before no target that a service waits for.
+A run is ordered after these units, so that at a shutdown the run ends before its file systems are unmounted. Otherwise,
+they would be unmounted while the command saves its last checkpoint. systemd does not do this by itself: it does not
+order ``nofail`` mounts of /etc/fstab and network file systems before any target that a service waits for.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from typing import Dict, Iterator, Sequence
 
 MOUNTINFO = "/proc/self/mountinfo"
-#: Paths that systemd unmounts last or never, with everything below them.
+#: Top directories that systemd unmounts last or never, with all mounts below them: these mounts are left out.
 _SYSTEM = (b"/proc", b"/sys", b"/dev", b"/run")
-#: Maximum number of units: a container host has hundreds of mounts, mostly deep ones.
+#: Maximum number of units. A host of containers has hundreds of mounts, mostly at deep paths.
 MOST = 100
-#: Maximum length of a unit's name (systemd.unit(5)); systemd has no unit for a path whose name would be longer.
+#: Maximum length of a unit's name (systemd.unit(5)). A mount whose unit would have a longer name has no unit.
 _LONGEST = 255
-#: Types of file systems that depend on a server or a program, besides ``fuse.`` types such as gcsfuse.
+#: Types of file systems that need a server to answer. Types that start with ``fuse.``, such as gcsfuse, count too.
 _ANSWERED_FOR = (b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"glusterfs", b"lustre", b"beegfs", b"9p")
-#: Seconds for a file system to answer.
+#: Seconds that a file system has to answer.
 ANSWER = 5.0
 #: Maximum number of file systems that are checked, each by its own process.
 _ASKED = 32
 _POLL = 0.005
-#: Errors that do not mean a fault of the server: the mount belongs to another user, or another mount hides it.
+#: Errors that do not mean that the server has failed: the mount belongs to another user, or another mount hides it.
 _NO_FAULT = (0, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 _ESCAPED = re.compile(rb"[^A-Za-z0-9:_.]")
 
 
 def found() -> list[str]:
-    """Return the units of this host's mounts; see `units`."""
+    """Return the systemd units of this host's mounts; see `units`."""
     try:
         with open(MOUNTINFO, "rb") as file:
             return units(file.read())
@@ -52,7 +52,7 @@ def found() -> list[str]:
 def units(mountinfo: bytes) -> list[str]:
     """Return the units of all mounts in /proc/self/mountinfo (proc_pid_mountinfo(5)), shallow paths first.
 
-    For an automount point, the unit of the mount is included as well.
+    For an automount point, the automount unit and the mount unit are included.
     """
     paths: dict[bytes, set[str]] = {}
     for path, kind, _, _ in _parsed(mountinfo):
@@ -70,7 +70,8 @@ def units(mountinfo: bytes) -> list[str]:
 
 def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
     """Yield the mount point, type, source and options of each file system."""
-    # `splitlines` would also split at a carriage return, which a path may contain; users can make such mounts by FUSE.
+    # Do not use `splitlines`: it also splits at carriage returns, and any user can make a FUSE mount with one in its
+    # path.
     for line in mountinfo.split(b"\n"):
         left, _, right = line.partition(b" - ")
         fields, more = left.split(b" "), right.split(b" ")
@@ -84,12 +85,12 @@ def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
 def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[Dict[str, str]]:
     """Return the mounts whose servers do not answer: ``path``, ``problem`` and ``fix`` each.
 
-    Mounts of other users, which anybody can make by FUSE, are not checked: they only affect those users' runs.
+    FUSE mounts of other users are not checked: they affect only the runs of these users.
 
     Args:
         uid: The user id of the run's user.
-        needed: Paths that the run uses; the mounts they are on are checked, whoever made them.
-        limit: Seconds for an answer.
+        needed: Paths that the run uses; the mounts of these paths are checked even if another user made them.
+        limit: Seconds that a server has to answer.
     """
     try:
         with open(MOUNTINFO, "rb") as file:
@@ -110,7 +111,7 @@ def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[D
         kind, source = (os.fsdecode(text) for text in asked[path])
         name = os.fsdecode(path)
         what = "does not answer within {:.0f} s".format(limit) if code is None else "fails: " + os.strerror(code)
-        fix = "check its server, or unmount it on this worker: `sudo umount -f -l {}`"
+        fix = "check the server, or unmount the file system on this worker: `sudo umount -f -l {}`"
         found.append({
             "path": name,
             "problem": "{}, where {} ({}) is mounted, {}".format(name, source, kind, what),
@@ -124,19 +125,19 @@ def _is_answered_for(kind: bytes) -> bool:
 
 
 def _mounted_by(options: bytes) -> int:
-    """Return the user id that mounted a file system, from its options: root unless FUSE names another."""
+    """Return the id of the user that mounted a file system: root (0) unless the mount's options name a FUSE user."""
     named = [option[len(b"user_id=") :] for option in options.split(b",") if option.startswith(b"user_id=")]
     return int(named[0]) if named and named[0].isdigit() else 0
 
 
 def is_on(path: str, point: str) -> bool:
-    """Return whether a path, taken literally, is at or below a mount point; symbolic links are not followed."""
+    """Return whether a path is at or below a mount point, without following symbolic links."""
     named = os.path.normpath(path)
     return named == point or named.startswith(point.rstrip("/") + "/")
 
 
 def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
-    """Call statvfs on file systems; return the error number, 0 for success, None for no answer."""
+    """Call statvfs on file systems; return path -> error number, 0 for success, None for no answer in time."""
     found: Dict[bytes, int | None] = dict.fromkeys(paths)
     children = {_child(path): path for path in paths}
     until = time.monotonic() + limit
@@ -147,9 +148,9 @@ def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
                 found[children.pop(pid)] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EIO
         if time.monotonic() > until:
             break
-        time.sleep(_POLL)  # polls until the deadline
+        time.sleep(_POLL)  # poll the children until the deadline
     for pid in children:
-        # A process that does not die from SIGKILL is collected by init later.
+        # A child that waits inside the kernel does not end now; init collects it later.
         os.kill(pid, signal.SIGKILL)
     return found
 
@@ -157,8 +158,8 @@ def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
 def _child(path: bytes) -> int:
     """Fork a process that calls statvfs on one file system and exits with the error number; return its pid.
 
-    A thread that waits for a server would keep this process from ending. A child with inherited descriptors would keep
-    the session of this request open.
+    A process and not a thread: a thread that waits for a server would keep this process from ending. The child closes
+    all inherited descriptors, which would keep the session of this request open.
     """
     pid = os.fork()
     if pid:
@@ -177,9 +178,9 @@ def _child(path: bytes) -> int:
 
 
 def told(path: str) -> str:
-    """Return a description of a path's mount, without accessing it: a server that is down would block that.
+    """Return a description of the mount that a path is on, without accessing the path, which could block forever.
 
-    The path is taken literally, as in `is_on`. The result is empty if the mount is unknown or needs no server.
+    Symbolic links are not followed, as in `is_on`. The result is empty if the mount is unknown or needs no server.
     """
     try:
         with open(MOUNTINFO, "rb") as file:
@@ -196,7 +197,9 @@ def told(path: str) -> str:
 
 def gone(path: str) -> str:
     """Return the fix for a path that does not answer."""
-    text = "is the server of a mount there down? {}check it, or unmount it: `sudo umount -f -l MOUNT`"
+    text = (
+        "is the server of a mount there down? {}check the server, or unmount the file system: `sudo umount -f -l MOUNT`"
+    )
     known = told(path)
     return text.format(known + ": " if known else "")
 

@@ -1,4 +1,4 @@
-"""The link of every other rank: one connection to the hub, which is rank 0's supervisor."""
+"""The link of each rank except rank 0: one connection to the hub, which is the supervisor of rank 0."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from .handshake import Handshake, NotTrusted
 from .line import Gone, Line, reset
 from .link import BEAT, Networked, Team
 
-#: Seconds between two attempts to reach the hub, and for each of them.
+#: Seconds between two attempts to connect to the hub, and seconds that one attempt may take.
 _RETRY = 0.2
 _CONNECT_LIMIT = 3.0
-#: Seconds for the handshake, and for the test of the coordinator's port.
+#: Seconds that the handshake, and then the test of the coordinator's port, may take.
 _HANDSHAKE_LIMIT = 5.0
-#: Seconds for telling the hub that this rank cannot start.
+#: Seconds in which a rank that cannot start tries to tell the hub.
 _REFUSAL_LIMIT = 10.0
-#: Maximum length of a problem that is reported to the hub, in characters: frames have a limit.
+#: Maximum length of a problem that is reported to the hub, in characters, since the size of frames is limited.
 _LONGEST_REASON = 2000
-#: Seconds that a peer waits for the hub's decision beyond the barrier.
+#: Seconds that a peer waits for the hub's decision after the barrier's time is over.
 _BARRIER_MARGIN = 2.0
-#: The fix for a port that cannot be reached.
+#: The fix for a TCP port that cannot be reached.
 _FIREWALL = "firewalls have to let the workers reach each other's internal addresses at TCP port {}"
 
 
 class _Over(Exception):
-    """The link has done its work."""
+    """The link has nothing left to do."""
 
 
 class _TurnedAway(Exception):
-    """The hub, which listened before this rank was started, no longer listens."""
+    """The hub refuses connections: it listened before this rank was started, but no longer does."""
 
 
 class Peer(Networked):
@@ -39,8 +39,8 @@ class Peer(Networked):
 
     Args:
         team: The run.
-        wake: Called from any thread when there is an order; see `Link`.
-        problem: Why this rank cannot start; empty if its command is held and ready.
+        wake: Called from any thread when there is an order for the main thread; see `Link`.
+        problem: Why this rank cannot start; empty if its command is ready and waits for ``go``.
     """
 
     def __init__(self, team: Team, wake: Callable[[], None], problem: str = "") -> None:
@@ -67,7 +67,7 @@ class Peer(Networked):
         return "rank 0 ({}, {}:{})".format(self.team.workers[0], self.team.hub, self.team.port)
 
     def _lost(self, why: str) -> None:
-        """Give orders to end what cannot continue without the hub."""
+        """Order the end of this rank, or the end of its start: it cannot continue without the hub."""
         if self._decided:
             return
         reason = "lost contact with {}: {}".format(self._hub, why)
@@ -84,12 +84,12 @@ class Peer(Networked):
     # --- joining --------------------------------------------------------------------------------------------
 
     def _joined(self) -> Line:
-        """Return the connection after the handshake.
+        """Connect to the hub, complete the handshake, and return the connection.
 
         Raises:
             Gone: The hub could not be reached before the deadline.
             _TurnedAway: The hub no longer listens.
-            _Over: The run was stopped meanwhile.
+            _Over: The run was stopped before the connection was complete.
         """
         why = "no connection was tried"
         while time.monotonic() < self._deadline:
@@ -142,13 +142,13 @@ class Peer(Networked):
 
     @staticmethod
     def _next(line: Line, deadline: float) -> Dict[str, Any]:
-        """Wait for the next value from the hub."""
+        """Wait for the next message of the hub, up to the deadline."""
         while True:
             value = line.take()
             if value is not None:
                 return value
             if not select.select([line], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise Gone("it does not answer")
+                raise Gone("the hub does not answer")
             line.receive()
 
     def _look_at_coordinator(self, port: int) -> None:
@@ -156,7 +156,7 @@ class Peer(Networked):
         try:
             reset(socket.create_connection((self.team.hub, port), _HANDSHAKE_LIMIT, (self.team.address, 0)))
         except ConnectionResetError:
-            return  # reached: the hub resets such a connection at once
+            return  # the port can be reached: the hub resets such a connection at once
         except OSError as exc:
             text = "port {} of {}, where the coordinator will listen, cannot be reached: {}; {}"
             self._problem = text.format(port, self.team.workers[0], exc.strerror or exc, _FIREWALL.format(port))

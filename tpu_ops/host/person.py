@@ -1,4 +1,4 @@
-"""The user who sends a request, and their rights. sudo names the user; a request cannot."""
+"""Users of this host: the user who sends a request, whom sudo names and not the request, and the rights of users."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from . import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Mapping
 
-#: Groups whose members administer the host (Google's guest agent uses the first).
+#: Groups whose members administer the host. Google's guest agent uses the first group.
 ADMIN_GROUPS = ("google-sudoers", "sudo", "wheel", "admin")
 
-#: Group whose members may use the launcher; maintained by the roles launcher and users.
+#: Group whose members may use the launcher. The roles launcher and users maintain this group.
 LAUNCHER_GROUP = "tpu-run"
 
 
@@ -49,7 +49,7 @@ def groups_of(person: Person) -> list[str]:
 
 
 def asking(environ: Mapping[str, str] = os.environ) -> Person:
-    """Return the user who sends the request: the one that sudo names, else the one who runs this program.
+    """Return the user who sends the request: the user whom sudo names, else the user who runs this program.
 
     Raises:
         Refused: The user id has no entry in the password database.
@@ -63,12 +63,14 @@ def by_uid(uid: int) -> Person:
     """Return the user with a user id.
 
     Raises:
-        Refused: There is none.
+        Refused: There is no such user.
     """
     try:
         return Person(pwd.getpwuid(uid))
     except KeyError:
-        fix = "`getent passwd {}` on this worker finds nothing: the account is missing, or its directory service down"
+        fix = (
+            "`getent passwd {}` on this worker finds nothing: the account is missing, or the directory service is down"
+        )
         text = "user id {} has no entry in the password database"
         raise Refused("denied", text.format(uid), fix.format(uid)) from None
 
@@ -77,7 +79,7 @@ def by_name(name: str) -> Person:
     """Return the user with a name.
 
     Raises:
-        Refused: There is none.
+        Refused: There is no such user.
     """
     try:
         return Person(pwd.getpwnam(name))
@@ -91,9 +93,9 @@ def way_past(asker: Person, owner: Dict[str, Any], ends: str, insists: str) -> s
 
     Args:
         asker: The user who wants to know.
-        owner: The owner: ``uid``, ``person`` (a name), and ``asker``, the user who started it, if known.
-        ends: The command that ends it, for its owner.
-        insists: The command that ends it, for an administrator.
+        owner: The owner of the run or process: ``uid``, ``person`` (a name), and if known ``asker``, who started it.
+        ends: The command by which the owner ends the run or process.
+        insists: The command by which an administrator ends the run or process.
     """
     if asker.uid == owner.get("uid") or asker.name == owner.get("asker"):
         return ends
@@ -103,7 +105,7 @@ def way_past(asker: Person, owner: Dict[str, Any], ends: str, insists: str) -> s
 
 @contextlib.contextmanager
 def acting_as(person: Person) -> Iterator[None]:
-    """Access files with a user's rights in this block: root could read files that the user may not."""
+    """Access files with a user's rights for the length of a `with` block, and not with the rights of root."""
     if os.geteuid() != 0:
         yield
         return

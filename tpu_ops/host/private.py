@@ -1,4 +1,4 @@
-"""Files of root only: records, directories below /run, and lock files. A user who can open a file can also lock it."""
+"""Files that only root can open: records, directories below /run, lock files. Who can open a file can also lock it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import TYPE_CHECKING, proc
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, TextIO
 
-#: Seconds to wait for a lock of another process. This is less than systemd's timeouts for the start of a run, and for
-#: the program after its end (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
+#: Seconds to wait for a lock that another process holds: less than systemd's timeouts for the start of a run
+#: (`unit.START_LIMIT`) and for the program after its end (`unit.STOP_MARGIN`).
 LOCK_LIMIT = 10.0
 _POLL = 0.02
 
@@ -28,25 +28,27 @@ class Damaged(Refused):
 
     Args:
         path: The file.
-        what: The problem.
+        what: Why the file cannot be read.
     """
 
     def __init__(self, path: str, what: str) -> None:
-        super().__init__("damaged", "{} is damaged: {}".format(path, what), "remove it: `sudo rm {}`".format(path))
+        super().__init__(
+            "damaged", "{} is damaged: {}".format(path, what), "remove the file: `sudo rm {}`".format(path)
+        )
 
 
 def directory(top: str, name: str = "") -> str:
-    """Create a directory, or a subdirectory with its parent, and return the path. Only root can access both."""
+    """Create a directory, or a directory and a subdirectory, that only root can access; return the path."""
     path = top
     for path in [top, os.path.join(top, name)] if name else [top]:
-        # makedirs uses other rights for parent directories, and does not change existing ones.
+        # makedirs sets the mode neither for parent directories nor for existing directories.
         os.makedirs(path, mode=0o700, exist_ok=True)
         os.chmod(path, 0o700)
     return path
 
 
 def opened(path: str) -> TextIO:
-    """Open a file in order to lock it; create it if it is missing, and keep its content. Only root can access it."""
+    """Open a file in order to lock it. A missing file is created; only root can access it. The content is kept."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "a+", encoding="ascii")
@@ -54,15 +56,15 @@ def opened(path: str) -> TextIO:
 
 @contextlib.contextmanager
 def locked(path: str, *, anyway: bool = False, limit: float = LOCK_LIMIT) -> Iterator[None]:
-    """Lock a file for the duration of the block.
+    """Lock a file for the length of a `with` block.
 
     Args:
-        path: The file; created if it is missing.
+        path: The file, which is created if it is missing.
         anyway: Continue without the lock if another process keeps it.
         limit: Seconds to wait for the lock; at most `LOCK_LIMIT`.
 
     Raises:
-        Refused: Another process keeps the lock; the message names it.
+        Refused: Another process keeps the lock; the message names the process.
     """
     with opened(path) as file:
         deadline = time.monotonic() + min(limit, LOCK_LIMIT)
@@ -88,13 +90,16 @@ def _kept(path: str) -> Refused:
     named = "pid {pid} of {user} ({command})"
     others = [named.format(**entry) for entry in proc.holders(paths=[path]) if entry["pid"] != os.getpid()]
     message = "{} has been locked by another process for {:.0f} s".format(path, LOCK_LIMIT)
-    message += "; it is open in {}".format(", ".join(others)) if others else ""
-    fix = "try again: a start in progress releases it by itself; otherwise `sudo fuser -v {}` shows the process to end"
+    message += "; the file is open in {}".format(", ".join(others)) if others else ""
+    fix = (
+        "try again: a start in progress releases the lock by itself; otherwise `sudo fuser -v {}` shows the "
+        "process to end"
+    )
     return Refused("failed", message, fix.format(path))
 
 
 def content(path: str) -> bytes | None:
-    """Return the content of a state file; None if there is none. This never blocks, as opening a FIFO would.
+    """Return the content of a state file; None if there is no file. This never blocks, even if the path is a FIFO.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
@@ -128,11 +133,11 @@ def read(path: str, is_valid: Callable[[dict[str, Any]], bool] = bool) -> dict[s
     except OSError as exc:
         raise Damaged(path, exc.strerror or str(exc)) from exc
     except (ValueError, RecursionError):
-        raise Damaged(path, "it does not hold JSON" if found else "it is empty") from None
+        raise Damaged(path, "the file does not hold JSON" if found else "it is empty") from None
     if found is None:
         return None
     if not isinstance(data, dict) or not is_valid(data):
-        raise Damaged(path, "it does not contain the expected data")
+        raise Damaged(path, "the file does not contain the expected data")
     return data
 
 
@@ -142,7 +147,7 @@ def write(path: str, record: dict[str, Any], before: Callable[[], None] | None =
     Args:
         path: The file.
         record: The record.
-        before: Called once the new data is on the disk, just before it replaces the old file.
+        before: Called once the new data is on the disk, just before the new file replaces the old file.
 
     Raises:
         OSError: The file cannot be written.

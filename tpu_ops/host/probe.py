@@ -1,4 +1,4 @@
-"""The facts about a host that a controller needs before a run, as one JSON object, read from files only."""
+"""Collects the facts about a host that a controller needs before a run, as one JSON object, from files only."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SHOWN_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly", "torch", "torch-
 
 
 def venv_facts(venv: str) -> Dict[str, Any]:
-    """Return the facts about a virtual environment: ``path``, ``exists``, ``python``, ``digest`` and its packages.
+    """Return facts about a virtual environment: ``path``, ``exists``, ``python``, ``digest`` and the packages in it.
 
-    The digest covers Python's minor version and the names and versions of all packages, so that two hosts can be
-    compared by one word. ``packages`` are those that messages show, ``installed`` are all.
+    Two hosts with the same digest have the same minor version of Python, and the same packages with the same versions.
+    ``packages`` has only the packages that messages show, ``installed`` has all.
     """
-    from tpu_ops.protocol import installed_packages  # no other request needs it
+    from tpu_ops.protocol import installed_packages  # imported late, since only this request needs it
 
     exists = bool(venv) and os.path.exists(os.path.join(venv, "bin/python"))
     found = installed_packages.packages(venv) if venv else {}
@@ -72,11 +72,11 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         store: The runs of this host.
         asker: The user who sends the request.
         person: The user that the command runs as.
-        venv: The environment in the request; empty means the configured one.
+        venv: The virtual environment in the request; empty means the configured environment.
         chips: The expected number of chips.
 
     Raises:
-        Refused: The server of the mount that the environment or the home is on does not answer.
+        Refused: The environment or the home is on a mount whose server does not answer.
     """
     boot, init_start = store.boot()
     config = environment.load_config()
@@ -84,7 +84,7 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
     broken = mounts.unfit(person.uid, needed)
     for entry in broken:
         if any(mounts.is_on(path, entry["path"]) for path in needed):
-            # Reading these paths would block as well.
+            # Stop here: reading paths on this mount would block.
             raise Refused("failed", entry["problem"], entry["fix"])
     facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=occupant(store), mounts=broken)
     found = fitness.faults(facts, chips, asker=asker)

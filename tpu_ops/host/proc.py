@@ -1,4 +1,4 @@
-"""Facts from the kernel: boot, processes, control groups, and the holders of chips. Nothing is changed."""
+"""Reads facts from the kernel: boot, processes, control groups, and the processes that hold chips."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from . import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Iterator
 
-#: Device files of TPU chips; every process that uses a vfio chip also opens /dev/vfio/vfio.
+#: Device files of TPU chips. Every process that uses a chip by vfio also opens /dev/vfio/vfio.
 _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")
 _CHIP_OR_CONTAINER = re.compile(r"/dev/(?:accel\d+|vfio/(?:\d+|vfio))(?: \(deleted\))?")
-#: Maximum length of a holder's command line, in characters.
+#: Maximum length of a command line in results, in characters.
 _SHOWN_COMMAND = 200
-#: Number of open files between two calls of `beat`: a few milliseconds of work.
+#: Number of open files that are inspected between two calls of `beat`, which takes a few milliseconds.
 _FILES_PER_BEAT = 1000
-#: States of processes and threads that have ended but were not collected yet.
+#: States of processes and threads that have ended but whose parent has not collected them yet.
 _ENDED = ("Z", "X")
 
 
 def read_text(path: str, default: str = "") -> str:
-    """Return a file's text, stripped, or the default if it cannot be read."""
+    """Return a file's text without surrounding white space, or the default if the file cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -40,14 +40,14 @@ def boot_id(root: str = "/") -> str:
 def parse_stat(text: str) -> dict[str, Any]:
     """Return state, parent and start time (in clock ticks since the kernel's boot) from the text of /proc/PID/stat.
 
-    The command's name is in parentheses, and may contain parentheses and spaces itself.
+    The process's name in this text is in parentheses, and can itself contain parentheses and spaces.
     """
     fields = text[text.rindex(")") + 2 :].split()
     return {"state": fields[0], "parent": int(fields[1]), "start": int(fields[19])}
 
 
 def start_time(pid: int, root: str = "/") -> int:
-    """Return when a process started, in clock ticks since the kernel's boot; 0 if it does not exist.
+    """Return when a process started, in clock ticks since the kernel's boot; 0 if the process does not exist.
 
     Pid and start time together identify a process: pids are used again.
     """
@@ -56,13 +56,14 @@ def start_time(pid: int, root: str = "/") -> int:
 
 
 def process_state(pid: int, root: str = "/") -> str:
-    """Return the one-letter state of a process; empty if it does not exist.
+    """Return the one-letter state of a process; empty if the process does not exist.
 
-    This is the state of its first thread, or if that has ended, of the others; D takes precedence.
+    The result is the state of the first thread. If the first thread has ended, it is the state of another thread; D
+    takes precedence.
     """
     folder = os.path.join(root, "proc", str(pid))
     state = _state(folder)
-    # D sorts before the other states of a living thread.
+    # `min`: D sorts before the other states of a living thread.
     return min((found for _, found in _living(folder)), default=state) if state in _ENDED else state
 
 
@@ -72,13 +73,13 @@ def is_alive(pid: int, root: str = "/") -> bool:
 
 
 def _state(folder: str) -> str:
-    """Return the state of the process or thread with this directory; empty if it does not exist."""
+    """Return the state of the process or thread with this /proc directory; empty if it does not exist."""
     text = read_text(os.path.join(folder, "stat"))
     return parse_stat(text)["state"] if ")" in text else ""
 
 
 def _living(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield directory and state of each living thread of the process with this directory."""
+    """Yield the directory and state of each living thread of the process with this /proc directory."""
     try:
         names = os.listdir(os.path.join(folder, "task"))
     except OSError:
@@ -91,7 +92,7 @@ def _living(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def started_at(pid: int, root: str = "/") -> float:
-    """Return when a process started, in seconds since 1970; 0 if it does not exist."""
+    """Return when a process started, in seconds since 1970; 0 if the process does not exist."""
     ticks = start_time(pid, root)
     booted = next(
         (line.split()[1] for line in read_text(os.path.join(root, "proc/stat")).splitlines() if line[:6] == "btime "),
@@ -116,7 +117,7 @@ def person_name(uid: int) -> str:
 
 
 def chips(root: str = "/") -> list[str]:
-    """Return the device files of this host's chips, in order."""
+    """Return the device files of this host's chips, ordered by number."""
     found = []
     for folder in ("dev", "dev/vfio"):
         try:
@@ -128,13 +129,13 @@ def chips(root: str = "/") -> list[str]:
 
 
 def command_line(folder: str, place: str = "") -> str:
-    """Return the command line of a process, or its name if there is none, as one line of limited length.
+    """Return the command line of a process, or its name if the command line is empty, as one line of limited length.
 
     Args:
         folder: The directory of the process.
-        place: The directory of another thread to read from, if the first one has ended.
+        place: The directory of another thread to read from, if the first thread has ended.
     """
-    # The command line of `python -c` may have several lines.
+    # Join lines: the command line of `python -c` can have several.
     command = " ".join(read_text(os.path.join(place or folder, "cmdline")).replace("\0", " ").split())
     return (command or read_text(os.path.join(folder, "comm")))[:_SHOWN_COMMAND]
 
@@ -145,13 +146,13 @@ def holders(
     paths: Iterable[str] | None = None,
     beat: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the processes that hold a chip: one ``{"pid", "uid", "user", "command", "devices"}`` each, by pid.
+    """Return the processes that hold a chip, ordered by pid: ``{"pid", "uid", "user", "command", "devices"}`` each.
 
     Args:
         root: The directory that contains /proc.
         only: Check only these processes.
-        paths: Find the processes that have these files open, instead of chips.
-        beat: Called repeatedly, since this may take long: any user may have millions of files open.
+        paths: Find the processes that have one of these files open, not the processes that hold a chip.
+        beat: Called repeatedly during the search, which can take long: any user can have millions of files open.
     """
     looked = _counted(beat)
     wanted = _CHIP_OR_CONTAINER if paths is None else re.compile("|".join(map(re.escape, paths)))
@@ -163,7 +164,7 @@ def holders(
             devices = _open_of(place, numbers, wanted, looked)
             uid = os.stat(folder).st_uid
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         if devices:
             found.append(
                 {
@@ -178,10 +179,10 @@ def holders(
 
 
 def _opened(folder: str) -> tuple[str, list[str]]:
-    """Return a directory that shows the open files of the process with this directory, and their numbers."""
+    """Return the /proc directory, of a process or its thread, that lists the open files, and the files' numbers."""
     numbers = os.listdir(os.path.join(folder, "fd"))
     if not numbers and _state(folder) in _ENDED:
-        # A first thread that has ended does not show the open files.
+        # If the first thread has ended, its directory does not list the open files.
         for thread, _ in _living(folder):
             try:
                 numbers = os.listdir(os.path.join(thread, "fd"))
@@ -204,7 +205,7 @@ def _counted(beat: Callable[[], None] | None) -> Callable[[], None]:
 
 
 def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str], looked: Callable[[], None]) -> set[str]:
-    """Return the wanted ones among these open files, by number, of the process or thread with this directory.
+    """Return the paths among these open files of a process or thread that match ``wanted``.
 
     Raises:
         OSError: The process has ended.
@@ -226,9 +227,10 @@ def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str], looke
 
 
 def parse_cgroup(text: str) -> list[tuple[str, str]]:
-    """Return the (controller list, path) pairs in /proc/PID/cgroup that systemd may manage, best first.
+    """Return the (controller list, path) pairs in /proc/PID/cgroup that systemd can manage, the most likely first.
 
-    On version 1 and hybrid hosts, systemd manages the ``name=systemd`` hierarchy, else the unified one.
+    With control groups of version 1, and on hybrid hosts, systemd manages the ``name=systemd`` hierarchy; otherwise the
+    unified hierarchy.
     """
     entries: list[tuple[str, str]] = []
     for line in text.splitlines():
@@ -243,7 +245,7 @@ def parse_cgroup(text: str) -> list[tuple[str, str]]:
 def parse_cgroup_mounts(text: str) -> list[tuple[str, str, str]]:
     """Return (controller list, root, mount point) of systemd's hierarchies, from the text of /proc/self/mountinfo."""
     mounts = []
-    # `split` without arguments would also split at other white space, which a path may contain.
+    # Split at spaces only: a path can contain other white space.
     for line in text.split("\n"):
         before, _, after = line.partition(" - ")
         fields, tail = before.split(" "), after.split(" ")
@@ -257,7 +259,7 @@ def parse_cgroup_mounts(text: str) -> list[tuple[str, str, str]]:
 
 
 def cgroup_candidates(cgroup: str, mountinfo: str) -> list[str]:
-    """Return the directories that may be a process's control group, from both texts, best first."""
+    """Return the directories that can be a process's control group, the most likely first."""
     found = []
     for controllers, path in parse_cgroup(cgroup):
         for mounted, top, point in parse_cgroup_mounts(mountinfo):
@@ -270,14 +272,14 @@ def cgroup_candidates(cgroup: str, mountinfo: str) -> list[str]:
 
 
 def own_cgroup() -> str:
-    """Return the directory of this process's control group, checked by its list of processes.
+    """Return the directory of this process's control group, after checking that its list of processes has this process.
 
     Raises:
-        OSError: There is none, so that a run could not be ended completely.
+        OSError: No directory is found, so that a run could not be ended completely.
     """
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         cgroup = file.read()
-    # Paths are bytes, and any user can make a mount by FUSE.
+    # Accept any bytes in paths: any user can make a FUSE mount.
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         mountinfo = file.read()
     for directory in cgroup_candidates(cgroup, mountinfo):
@@ -302,7 +304,7 @@ def oom_kills(root: str = "/", cgroup: str | None = None) -> int:
 
     Args:
         root: The directory that contains /proc and the mounted hierarchies.
-        cgroup: Text of /proc/self/cgroup; by default, it is read.
+        cgroup: Text of /proc/self/cgroup; None means to read the file.
     """
     text = read_text(os.path.join(root, "proc/self/cgroup")) if cgroup is None else cgroup
     count = 0

@@ -1,4 +1,4 @@
-"""The record of a rank on this host: its creation by the supervisor, and its description of the command's end."""
+"""Creates the record of a rank on this host, and describes in it how the command ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str = "") -> Dict[str, Any]:
-    """Return the record of a new run whose supervisor is this process."""
+    """Return a new record of a run whose supervisor is this process."""
     boot, init_start = Store.boot()
     return new(
         data,
@@ -34,7 +34,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
 
 
 def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the run lock's entry for a run: ``since`` is in seconds since 1970, ``asker`` started the run."""
+    """Return what the run lock's file says of a run. ``since`` is in seconds since 1970; ``asker`` started the run."""
     person = record["person"]
     return {
         "run_id": record["run_id"],
@@ -47,7 +47,7 @@ def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def occupant(store: Store) -> Dict[str, Any] | None:
-    """Return the run that holds this host, as `Store.holder`, with ``ends`` if the run is being ended.
+    """Return the run that holds this host (see `Store.holder`), with ``ends`` if the run is being ended.
 
     ``ends`` has the reason ``why``, and ``kill_at``: the latest time of SIGKILL, in seconds since 1970.
     """
@@ -57,7 +57,7 @@ def occupant(store: Store) -> Dict[str, Any] | None:
         return holder
     intent = record["intent"]
     begun = intent["at"] if intent else record["exited"]
-    why = intent["reason"] if intent else "its command has ended"
+    why = intent["reason"] if intent else "the run's command has ended"
     return dict(holder, ends={"why": why, "kill_at": begun + grace(record["grace"], intent)})
 
 
@@ -67,7 +67,7 @@ def exit_of(status: int) -> Dict[str, int]:
 
 
 def cause_of(ending: Dict[str, int], oom: bool = False) -> str:
-    """Return the end of a command as text for users."""
+    """Return how a command ended as text for users."""
     if "signal" in ending:
         known = ending["signal"] in set(signal.Signals)
         name = signal.Signals(ending["signal"]).name if known else "signal {}".format(ending["signal"])
@@ -78,38 +78,38 @@ def cause_of(ending: Dict[str, int], oom: bool = False) -> str:
 
 
 def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False) -> Dict[str, Any]:
-    """Return state, exit and reason from the wait status of the command and the intent that ended it.
+    """Return state, exit and reason for the record of a rank whose command has ended.
 
-    A command that was asked to end never counts as "succeeded": many programs exit with 0 on SIGTERM.
+    A command that was sent SIGTERM never counts as "succeeded": many programs exit with 0 on SIGTERM.
     """
     ending = None if status is None else exit_of(status)
     if intent is not None:
         return {"state": "stopped", "exit": ending, "reason": intent.get("reason", "")}
     if ending is None:
-        return {"state": "failed", "exit": None, "reason": "it is not known how the command ended"}
+        return {"state": "failed", "exit": None, "reason": "how the command ended is not known"}
     if ending == {"code": 0}:
         return {"state": "succeeded", "exit": ending, "reason": ""}
     return {"state": "failed", "exit": ending, "reason": cause_of(ending, oom)}
 
 
 def requested_by(intent: Dict[str, Any] | None) -> str:
-    """Return the user who wanted a run stopped for good; empty if nobody did, or only a recovery ended it."""
+    """Return the user who requested the stop of a run; empty if no user did, for example if a recovery stopped it."""
     return str(intent["by"]) if intent is not None and intent.get("requested") else ""
 
 
 def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway: bool = False) -> Dict[str, Any]:
-    """Add to the record of an ended rank the user who wants no further attempt; the first one stays.
+    """Add the user who requested a stop to the record of an ended rank, unless the record already names a user.
 
-    If its supervisor was killed, `after` closes the record and keeps this entry.
+    If the supervisor was killed, `after` closes the record later and keeps this field.
 
     Args:
         store: The store of the record.
         record: The record.
         name: The name of the user.
-        anyway: Continue if the records stay locked; see `Store.changing`.
+        anyway: Continue without the lock if the records stay locked; see `Store.changing`.
 
     Returns:
-        The new record; the given one if another attempt has replaced it.
+        The new record; the given record if another attempt has replaced it.
 
     Raises:
         Refused: The records stay locked by another process.
@@ -125,9 +125,9 @@ def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway
 
 
 def taken_back(store: Store, record: Dict[str, Any], intent: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove an intent that came after the run's end; return the record with its stop request, if any.
+    """Remove an intent that was stored after the run's end; return the record, with the user's stop request noted.
 
-    An intent that nothing reads any more would otherwise be taken by the next attempt.
+    Otherwise the next attempt would read the intent and stop.
 
     Args:
         store: The store of the record.
@@ -147,9 +147,9 @@ def taken_back(store: Store, record: Dict[str, Any], intent: Dict[str, Any]) -> 
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:
-    """Return the first failure, from the order that ends the whole run and this rank's intent.
+    """Return the first failure in the order that ends the whole run; None if this rank was stopped by a user.
 
-    After a user's stop there is none, even if this rank loses contact while it ends: the others were stopped as well.
+    After a user's stop, losing contact to other ranks is no failure: they were stopped as well.
     """
     if intent is not None and intent["kind"] == "stop" and ending["kind"] == "lost":
         return None
@@ -158,7 +158,7 @@ def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str,
 
 
 def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
-    """Return this rank's intent from the order that ends the whole run."""
+    """Return the intent for this rank from the order that ends the whole run."""
     return {
         "kind": order["kind"],
         "by": order.get("by") or "the run itself",

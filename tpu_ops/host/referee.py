@@ -1,6 +1,6 @@
-"""Decide for a whole run when it begins, when it ends, and which rank failed first. No sockets, no clock.
+"""Decides when a run begins, when it ends, and which rank failed first. This module uses no sockets and no clock.
 
-Times are monotonic seconds of the hub; the times of peers are corrected by the offset of their clocks beforehand.
+Times are in seconds of the hub's monotonic clock. The caller converts times of other ranks to the hub's clock.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any, Dict, NamedTuple
 
 from tpu_ops.protocol.spec import grace_of
 
-#: Seconds for which failures are collected before the first one is determined.
+#: Seconds for which failures are collected before the first failure is determined.
 SETTLE = 1.0
-#: Failures within this many seconds count as simultaneous: a busy host notices its own failure a little later.
+#: Failures within this many seconds count as simultaneous, since a busy host notices its own failure a little later.
 SAME = 0.5
 _SIGABRT = 6
-#: Seconds after a rank has ended with 0 until a note reports that others still run: most end at about the same time.
-#: With a short skew it is this part of the skew.
+#: Seconds after a rank has ended with exit code 0 until a note reports that other ranks still run: usually all end at
+#: about the same time. If this part of the skew is shorter, it is used instead.
 QUIET, QUIET_PART = 5.0, 0.1
 
 #: Maximum number of ranks that a message names.
@@ -29,10 +29,11 @@ class Failure(NamedTuple):
 
     Attributes:
         rank: The rank.
-        at: The time, by the hub's clock.
-        weight: 0 for a lost host, 1 for a kill or a fatal signal, 2 for a failure that is probably a consequence.
+        at: The time of the failure by the hub's clock.
+        weight: 0 for a lost host, 1 for a kill or a fatal signal, 2 for a failure that probably has another rank's
+            failure as its cause.
         cause: The cause, as text for users.
-        unheard: Whether the rank did not report the failure itself.
+        unheard: Whether the failure is that contact with the rank was lost: the rank did not report it itself.
     """
 
     rank: int
@@ -43,15 +44,15 @@ class Failure(NamedTuple):
 
 
 def weight_of(ending: Dict[str, Any], oom: bool) -> int:
-    """Return how probable it is that another failure caused this end of a command (see `Failure.weight`).
+    """Return the weight (see `Failure`) of a command's failure: how probably another rank's failure caused it.
 
-    JAX ends a process with SIGABRT if another one of its job has failed. That counts like an exit code.
+    JAX ends a process with SIGABRT if another process of the same job has failed: SIGABRT counts like an exit code.
     """
     return 1 if oom or ending.get("signal", _SIGABRT) != _SIGABRT else 2
 
 
 def first_of(failures: list[Failure]) -> Failure:
-    """Return the failure that caused the others: the earliest, and among simultaneous ones that of least weight."""
+    """Return the failure that probably caused the others: the earliest; of simultaneous ones, that of least weight."""
     earliest = min(failure.at for failure in failures)
     together = [failure for failure in failures if failure.at <= earliest + SAME]
     return min(together, key=lambda failure: (failure.weight, failure.at, failure.rank))
@@ -62,8 +63,8 @@ class Referee:
 
     Args:
         workers: Names of the workers, by rank.
-        barrier: Seconds for all ranks to become ready.
-        skew: Seconds that ranks may continue after another one has ended with 0.
+        barrier: Seconds in which all ranks have to become ready.
+        skew: Seconds that ranks may continue after another rank has ended with exit code 0.
         now: The start time.
     """
 
@@ -74,7 +75,7 @@ class Referee:
         self._deadline = now + barrier
         self._ready: set[int] = set()
         self._finished: Dict[int, float] = {}
-        #: When all ranks are ended because one has ended with 0.
+        #: Time at which all ranks will be ended because one rank has ended with exit code 0.
         self._skewed = float("inf")
         self._failures: list[Failure] = []
         self._orders: list[Dict[str, Any]] = []
@@ -90,7 +91,7 @@ class Referee:
         return "rank {} ({})".format(rank, self._workers[rank])
 
     def _names(self, ranks: list[int]) -> str:
-        """Return the names of ranks for messages; of many, only the first ones."""
+        """Return the names of ranks for messages; at most the first _SHOWN names."""
         return ", ".join(map(self.name, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
 
     def take(self) -> list[Dict[str, Any]]:
@@ -101,19 +102,19 @@ class Referee:
     # --- events ---------------------------------------------------------------------------------------
 
     def ready(self, rank: int) -> None:
-        """A rank is ready: its command is held, and all checks have passed."""
+        """Record that a rank is ready: its checks have passed, and its command waits for ``go``."""
         self._ready.add(rank)
         if self.phase == BARRIER and len(self._ready) == len(self._workers):
             self.phase, self._deadline = RUNNING, float("inf")
             self._orders.append({"do": "go"})
 
     def refused(self, rank: int, reason: str) -> None:
-        """A rank cannot start."""
+        """Record that a rank cannot start."""
         if self.phase == BARRIER:
             self._abort("{}: {}".format(self.name(rank), reason), [rank])
 
     def ended(self, rank: int, at: float, now: float, ending: Dict[str, Any], *, oom: bool, cause: str) -> None:
-        """A rank's command has ended by itself."""
+        """Record that a rank's command has ended by itself."""
         if self.phase != RUNNING:
             return
         if ending == {"code": 0}:
@@ -126,7 +127,7 @@ class Referee:
         self._decide_if_all_are_known()
 
     def lost(self, rank: int, at: float, now: float, cause: str) -> None:
-        """Contact with a rank's host is lost."""
+        """Record that contact with a rank's host is lost."""
         if self.phase == BARRIER:
             self._abort("{}: {} before the run began".format(self.name(rank), cause), [rank])
         elif self.phase == RUNNING:
@@ -134,7 +135,7 @@ class Referee:
             self._decide_if_all_are_known()
 
     def stopped(self, rank: int, at: float, now: float, intent: Dict[str, Any]) -> None:
-        """A rank is being ended: by a user who stops the run, or by its host's shutdown."""
+        """Record that a rank is being ended, because a user stops the run or because its host shuts down."""
         reason = str(intent.get("reason", ""))
         if self.phase == BARRIER:
             self._abort(reason, [])
@@ -148,17 +149,20 @@ class Referee:
                 self._end(kind="stop", reason=reason, grace=grace_of(intent.get("grace")), by=intent.get("by"))
 
     def tick(self, now: float, silent: Dict[int, float] | None = None) -> None:
-        """Apply the timeouts.
+        """Take the decisions that are due because a time limit has passed.
 
         Args:
             now: The current time.
-            silent: Ranks that have missed heartbeats, with the seconds since they were last heard.
+            silent: Ranks that have missed heartbeats -> seconds since data was last received from the rank.
         """
         if now < self.deadline:
             return
         if self.phase == BARRIER:
             missing = [rank for rank in range(len(self._workers)) if rank not in self._ready]
-            text = "not ready within {:g} s: {}; `tpu_ops doctor` shows what is wrong there, --barrier gives more time"
+            text = (
+                "not ready within {:g} s: {}; `tpu_ops doctor` shows what is wrong on these workers, --barrier "
+                "gives more time"
+            )
             self._abort(text.format(self._barrier, self._names(missing)), missing)
         elif self._failures:
             self._decide_failure(silent)
@@ -192,26 +196,31 @@ class Referee:
         first = first_of(self._failures)
         unheard = {failure.rank for failure in self._failures if failure.unheard}
         if len(self._workers) > 2 and unheard == set(range(1, len(self._workers))):
-            # If contact with all others is lost at once, this host has lost its network.
+            # If contact with all other ranks is lost at once, this host has lost its network.
             first = Failure(0, first.at, 0, "lost contact with all other workers")
         self._note("{} failed: {}; ending all ranks".format(self.name(first.rank), first.cause))
         known = set(self._finished) | {failure.rank for failure in self._failures}
         unknown = {rank: seconds for rank, seconds in sorted((silent or {}).items()) if rank not in known}
         if unknown:
-            # Within the lease, the delay may have another reason, so the note claims no more. All ranks are in one
-            # note, because each note is written to the disk before any rank is ended.
+            # Within the lease, silence can have another reason than a lost host, so the note does not claim that the
+            # host is lost. All silent ranks are in one note, since each note is written to the disk before any rank is
+            # ended.
             if len(unknown) == 1:
-                text = "{} has not been heard from for {:.0f} s: if its host is gone, that came before the failure"
+                text = (
+                    "{} has not been heard from for {:.0f} s: if the rank's host is gone, it was lost before the "
+                    "failure"
+                )
             else:
                 text = (
-                    "not heard from for at least {1:.0f} s: {0}; if such a host is gone, that came before the failure"
+                    "not heard from for at least {1:.0f} s: {0}; if the host of such a rank is gone, it was lost "
+                    "before the failure"
                 )
             self._note(text.format(self._names(list(unknown)), min(unknown.values())))
         reason = "{} failed: {}".format(self.name(first.rank), first.cause)
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
 
     def _earliest(self) -> int:
-        """Return the rank that ended with 0 first. There has to be one."""
+        """Return the rank that ended with exit code 0 first. At least one rank must have done so."""
         return min(self._finished, key=lambda rank: self._finished[rank])
 
     def _first(self, rank: int, cause: str) -> Dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answer one request: read it, carry it out, and write the answer."""
+"""Answers one request: reads the request, carries it out, and writes the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "probe": actions.probe,
     "status": actions.status,
 }
-#: Actions that wait, and end when the caller has gone.
+#: Actions that wait for something, and that end early if the caller has gone.
 _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] = {
     "start": actions.start,
     "stop": actions.stop,
@@ -29,7 +29,7 @@ _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] =
 
 
 def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
-    """Carry out a request; return the answer.
+    """Carry out the action of a request; return the answer.
 
     Raises:
         Refused: The action does not exist, or refuses the request.
@@ -41,16 +41,16 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
     if name in _ACTIONS:
         return _ACTIONS[name](request, store)
     if name in ("holders", "unlock"):
-        from . import chips  # only these requests need it
+        from . import chips  # imported late, since only these two requests need it
 
         return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
     raise wire.Refused("invalid", "unknown action {!r}".format(name))
 
 
 def _not_taken(exc: OSError, store: Store) -> wire.Refused:
-    """Return the refusal of a request whose files cannot be written.
+    """Return the error for a request whose files cannot be written.
 
-    The error of a failed write has no file name. In that case, the message names the full directories.
+    An error of a write, unlike that of an open, has no file name: the message then names the directories that are full.
     """
     full = [path for path in (store.run_dir, store.runs_dir) if space.is_full(path)]
     where = [os.fsdecode(exc.filename)] if exc.filename else full or [store.run_dir, store.runs_dir]
@@ -59,7 +59,7 @@ def _not_taken(exc: OSError, store: Store) -> wire.Refused:
 
 
 def serve(store: Store, source: int = 0, sink: int = 1) -> int:
-    """Answer one request; return the exit code (a refusal is an answer, so its code is 0)."""
+    """Answer one request; return the exit code, which is 0 even if the answer is a refusal."""
     try:
         request = wire.read_request(source)
     except wire.Refused as refusal:
@@ -80,10 +80,11 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     except (Gone, BrokenPipeError):
         return 0
     except Exception as exc:
-        import traceback  # this import takes half as long as all others
+        import traceback  # imported late: it takes half as long as all other imports
 
         if request["action"] == "follow":
-            # After its answer, only frames may follow. If the connection just ends, the controller asks again.
+            # Write no second answer: only frames can follow the first one. When the connection ends, the controller
+            # asks again.
             sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
             return 1
         if isinstance(exc, OSError) and exc.errno in space.NOT_TAKEN:

@@ -1,4 +1,4 @@
-"""The rights of users: who may use the launcher, and as which user. This check by root follows that of sudo."""
+"""The rights of users: who may use the launcher, and as which user. Checked as root, after sudo's own check."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ from .person import LAUNCHER_GROUP, Person, by_name, groups_of
 if TYPE_CHECKING:
     from typing import Callable
 
-#: Seconds for sudo to answer.
+#: Seconds that sudo has to answer.
 _SUDO_LIMIT = 15
 
 
 def require_root() -> None:
     """Check that this process is root."""
     if os.geteuid() != 0:
-        raise Refused("denied", "this needs root", "call it as: sudo -n /usr/local/sbin/tpu-host")
+        raise Refused("denied", "the launcher needs root", "call it as: sudo -n /usr/local/sbin/tpu-host")
 
 
 def require_right(person: Person) -> None:
     """Check that a user still has the right to use this program.
 
-    sudo uses the groups that a session began with. A session may be older than the user's removal from the launcher's
-    group. It would keep the right for as long as it lasts, for example months in a tmux server.
+    sudo uses the groups that the user had when the session began. A session, such as a tmux server, can last for months
+    after the user was removed from the launcher's group.
 
     Raises:
         Refused: The user no longer has the right.
     """
     if os.geteuid() != 0 or LAUNCHER_GROUP in groups_of(person) or person.is_admin:
         return
-    # In a root shell that was opened by sudo, sudo did not check the right to call this program.
+    # If sudo started another program, such as a root shell, sudo did not check the right to call this program.
     started = os.environ.get("SUDO_COMMAND", "").partition(" ")[0]
     if os.path.basename(started) != os.path.basename(sys.argv[0]):
         return
-    # Another sudo rule may name the user. With -U, sudo looks up the user's current groups.
+    # Another sudo rule may grant the right. With -U, sudo looks up the user's current groups.
     if not _sudo_agrees(person, ["-n", "-l", "-U", person.name, "--", os.path.abspath(sys.argv[0])]):
-        message = "{} is no longer allowed to use this worker's launcher; only this session's old groups allow it"
-        fix = "an administrator grants that with `sudo: launcher` in users_people"
+        message = (
+            "{} is no longer allowed to use this worker's launcher; only the groups of this old session still "
+            "allow that"
+        )
+        fix = "an administrator grants this right with `sudo: launcher` in users_people"
         raise Refused("denied", message.format(person.name), fix)
 
 
 def runs_as(asker: Person, name: str) -> Person:
-    """Return the user that a run is executed as: the one who asks, or the one with this name.
+    """Return the user that a run is executed as: the user with this name, or the user who asks if the name is empty.
 
     Raises:
         Refused: There is no such user, or the user who asks does not have full sudo rights.
@@ -55,16 +58,16 @@ def runs_as(asker: Person, name: str) -> Person:
         return asker
     person = by_name(name)
     if not has_full_sudo(asker):
-        message = "{} is not allowed to run as {}: that needs full passwordless sudo".format(asker.name, name)
-        raise Refused("denied", message, "leave out --user, or ask {} to start it".format(name))
+        message = "{} is not allowed to run commands as {}: this needs full passwordless sudo".format(asker.name, name)
+        raise Refused("denied", message, "leave out --user, or ask {} to start the run".format(name))
     return person
 
 
 def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:
-    """Check that a user may end a run of this owner.
+    """Check that a user may end the runs of this owner, who can be the same user.
 
     Raises:
-        Refused: The run belongs to another user, and the one who asks is not an administrator or did not use force; or
+        Refused: The run belongs to another user, and the user who asks is no administrator or did not use force; or
             sudo does not answer.
     """
     if person.uid == owner_uid:
@@ -73,10 +76,10 @@ def require_control(person: Person, owner_uid: int, owner_name: str, force: bool
         raise Refused(
             "denied",
             "the run belongs to {}, and {} is not an administrator of this host".format(owner_name, person.name),
-            "ask {} to stop it, or an administrator, who can with --force".format(owner_name),
+            "ask {} to stop the run, or an administrator, who can stop it with --force".format(owner_name),
         )
     if not force:
-        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or add --force")
+        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask the owner, or add --force")
 
 
 def administers(person: Person) -> bool:
@@ -89,16 +92,16 @@ def administers(person: Person) -> bool:
 
 
 def has_full_sudo(person: Person) -> bool:
-    """Return whether a user gets a root shell from sudo without a password. sudo itself is asked, as that user.
+    """Return whether a user gets a root shell from sudo without a password, by calling sudo as this user.
 
-    A password that was entered recently does not count (``-k``): it may have been entered on another terminal.
+    A password that sudo remembers does not count (``-k``): the user may have entered it on another terminal.
 
     Raises:
         Refused: sudo does not answer.
     """
     if person.uid == 0:
         return True
-    from .child import become  # few requests need it
+    from .child import become  # imported late, since few requests need it
 
     root_shell = ["-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"]
     return _sudo_agrees(person, root_shell, before=lambda: become(person))
@@ -110,7 +113,7 @@ def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | 
     Raises:
         Refused: sudo does not answer.
     """
-    import subprocess  # most requests do not need it
+    import subprocess  # imported late, since most requests do not need it
 
     try:
         done = subprocess.run(
@@ -126,6 +129,6 @@ def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | 
         )
     except subprocess.TimeoutExpired:
         text = "sudo did not answer within {} s whether {} may do this".format(_SUDO_LIMIT, person.name)
-        fix = "`sudo -l` on this worker probably hangs as well: check its name service and directory of users"
+        fix = "`sudo -l` on this worker probably hangs as well: check the worker's name service and directory of users"
         raise Refused("failed", text, fix) from None
     return done.returncode == 0

@@ -1,21 +1,21 @@
-"""The free space of file systems, and fixes for full ones, as text for users."""
+"""The free space of file systems, and the fixes for full file systems as text for users."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-#: A file system with less free space counts as full, in bytes.
+#: A file system with less free space than this, in bytes, counts as full.
 LITTLE = 64 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: Errors of a file system that accepts no more data.
+#: Error numbers of a file system that accepts no more data.
 NOT_TAKEN = (*_FULL, errno.EROFS)
 
 
 def facts(path: str) -> dict[str, int]:
-    """Return the ``free`` and ``total`` bytes of a path's file system, and the number of ``files`` that still fit.
+    """Return the ``free`` and ``total`` bytes of a path's file system, and how many ``files`` can still be created.
 
-    The last is -1 if the file system has no limit of its own.
+    ``files`` is -1 if the file system does not limit the number of files.
 
     Raises:
         OSError: The file system cannot be queried.
@@ -29,7 +29,7 @@ def facts(path: str) -> dict[str, int]:
 
 
 def is_full(path: str) -> bool:
-    """Return whether the file system of a path is full, as far as it reports that."""
+    """Return whether the file system of a path is full; False if it cannot be queried."""
     try:
         found = facts(path)
     except OSError:
@@ -38,7 +38,7 @@ def is_full(path: str) -> bool:
 
 
 def left(path: str) -> str:
-    """Return the free space at a path, which may not exist yet, as text; empty if it is unknown."""
+    """Return the free space at a path as text; empty if unknown. If the path does not exist, its parent is used."""
     while path not in ("", "/") and not os.path.exists(path):
         path = os.path.dirname(path)
     try:
@@ -50,7 +50,7 @@ def left(path: str) -> str:
 
 
 def why(exc: OSError, paths: list[str]) -> str:
-    """Return why files could not be written, with the free space.
+    """Return as text why files could not be written, with the free space.
 
     Args:
         exc: The error.
@@ -61,16 +61,19 @@ def why(exc: OSError, paths: list[str]) -> str:
 
 
 def fix(exc: OSError, paths: list[str]) -> str:
-    """Return the fix for files that could not be written.
+    """Return as text the fix for files that could not be written.
 
     Args:
         exc: The error.
         paths: The paths of the files.
     """
     if exc.errno == errno.EDQUOT:
-        return "`sudo repquota -a` on this worker shows the quota that is used up"
+        return "`sudo repquota -a` on this worker shows which quota is used up"
     if exc.errno in _FULL:
-        text = "make room there: `df {0}; df -i {0}; sudo du -xh -d 2 {0}` on this worker show what uses it"
+        text = (
+            "make room on this file system: `df {0}; df -i {0}; sudo du -xh -d 2 {0}` on this worker show what "
+            "uses the space"
+        )
         return text.format(" ".join(paths))
-    text = "`df {0}; findmnt -T {0}; sudo dmesg` on this worker show what is wrong with that disk"
+    text = "`df {0}; findmnt -T {0}; sudo dmesg` on this worker show what is wrong with the disk"
     return text.format(paths[0])

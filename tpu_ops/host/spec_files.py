@@ -1,4 +1,4 @@
-"""Spec files: they pass the spec of a run from a request to the supervisor. Only root can read them."""
+"""Spec files pass the spec of a run from a request to the supervisor. Only root can read spec files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import TYPE_CHECKING, private
 if TYPE_CHECKING:
     from typing import Any
 
-#: Spec files that no supervisor has taken after this many seconds are removed.
+#: Seconds after which a spec file that no supervisor has taken is removed.
 STALE_AFTER = 300.0
 
 
@@ -33,7 +33,7 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
     """
     path = path_of(run_dir, spec["run_id"])
     private.directory(run_dir, "specs")
-    # The file appears complete, by a link. The marker lets a repeated request recognise itself.
+    # The link makes the file appear with its whole content. By the marker, a repeated request finds its own spec.
     written = "{}.{}".format(path, os.getpid())
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
@@ -41,29 +41,29 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
             json.dump({"spec": spec, "uid": uid, "asked_by": asked_by, "marker": marker}, file)
         os.link(written, path)
     except FileExistsError:
-        text = "run {} is being started here already".format(spec["run_id"])
-        fix = "wait for that start; if it died, start this one {:.0f} s after it".format(STALE_AFTER)
+        text = "run {} is already being started on this worker".format(spec["run_id"])
+        fix = "wait for the other start; if its command was killed, start again after {:.0f} s".format(STALE_AFTER)
         raise Refused("held", text, fix) from None
     finally:
         os.unlink(written)
 
 
 def waits(run_dir: str, run_id: str, marker: str) -> bool:
-    """Return whether the spec of this request is still waiting for its supervisor."""
+    """Return whether the spec file of this request still waits for a supervisor."""
     try:
         data = private.read(path_of(run_dir, run_id))
     except private.Damaged:
-        return False  # it blocks other starts until `sweep` removes it
+        return False  # the damaged file blocks other starts until `sweep` removes it
     return data is not None and bool(data["marker"] == marker)
 
 
 def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
     """Return the spec of a run, the user ids of the run and of the user who asked, and the request's marker.
 
-    The file stays until there is a record, so that a repeated request always finds one of them.
+    The file stays until the record exists, so that a repeated request finds the file or the record.
 
     Raises:
-        OSError: There is no such file.
+        OSError: There is no spec file.
         Damaged: The file is unreadable.
     """
     path = path_of(run_dir, run_id)
@@ -74,14 +74,14 @@ def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
 
 
 def discard(run_dir: str, run_id: str, marker: str) -> None:
-    """Remove the spec of this request if it is still waiting; the spec of another request stays."""
+    """Remove the spec file of this request if it exists; keep the spec file of another request."""
     if waits(run_dir, run_id, marker):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path_of(run_dir, run_id))
 
 
 def sweep(run_dir: str, now: float | None = None) -> None:
-    """Remove specs that no supervisor has taken, because their starters died."""
+    """Remove spec files that no supervisor has taken because the request that wrote them died."""
     folder = os.path.join(run_dir, "specs")
     limit = (time.time() if now is None else now) - STALE_AFTER
     try:

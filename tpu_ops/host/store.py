@@ -1,4 +1,4 @@
-"""The storage of runs on this host: records and logs below /var/lib, which survive a reboot, and locks below /run."""
+"""Stores the runs of this host: records and logs below /var/lib, which survive a reboot, and locks below /run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .person import Person
 if TYPE_CHECKING:
     from typing import Any, ContextManager, Dict, TextIO
 
-#: Seconds for the unit of an ended run to disappear.
+#: Seconds to wait until the systemd unit of an ended run is gone.
 SETTLE_LIMIT = 5.0
 _POLL = 0.02
-#: Directory below /run for the secrets of the active run; systemd creates and removes it with the unit.
+#: Directory below /run for the secrets of the active run. systemd creates and removes the directory with the unit.
 SECRETS = "tpu-run-secrets"
 #: Number of earlier attempts of a run whose records and logs are kept.
 KEPT_ATTEMPTS = 3
-#: Number of ended runs whose records and logs are kept: more than any list of runs shows.
+#: Number of ended runs whose records and logs are kept: more than commands show in a list.
 KEPT_RUNS = 50
-#: Maximum total size of the logs of ended runs, in bytes. This is enough for two recovered runs with logs of maximum
-#: size, and less than a tenth of a TPU VM's boot disk.
+#: Maximum total size of the logs of ended runs, in bytes: enough for two recovered runs with logs of maximum size, and
+#: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
-#: Other files beside a record that are removed with the run: an intent, and temporary files of both, left by a killed
-#: process.
+#: Files beside a record that are removed with the run: the intent, and temporary files of record and intent that a
+#: killed process left behind.
 _BESIDE_RECORD = re.compile(r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?".format(re.escape(BESIDE)))
 
 
@@ -47,11 +47,11 @@ class Store:
         self.root = root
         self.run_dir = os.path.join(root, "run/tpu_ops")
         self.runs_dir = os.path.join(root, "var/lib/tpu_ops/runs")
-        #: Directory of the locks that Ansible's modules take against each other (roles/facts/module_utils/turns.py).
+        #: Directory of the locks by which Ansible's modules exclude each other (roles/facts/module_utils/turns.py).
         self.turns_dir = os.path.join(root, "run/tpu_ops-turns")
         self.secrets_dir = os.path.join(root, "run", SECRETS)
         self._intents = Intents(self.run_dir, self.runs_dir)
-        #: Store and take the intent to end a run; see `Intents`.
+        #: Functions that store and take the intent to end a run; see `Intents`.
         self.put_intent, self.take_intent = self._intents.put, self._intents.take
 
     def directory(self, run_id: str) -> str:
@@ -61,24 +61,24 @@ class Store:
     def logs(self, run_id: str) -> str:
         """Return the directory of the log segments of the attempt in a run's record.
 
-        Between two attempts, this may be the directory to which the last attempt's log was set aside.
+        Between two attempts, the result can be the directory to which the last attempt's log was moved.
         """
         plain = self._own_log(run_id)
         record, on_disk = self.read(run_id), _attempt(self._on_disk(run_id))
-        # An attempt whose record is not on the disk has no log there; the existing log is the last attempt's.
+        # If the record of an attempt is not on the disk, the log on the disk is that of the attempt before.
         elsewhere = on_disk not in (0, _attempt(record)) or (not os.path.isdir(plain) and self.is_aside(record))
         return self.log_aside(run_id, _attempt(record)) if elsewhere else plain
 
     def log_aside(self, run_id: str, attempt: int) -> str:
-        """Return the directory of an attempt's log segments after the next attempt has begun."""
+        """Return the directory to which an attempt's log segments are moved when the next attempt begins."""
         return os.path.join(self._aside(run_id, attempt), "log")
 
     def read_aside(self, run_id: str, attempt: int) -> dict[str, Any] | None:
-        """Return the record of an attempt that was set aside; None if there is none."""
+        """Return the record of an attempt that was set aside; None if no such record exists."""
         return private.read(os.path.join(self._aside(run_id, attempt), "record.json"))
 
     def is_aside(self, record: dict[str, Any] | None) -> bool:
-        """Return whether the start in this record is the one that was set aside as its attempt."""
+        """Return whether the record of the same start was set aside: a later start has replaced it."""
         return record is not None and same_start(self.read_aside(record["run_id"], _attempt(record)), record)
 
     def files(self, run_id: str) -> str:
@@ -97,10 +97,10 @@ class Store:
             os.mkdir(self.directory(run_id), 0o711)
 
     def prepare(self, run_id: str, uid: int, gid: int) -> None:
-        """Create the directories of a new run, or prepare for another attempt; the user's files stay.
+        """Create the directories of a new run, or prepare for another attempt. The user's files are kept.
 
-        The last attempt is set aside only when the record of the new one is written; until then, its record is valid.
-        Ended runs that exceed the limits are removed first.
+        The last attempt is set aside only when the record of the new attempt is written: until then, the last attempt's
+        record is valid. Ended runs that exceed the limits are removed first.
 
         Raises:
             OSError: The directories cannot be created.
@@ -110,7 +110,8 @@ class Store:
         self._prune(run_id)
         self._forget_oldest(run_id)
         if self._on_disk(run_id) is None:
-            # The disk was too full for the last record before the host was restarted, or has lost it.
+            # The record of the last attempt is not on the disk: the disk was full when the host was restarted, or lost
+            # the record.
             self._set_aside(run_id, _attempt(self.read(run_id)))
             os.mkdir(self._own_log(run_id), 0o700)
         with contextlib.suppress(FileExistsError):
@@ -118,18 +119,18 @@ class Store:
             os.chown(self.files(run_id), uid, gid)
 
     def _set_aside(self, run_id: str, attempt: int) -> None:
-        """Move the last attempt's log below ``attempts/N``, and link its record there too.
+        """Move the last attempt's log into the directory ``attempts/N``, and link the attempt's record into it.
 
         Args:
             run_id: The run.
-            attempt: N; 0 if there is no record.
+            attempt: The number N of the attempt; 0 if there is no record.
         """
         log, record = self._own_log(run_id), self._records(run_id)[1]
         if not os.path.lexists(log) and not os.path.lexists(record):
             return
         folder = self._aside(run_id, attempt)
         if os.path.lexists(log) and os.path.lexists(folder):
-            # This belongs to an attempt whose record was lost, or to this operation, interrupted earlier.
+            # Remove an existing ``attempts/N``: its attempt has lost its record, or an earlier call was interrupted.
             _remove_tree(folder, whole=False)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if os.path.lexists(record):
@@ -155,9 +156,9 @@ class Store:
         return os.path.join(self.directory(run_id), "attempts", str(attempt))
 
     def _prune(self, current: str) -> None:
-        """Remove ended runs that exceed the limits; if the user has left files in one, remove only its logs.
+        """Remove ended runs that exceed the limits. If the user's files of a run exist, remove only its logs.
 
-        Runs without a record, which no command can show, are removed as well.
+        Also remove runs without a record, which no command can show.
         """
         for run_id in self._without_record():
             if run_id != current:
@@ -175,7 +176,7 @@ class Store:
         with contextlib.suppress(OSError):
             if os.path.isdir(self.files(run_id)):
                 os.rmdir(self.files(run_id))
-            # Remove the record last, and only if everything else is gone: otherwise, this is repeated later.
+            # Remove the record last, and only if nothing else is left: a later call tries again.
             for name in filter(_BESIDE_RECORD.fullmatch, os.listdir(self.directory(run_id))):
                 _remove(os.path.join(self.directory(run_id), name))
             if set(os.listdir(self.directory(run_id))) <= {"record.json"}:
@@ -188,7 +189,7 @@ class Store:
         return [os.path.join(self.directory(run_id), name) for name in ("log", "attempts")]
 
     def _without_record(self) -> list[str]:
-        """Return the names of run directories without a record, readable or not."""
+        """Return the names of run directories without a record; a damaged record counts as a record."""
         return [
             name
             for name in os.listdir(self.runs_dir)
@@ -198,16 +199,16 @@ class Store:
         ]
 
     def _records(self, run_id: str) -> tuple[str, str]:
-        """Return the paths of a run's record: in memory, used while the disk is full, and on the disk."""
+        """Return the two paths of a run's record: in memory, for use while the disk is full, and on the disk."""
         return os.path.join(self.run_dir, "records", run_id + ".json"), os.path.join(
             self.directory(run_id), "record.json"
         )
 
     def changing(self, run_id: str, *, anyway: bool = False, limit: float = private.LOCK_LIMIT) -> ContextManager[None]:
-        """Lock a run's record for the block, against setting it aside and against changes after the run's end.
+        """Lock a run's record, for a `with` block that sets it aside or changes it after the run's end.
 
-        Each run has its own lock. A user who stops a run can block that request forever, like any process of theirs,
-        and must not block requests on other runs.
+        Each run has its own lock: a user can stop a process that holds the lock of the user's own run, and this must
+        not block requests on other runs.
 
         Args:
             run_id: The run.
@@ -221,7 +222,7 @@ class Store:
         return private.locked(self._changes(run_id), anyway=anyway, limit=limit)
 
     def _changes(self, run_id: str) -> str:
-        """Return the lock file for changes of a run's record."""
+        """Return the path of the lock file for changes of a run's record."""
         return os.path.join(self.run_dir, "changes", run_id)
 
     def write(self, record: dict[str, Any]) -> None:
@@ -234,9 +235,9 @@ class Store:
         self.forget_in_memory(record["run_id"])
 
     def to_disk(self, record: dict[str, Any]) -> None:
-        """Write a run's record to the disk. A copy in memory still takes precedence.
+        """Write a run's record to the disk, and keep a copy in memory, which takes precedence.
 
-        If the record on the disk is that of an earlier attempt, set this one aside with its log.
+        If the record on the disk is that of an earlier attempt, set the earlier attempt aside with its log.
 
         Raises:
             OSError: The record cannot be written.
@@ -247,16 +248,17 @@ class Store:
         if earlier is None or not _is_later(record, earlier):
             private.write(path, record)
             return
-        # Set aside as late as possible: until the record is replaced, followers of the last attempt read its log.
+        # Set the log aside as late as possible: until the record is replaced, followers of the last attempt read its
+        # log.
         private.write(path, record, lambda: self._set_aside(run_id, _attempt(earlier)))
         os.mkdir(self._own_log(run_id), 0o700)
 
     def forget_in_memory(self, run_id: str) -> None:
-        """Remove the copy in memory, so that the record on the disk is used."""
+        """Remove the copy of a run's record in memory, so that the record on the disk is used."""
         _remove(self._records(run_id)[0])
 
     def save(self, record: dict[str, Any]) -> str:
-        """Write a run's record, to memory if the disk fails; return the error of the disk."""
+        """Write a run's record to the disk, or to memory if the disk fails; return the error of the disk."""
         try:
             self.write(record)
         except OSError as exc:
@@ -265,14 +267,14 @@ class Store:
         return ""
 
     def remember(self, record: dict[str, Any]) -> None:
-        """Write a run's record to memory. It replaces the one on the disk until the next one is written there."""
+        """Write a run's record to memory. Until a record is written to the disk again, the record in memory is used."""
         in_memory, _ = self._records(record["run_id"])
         with contextlib.suppress(OSError):
             private.directory(self.run_dir, "records")
             private.write(in_memory, record)
 
     def restore(self) -> None:
-        """Write records in memory to the disk; drop those of runs without a directory."""
+        """Write the records in memory to the disk; drop records of runs that have no directory."""
         for run_id in self._in_memory():
             with contextlib.suppress(OSError, private.Damaged):
                 record = self.read(run_id)
@@ -282,7 +284,7 @@ class Store:
                     _remove(self._records(run_id)[0])
 
     def _in_memory(self) -> list[str]:
-        """Return the runs that have a record in memory."""
+        """Return the ids of the runs that have a record in memory."""
         try:
             names = os.listdir(os.path.join(self.run_dir, "records"))
         except FileNotFoundError:
@@ -290,7 +292,7 @@ class Store:
         return [name[: -len(".json")] for name in names if name.endswith(".json")]
 
     def read(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record; None if this host has none.
+        """Return a run's record; None if this host has no record of the run.
 
         Raises:
             Damaged: The record is unreadable.
@@ -305,22 +307,25 @@ class Store:
         except private.Damaged as damage:
             if (self.holder() or {}).get("run_id") == run_id:
                 damage.fix = (
-                    "the run is active: `sudo systemctl stop tpu-run.service` on this worker ends it and has its "
-                    "record written again"
+                    "the run is active: `sudo systemctl stop tpu-run.service` on this worker ends the run and "
+                    "writes its record again"
                 )
             elif path == self._records(run_id)[1]:
-                fix = "`sudo mv {} /var/tmp/` on this worker keeps its log and files, and frees the run's name"
+                fix = (
+                    "`sudo mv {} /var/tmp/` on this worker keeps the run's log and files elsewhere, and frees the "
+                    "run's name"
+                )
                 damage.fix = fix.format(self.directory(run_id))
             raise
 
     def _on_disk(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record on the disk; None if there is none, or it is unreadable and will be replaced."""
+        """Return a run's record on the disk; None if it is missing, or damaged and so will be replaced."""
         with contextlib.suppress(private.Damaged):
             return private.read(self._records(run_id)[1])
         return None
 
     def observe(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record with its current state: ``lost`` if the supervisor died without a final record."""
+        """Return a run's record, with the state ``lost`` if the supervisor died without writing a final record."""
         record = self.read(run_id)
         if record is None or record["state"] in FINAL:
             return record
@@ -333,9 +338,9 @@ class Store:
         return record
 
     def settled(self, record: dict[str, Any]) -> bool:
-        """Return whether nothing of an ended run is left: its control group disappears last.
+        """Return whether nothing of an ended run is left: its control group, which disappears last, is gone.
 
-        All runs use the same group, so it may belong to another active run.
+        All runs use the same control group, so an existing group can belong to another active run.
         """
         if not record.get("cgroup") or not os.path.isdir(record["cgroup"]):
             return True
@@ -343,7 +348,7 @@ class Store:
         return holder is not None and holder["supervisor"] != record["supervisor"]
 
     def settle(self, record: dict[str, Any], limit: float = SETTLE_LIMIT) -> None:
-        """Wait until an ended run's unit is gone and the next run can start; at most ``limit`` seconds."""
+        """Wait up to ``limit`` seconds until an ended run's systemd unit is gone and the next run can start."""
         deadline = time.monotonic() + limit
         while not self.settled(record) and time.monotonic() < deadline:
             time.sleep(_POLL)
@@ -358,11 +363,11 @@ class Store:
         return (record["boot_id"], record["init_start"]) == self.boot()
 
     def recent(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Return the newest records, or all of them, newest first, without damaged ones."""
+        """Return the newest ``count`` records, or all records, newest first. Damaged records are left out."""
         return self.survey()[0][:count]
 
     def survey(self) -> tuple[list[dict[str, Any]], list[private.Damaged]]:
-        """Return the records of all runs, newest first, and the errors of damaged ones."""
+        """Return the records of all runs, newest first, and the errors of damaged records."""
         names = set(self._in_memory())
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self.runs_dir))
@@ -380,12 +385,12 @@ class Store:
     # --- the run lock of this host -------------------------------------------------
 
     def lock(self, holder: dict[str, Any]) -> TextIO | None:
-        """Take this host's run lock and write its holder into the file; return None if another run has the lock.
+        """Take this host's run lock, and write the holder into its file; return None if another run has the lock.
 
         The lock is held until the returned file is closed, at the latest until the process ends.
         """
         private.directory(self.run_dir)
-        file = private.opened(self._lock_path())  # the open file is the lock
+        file = private.opened(self._lock_path())  # the lock is held as long as this file is open
         if not private.take(file):
             file.close()
             return None
@@ -395,16 +400,16 @@ class Store:
         return file
 
     def holder(self) -> dict[str, Any] | None:
-        """Return the run that holds this host's lock, as written by `rank_record.holder_of`; None if there is none.
+        """Return the run that holds this host's run lock (see `rank_record.holder_of`); None if no run holds the lock.
 
-        This does not test the lock itself, which could disturb a supervisor that is taking it.
+        The lock itself is not tested, since that could disturb a supervisor that is taking it.
         """
         try:
             data = private.read(self._lock_path())
             supervisor = (data or {})["supervisor"]
             alive = proc.start_time(supervisor["pid"]) == supervisor["start"]
         except (private.Damaged, KeyError, TypeError):
-            return None  # no run yet, or a supervisor is just writing the file
+            return None  # no run held the lock yet, or a supervisor is just writing the file
         return data if alive else None
 
     def _lock_path(self) -> str:
@@ -433,7 +438,7 @@ class Store:
         return variables
 
     def drop_secrets(self) -> None:
-        """Remove the files of all secrets."""
+        """Remove the files with secrets, of any run."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.secrets_dir):
                 os.unlink(os.path.join(self.secrets_dir, name))
@@ -444,19 +449,19 @@ def _is_record(record: dict[str, Any], run_id: str) -> bool:
 
 
 def _attempt(record: dict[str, Any] | None) -> int:
-    """Return the attempt of a record; 0 if there is no record or it has none."""
+    """Return the attempt's number in a record; 0 if there is no record or no number."""
     return int((record or {}).get("attempt", 0))
 
 
 def same_start(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Return whether two records are of the same start: an attempt may have been started twice."""
+    """Return whether two records are of the same start. Comparing attempts is not enough: one can be started twice."""
     if one is None or other is None:
         return False
     return (_attempt(one), one.get("supervisor")) == (_attempt(other), other.get("supervisor"))
 
 
 def _is_later(record: dict[str, Any], earlier: dict[str, Any]) -> bool:
-    """Return whether a record is of a later attempt than another, or of a second start of the same one."""
+    """Return whether a record is of a later attempt than another record, or of a later start of the same attempt."""
     return not same_start(record, earlier) and _attempt(record) >= _attempt(earlier)
 
 
@@ -467,14 +472,14 @@ def _remove(path: str) -> None:
 
 
 def _remove_tree(path: str, *, whole: bool = True) -> None:
-    """Remove a directory with its content; without ``whole``, ignore what cannot be removed."""
-    import shutil  # requests do not need it
+    """Remove a directory with its content; without ``whole``, ignore files that cannot be removed."""
+    import shutil  # imported late, since requests do not need it
 
     shutil.rmtree(path, ignore_errors=not whole)
 
 
 def _size(folder: str) -> int:
-    """Return the bytes of all files below a directory."""
+    """Return the total size of all files below a directory, in bytes."""
     found = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""The supervisor of a rank: root, and the main process of the run's unit. It starts, watches and ends the command."""
+"""The supervisor of a rank: the main process, as root, of the run's unit. It starts, watches and ends the command."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .rank_record import cause_of, exit_of, first_in, holder_of, intent_of, new_
 from .store import Store
 from .tracebacks import STILL
 
-#: Signal from the link's thread to the main thread: there is an order.
+#: Signal by which the link's thread tells the main thread that there is an order.
 _WAKE = signal.SIGUSR1
-#: Signals that the supervisor waits for instead of being interrupted.
+#: Signals that are blocked, and that the supervisor receives by waiting for them.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
-#: Seconds to wait for the end of the log after the last process of the run has ended. A process outside of the run may
-#: have the pipe open, or the disk may stall. Unwritten output is then lost.
+#: Seconds to wait for the end of the log after the last process of the run has ended. If a process outside of the run
+#: has the pipe open, or the disk stalls, output that is not written by then is lost.
 _DRAIN = 5.0
-#: Seconds after a kill for lack of memory in which a failure counts as its consequence. A command that loses one of its
-#: processes, for example a data loader, takes a while to fail.
+#: If the kernel kills a process for lack of memory, a failure of the command within this many seconds counts as caused
+#: by the kill. A command that loses a process, such as a data loader, takes a while to fail.
 _OOM_SPAN = 10.0
-#: Maximum number of faults in a message.
+#: Maximum number of faults that a message contains.
 _SHOWN = 3
-#: Exit code if another supervisor holds this host.
+#: Exit code of the supervisor if another supervisor holds this host.
 _HELD = 75
 
 
@@ -52,7 +52,7 @@ class Supervisor:
         self.run_id = run_id
         self.record: Dict[str, Any] = {}
         self.child: Child | None = None
-        #: Descriptor of the lock that keeps syncs from the code; closed when no process of the run is left.
+        #: Descriptor of the lock that keeps syncs from changing the code; closed when no process of the run is left.
         self._code: int | None = None
         self.status: int | None = None
         self.intent: Dict[str, Any] | None = None
@@ -60,11 +60,11 @@ class Supervisor:
         self.link: Link
         self._intent_told = False
         self._link_closed = False
-        #: The error of the record's disk, and when it was last tried (monotonic seconds).
+        #: The last error of writing the record to the disk, and when that was last tried (monotonic seconds).
         self._disk_fault = ""
         self._tried = 0.0
         self._keeper, self._last = Keeper(store), False
-        #: How many processes the kernel has killed for lack of memory, and when the last time was (monotonic seconds).
+        #: How many processes the kernel has killed for lack of memory, and when that last happened (monotonic seconds).
         self._oom_kills, self._oom_at = proc.oom_kills(), float("-inf")
 
     def run(self) -> int:
@@ -75,7 +75,7 @@ class Supervisor:
         self.record = new_record(data, person, asked_by, marker)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
-            # The unit's name is the main lock; this one detects a supervisor that was started by hand.
+            # systemd allows only one unit of this name. The lock detects a supervisor that was started by hand.
             spec_files.discard(self.store.run_dir, self.run_id, marker)
             return _HELD
         return self._run(data, lock)
@@ -93,7 +93,7 @@ class Supervisor:
             if data["rank"] == 0:
                 self._finish(state="refused", reason=problem, blamed=[0])
                 return 1
-            # A controller that only waits for this worker's lock also has to learn the problem.
+            # Write the problem into the record, for a controller that only waits until this worker is reserved.
             self._save(reason=problem)
             self.link = Peer(team(data, self.record["spec_digest"]), self._waker(), problem)
         self.link.start()
@@ -114,14 +114,15 @@ class Supervisor:
     # --- before the command runs ----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Create the places of the record and the log on the disk: a run without a record must not begin.
+        """Create the files for the record and the log on the disk: a run without a record must not begin.
 
         Raises:
-            NotReady: The disk is full, or a user has asked for no further attempt.
+            NotReady: The disk is full, or a user has stopped the run.
         """
         person = self.record["person"]
         try:
-            # If the lock stays taken, the stop request has to be in this record all the same.
+            # Read the stop request before locking too: if the lock cannot be taken, it has to be in this record all the
+            # same.
             self._take_stop_request()
             self.store.make(self.run_id)
             with self.store.changing(self.run_id):
@@ -138,7 +139,7 @@ class Supervisor:
             raise NotReady("run {} was stopped by {}".format(self.run_id, who))
 
     def _take_stop_request(self) -> str:
-        """Copy the stop request of the last attempt into the record; return the user, empty if there is none."""
+        """Copy the stop request of the last attempt into the record; return its user, empty if there is no request."""
         who = str((self.store.read(self.run_id) or {}).get("stop_requested_by") or "")
         self.record["stop_requested_by"] = who
         return who
@@ -172,7 +173,7 @@ class Supervisor:
 
     @staticmethod
     def _clear_lockfiles() -> None:
-        """Remove old lockfiles of libtpu, which fails if there is one of another user.
+        """Remove old lockfiles of libtpu: libtpu would fail if a lockfile belongs to another user.
 
         Raises:
             NotReady: A lockfile cannot be removed.
@@ -181,7 +182,7 @@ class Supervisor:
             raise NotReady("{} would make libtpu fail: {}".format(path, fault))
 
     def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
-        """Return the link to the other ranks; for rank 0, its ports are open then."""
+        """Return the link to the other ranks. On rank 0, the link's ports are open when this returns."""
         others = team(data, self.record["spec_digest"])
         if data["net"] is None:
             return Alone(others, self._waker())
@@ -200,7 +201,7 @@ class Supervisor:
         return lambda: signal.pthread_kill(main, _WAKE)
 
     def _may_go(self) -> bool:
-        """Wait at the barrier; return whether the run begins."""
+        """Wait until all ranks are ready or the start is given up; return whether the run begins."""
         told = False
         while True:
             order = self._listen()
@@ -224,13 +225,13 @@ class Supervisor:
     # --- while it runs --------------------------------------------------------------------------------------
 
     def _live(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
-        """Wait for the command's end or an order to end it, end the remaining processes, and write the final record."""
+        """Wait until the command ends or is to be ended; end the remaining processes, and write the final record."""
         self._heed()
         while self.status is None and self.intent is None and not self._over:
             self.pause(_TICK)
             self._count_kills()
             self._note_traceback(logger)
-            # Report a stop request on this host before any process is ended.
+            # Report a stop request that arrived on this host before any process is ended.
             self._heed()
         oom = False
         ended_itself = self.status is not None
@@ -242,11 +243,11 @@ class Supervisor:
         elif self.intent is None:
             self.intent, self._intent_told = intent_of(self.order or {}), True
         intent = None if ended_itself else self.intent
-        # Report left-behind processes only if the command ended by itself: otherwise, all of them are ended on purpose.
+        # Report processes that the command left behind only if it ended by itself. Otherwise they are ended on purpose.
         left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
         self._save(state="ending", intent=intent, left_behind=left)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
-        # The command may have ended last, after the last check of children.
+        # Collect the command's exit status if the command ended after the last check of child processes.
         self.pause(0)
         ended = time.time()
         chips = chips_after(unit.beat)
@@ -265,7 +266,7 @@ class Supervisor:
         self._finish(first=first_in(ending, intent), intent=intent, log=logger.facts(last=True), **result)
 
     def _count_kills(self) -> None:
-        """Note when the kernel has killed a process of the run for lack of memory."""
+        """Remember the time if the kernel has killed another process of the run for lack of memory."""
         count = proc.oom_kills()
         if count > self._oom_kills:
             self._oom_kills, self._oom_at = count, time.monotonic()
@@ -277,7 +278,7 @@ class Supervisor:
             text = (
                 "rank {rank} ({worker}) printed a traceback at {at}, nothing in the {still:.0f} s after it, and has "
                 "not ended: {error}; if it waits at its exit for the other ranks, they wait for it: "
-                "`tpu_ops logs {run_id} --rank {rank}` shows it, `tpu_ops stop {run_id}` ends all"
+                "`tpu_ops logs {run_id} --rank {rank}` shows the traceback, `tpu_ops stop {run_id}` ends all ranks"
             ).format(
                 at=time.strftime("%H:%M:%S UTC", time.gmtime(found["at"])),
                 still=STILL,
@@ -294,11 +295,11 @@ class Supervisor:
 
     @staticmethod
     def _grace(data: Dict[str, Any], intent: Dict[str, Any] | None) -> float:
-        """Return the seconds from SIGTERM to SIGKILL."""
+        """Return the seconds between SIGTERM and SIGKILL for this rank."""
         return grace({"failure": data["grace_failure"], "stop": data["grace_stop"]}, intent)
 
     def _await_end(self, finished: bool) -> Dict[str, Any]:
-        """Return the order that ends the whole run; until it arrives, a finished rank is in state ``exited``."""
+        """Wait for the order that ends the whole run; return it. A finished rank waits in state ``exited``."""
         order = self._listen()
         if finished and order is None and not self._over:
             self._save(state="exited", exit=exit_of(self.status or 0))
@@ -312,8 +313,8 @@ class Supervisor:
         return self.order is not None and self.order["do"] == "end"
 
     def _close(self) -> None:
-        """Report that no process is left here, and let the link end; that of rank 0 waits for all others."""
-        # Release the code before the final record: once a run has ended, a sync may replace its code.
+        """Report that no process of the run is left on this host, and wait for the link's end."""
+        # Unlock the code before the final record is written: once a run has ended, a sync may replace the run's code.
         if self._code is not None:
             os.close(self._code)
             self._code = None
@@ -322,12 +323,12 @@ class Supervisor:
             if self._listen() is None and not self._link_closed:
                 self.pause(_TICK)
 
-    # --- the others -----------------------------------------------------------------------------------------
+    # --- the other ranks --------------------------------------------------------------------------------------
 
     def _listen(self) -> Dict[str, Any] | None:
-        """Report an intent and process orders up to the first go, abort or end; return that one, else None.
+        """Report an intent, and process orders up to the first go, abort or end; return this order, else None.
 
-        After the end of the whole run, further decisions, for example of a failing link, come too late and are ignored.
+        After the order to end the whole run, further decisions are ignored, for example that of a failing link.
         """
         if (self._disk_fault or self._keeper.fault) and time.monotonic() - self._tried >= _TICK:
             self._save()
@@ -347,12 +348,12 @@ class Supervisor:
         return None
 
     def _heed(self) -> None:
-        """Report an intent and process all waiting orders, up to the run's end."""
+        """Report an intent and process all waiting orders, up to an order that ends the run."""
         while self._listen() is not None and not self._over:
             pass
 
     def pause(self, seconds: float) -> None:
-        """Wait for a signal for at most this long; collect children, note intents, notify the watchdog."""
+        """Wait up to this many seconds for a signal; collect child processes, note intents, notify the watchdog."""
         got = signal.sigtimedwait(_AWAITED, max(0.0, seconds))
         unit.beat()
         if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT):
@@ -368,16 +369,16 @@ class Supervisor:
                 self.status = status
 
     def _asked_to_end(self) -> None:
-        """Note the intent to end this rank. An earlier intent stays; a request for no further attempt is recorded."""
+        """Note the intent to end this rank. An earlier intent is kept; a user's stop request is always recorded."""
         before, told = self.record["stop_requested_by"], self._note_stop_request()
         if self.intent is not None and self.record["stop_requested_by"] != before:
-            # The earlier intent is stored already, but this request is not.
+            # The earlier intent is in the record already, but the user's stop request is not.
             self._save()
         if self.intent is None:
             self.intent = told or self._told_by_systemd()
 
     def _told_by_systemd(self) -> Dict[str, Any]:
-        """Return the intent for a stop by systemd: the host shuts down, or an administrator stopped the unit."""
+        """Return the intent if systemd sent the signal: the host shuts down, or an administrator stopped the unit."""
         if not unit.stopped_by_hand():
             return {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
         reason = "stopped by systemctl on {}".format(self.record["worker"])
@@ -386,7 +387,7 @@ class Supervisor:
         return intent
 
     def _note_stop_request(self) -> Dict[str, Any] | None:
-        """Take the stored intent for this rank, if any; record the user who wants no further attempt."""
+        """Return and remove the stored intent for this rank, or None; record the user who requested a stop."""
         told = self.store.take_intent(self.run_id)
         self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(told)
         return told
@@ -394,7 +395,7 @@ class Supervisor:
     # --- the record -----------------------------------------------------------------------------------------
 
     def _save(self, **changes: Any) -> None:
-        """Write the record. A disk error is noted once; the write is repeated later and blocks nothing."""
+        """Write the record. If the disk fails, note the error once and try again later, without blocking."""
         self.record.update(changes)
         beat = unit.beat if self._last else None
         fault = self._keeper.save(dict(self.record), beat)
@@ -414,12 +415,12 @@ class Supervisor:
 
 
 def _told(exc: Exception) -> str:
-    """Return why a rank cannot start, and the fix."""
+    """Return as text why a rank cannot start, and the fix."""
     if isinstance(exc, Refused):
         return "{}; {}".format(exc.message, exc.fix) if exc.fix else exc.message
     if isinstance(exc, OSError):
         if exc.errno in space.NOT_TAKEN:
-            # Besides its record, a start only writes the files of secrets.
+            # Apart from its record, a start only writes the files with secrets.
             paths = [os.fsdecode(exc.filename)] if exc.filename else ["/run"]
             return "{} cannot be written: {}; {}".format(paths[0], space.why(exc, paths), space.fix(exc, paths))
         where = " ({})".format(os.fsdecode(exc.filename)) if exc.filename else ""

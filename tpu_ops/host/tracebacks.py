@@ -1,7 +1,7 @@
-"""The last traceback that a rank printed: it explains why the rank hangs at its exit, long before the others give up.
+"""Finds the last traceback that a rank printed, which tells why a rank hangs at its exit before other ranks time out.
 
-With JAX, a rank that raises waits at its exit for the others, which wait for it in their next collective. Minutes later
-all abort at once, and their last output is a C++ stack without the reason.
+With JAX, a rank that raises an exception waits at its exit for the other ranks, and these wait for it in their next
+collective. Minutes later all ranks abort at once, and their last output is a C++ stack without the reason.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from . import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-#: The first line of a traceback; other text may come before it in the line.
+#: The first line of a traceback. Other text can precede it on the same line.
 HEADER = b"Traceback (most recent call last):"
-#: Seconds without output after a traceback, after which a rank that has not ended counts as hanging.
+#: A rank that has not ended counts as hanging after this many seconds without output after a traceback.
 STILL = 10.0
 #: Maximum number of bytes that are kept of a traceback.
 _KEPT = 8192
-#: Seconds after which further output no longer belongs to the traceback.
+#: Output that comes more than this many seconds after a traceback's first line does not belong to it.
 _COMES_WITHIN = 2.0
-#: Bytes of output after a traceback from which the rank counts as running on.
+#: A rank that prints more than this many bytes after a traceback counts as continuing.
 _GOES_ON = 64 * 1024
-#: Maximum number of lines that are kept of the message after the exception's line, up to an empty one.
+#: Maximum number of lines of an exception's message that are kept after its first line; an empty line ends the message.
 _MESSAGE_LINES = 5
 
 
 class Watch:
-    """Find tracebacks in the output that one thread reads; other threads ask for them."""
+    """Finds tracebacks in the output of a rank. One thread passes the output, other threads ask for the traceback."""
 
     def __init__(self) -> None:
         self._end = b""
-        #: The time of the latest traceback, in seconds since 1970, and its kept bytes.
+        #: The latest traceback: its time in seconds since 1970, and the bytes that are kept of it.
         self._found: tuple[float, bytes] | None = None
         self._behind = 0
         self._went_on = False
@@ -45,7 +45,7 @@ class Watch:
         self._end = whole[1 - len(HEADER) :]
         at = whole.rfind(HEADER)
         if at >= 0:
-            # Include the text before it in its line, which may be a prefix of each line.
+            # Include the text that precedes the header on its line: it can be a prefix of every line.
             at = whole.rfind(b"\n", 0, at) + 1
             self._found, self._behind = (time.time(), whole[at : at + _KEPT]), len(whole) - at
             self._began, self._went_on = self._heard, False
@@ -58,13 +58,13 @@ class Watch:
                 self._found = began, (kept + data)[:_KEPT]
 
     def stands_still(self) -> bool:
-        """Return whether there was no output for long after a traceback."""
+        """Return whether no output has come for STILL seconds after a traceback."""
         return self.facts() is not None and time.monotonic() - self._heard >= STILL
 
     def facts(self) -> Dict[str, Any] | None:
-        """Return the latest traceback, if any: ``at`` (seconds since 1970), ``error`` (a line) and ``text``.
+        """Return the latest traceback or None: ``at`` (seconds since 1970), ``error`` (one line) and ``text``.
 
-        A traceback after which the rank has continued does not count: the program has handled the exception.
+        If the rank has continued after the traceback, the result is None: the program has handled the exception.
         """
         goes_on = self._went_on and self._heard - self._began > STILL
         if self._found is None or goes_on or self._behind > _GOES_ON:
@@ -75,7 +75,7 @@ class Watch:
 
 
 def parts(text: str) -> tuple[str, str]:
-    """Split output that begins with a traceback: the line that names the exception, and all to its message's end."""
+    """Return, for output that begins with a traceback, the exception's line and all text up to the message's end."""
     lines = text.splitlines()
     before = lines[0].partition(HEADER.decode())[0] if lines else ""
     lines = [line[len(before) :] if line.startswith(before) else line for line in lines]
@@ -85,5 +85,5 @@ def parts(text: str) -> tuple[str, str]:
             if "" in message:
                 message = message[: message.index("")]
             return line.rstrip(), "\n".join([*lines[: number + 1], *message])
-    # In a traceback of an exception group, all lines are indented.
+    # All lines of a traceback are indented if it is that of an exception group.
     return (lines[-1].strip() if len(lines) > 1 else ""), "\n".join(lines)

@@ -12,53 +12,55 @@ from .store import SECRETS
 
 UNIT = "tpu-run.service"
 INTERPRETER = ["/usr/bin/python3", "-IS"]
-#: Watchdog timeout in seconds: the supervisor has to report more often, or systemd ends the unit.
+#: Watchdog timeout in seconds: systemd ends the unit if the supervisor does not notify it more often.
 WATCHDOG = 20
-#: Seconds for the supervisor until the command is ready to be executed.
+#: Seconds that the supervisor has until the command is ready to be executed.
 START_LIMIT = 30
-#: Seconds for systemd to report why it ends the unit; the watchdog is not notified meanwhile.
+#: Seconds that systemd has to report why it ends the unit. During this wait, the watchdog is not notified.
 _WHY_LIMIT = 2.0
-#: Seconds beyond the grace that the end of a run may take.
+#: Seconds in addition to the grace period that a run may take to end.
 STOP_MARGIN = 15
 
 
 def properties(program: str, run_id: str, grace: float, marker: str) -> list[str]:
-    """Return the unit's properties.
+    """Return the properties of a run's systemd unit.
 
-    They contain nothing that the user has given: systemd expands ``${X}`` and ``%n``, and all users can read them.
+    The properties contain no text of the user: systemd expands ``${X}`` and ``%n``, and all users can read properties.
 
     Args:
-        program: Path of this program with its version, so that an upgrade does not change a running one.
+        program: Path of this program, which contains its version: an upgrade does not change the program of an active
+            run.
         run_id: The run; a valid run id contains nothing that systemd expands.
         grace: Seconds between SIGTERM and SIGKILL when the run is stopped.
         marker: The marker of the request: letters and digits, not a secret.
     """
     after = " ".join([*INTERPRETER, program, "after", run_id, marker])
     return [
-        # mixed: SIGTERM is sent to the supervisor only, which ends the tree in order; SIGKILL is sent to all processes.
+        # mixed: systemd sends SIGTERM to the supervisor only, which ends the other processes, and SIGKILL to all
+        # processes.
         "KillMode=mixed",
         "Restart=no",
-        # Otherwise, a failed unit would keep its name, and the next run would be refused.
+        # Remove a unit that has failed: otherwise its name would stay in use, and the next run would be refused.
         "CollectMode=inactive-or-failed",
-        # The supervisor reports a process that runs out of memory; the unit continues.
+        # Do not end the unit if a process runs out of memory: the supervisor reports it.
         "OOMPolicy=continue",
-        # This gives the unit its own memory group, which counts its kills for lack of memory.
+        # Give the unit its own memory control group, which counts how often the kernel kills for lack of memory.
         "MemoryAccounting=yes",
         "OOMScoreAdjust=-900",
         "NotifyAccess=main",
         "WatchdogSec={}".format(WATCHDOG),
-        # The default SIGABRT could leave a core file with the run's key and its secrets.
+        # The default, SIGABRT, could leave a core file that contains the run's key and secrets.
         "WatchdogSignal=SIGKILL",
         "TimeoutStartSec={}".format(START_LIMIT),
         "TimeoutStopSec={:.0f}".format(grace + STOP_MARGIN),
         "After=network-online.target",
-        # systemd-run removes a backslash, as a quoting character.
+        # systemd-run interprets a backslash as quoting, so double it.
         *("After=" + name.replace("\\", "\\\\") for name in mounts.found()),
         "LimitMEMLOCK=infinity",
         "LimitNOFILE=1048576",
         "TasksMax=infinity",
         "UMask=0022",
-        # Removed with the unit, however the unit ends.
+        # systemd removes this directory with the unit, however the unit ends.
         "RuntimeDirectory=" + SECRETS,
         "RuntimeDirectoryMode=0711",
         "ExecStopPost={}".format(after),
@@ -66,7 +68,7 @@ def properties(program: str, run_id: str, grace: float, marker: str) -> list[str
 
 
 def start_command(program: str, run_id: str, grace: float, marker: str) -> list[str]:
-    """Return the command that starts the unit and returns once the supervisor has reported that it is ready."""
+    """Return the command that starts a run's unit, and that ends once the supervisor has reported that it is ready."""
     command = ["systemd-run", "--quiet", "--unit=" + UNIT, "--service-type=notify"]
     command.append("--description=" + _description(run_id))
     command += ["--property=" + entry for entry in properties(program, run_id, grace, marker)]
@@ -78,11 +80,11 @@ def _description(run_id: str) -> str:
 
 
 def take_back(run_id: str, limit: float) -> None:
-    """Cancel the pending start of a run's unit; the unit of another run stays.
+    """Cancel the pending start of a run's unit; do nothing to the unit of another run.
 
     Args:
         run_id: The run.
-        limit: Seconds for systemd to answer.
+        limit: Seconds that systemd has to answer.
     """
     with contextlib.suppress(OSError, Refused):
         code, text = call(["systemctl", "show", "--property=Description", "--value", UNIT], limit)
@@ -96,7 +98,7 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
     Raises:
         Refused: systemd does not answer.
     """
-    import subprocess  # most requests, and most supervisors, do not need it
+    import subprocess  # imported late, since most requests and supervisors do not need it
 
     try:
         done = subprocess.run(
@@ -110,12 +112,14 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         text = "systemd did not answer `{}` within {:.0f} s".format(command[0], limit)
-        raise Refused("failed", text, "`systemctl list-jobs` on this worker; a reboot if that hangs too") from None
+        raise Refused(
+            "failed", text, "`systemctl list-jobs` on this worker; reboot the worker if this command hangs too"
+        ) from None
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
 def stopped_by_hand() -> bool:
-    """Return whether the unit is being stopped without a shutdown of the host; False if systemd does not answer."""
+    """Return whether the unit is being stopped while the host does not shut down; False if systemd does not answer."""
     try:
         code, text = call(["systemctl", "show", "--property=Job,ActiveState", "shutdown.target", UNIT], _WHY_LIMIT)
     except (OSError, Refused):
@@ -124,21 +128,21 @@ def stopped_by_hand() -> bool:
 
 
 def stops_alone(text: str) -> bool:
-    """Return whether only the unit is being stopped, from the output of `systemctl show` for shutdown.target and it.
+    """Return whether the unit stops but the host does not, from `systemctl show` of shutdown.target and the unit.
 
-    Without a job for the unit, systemd was not asked to stop it: its start took too long, or the signal came from
-    another process.
+    If systemd has no job for the unit, nobody asked systemd to stop it: the start took too long, or the signal came
+    from another process.
     """
     facts = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.split("\n\n")]
     if len(facts) != 2:
         return False
-    # "No job" is an empty number or a missing line.
+    # If there is no job, the number is empty or 0, or its line is missing.
     host, own = (block.get("Job") not in (None, "", "0") for block in facts)
     return own and not host and facts[0].get("ActiveState") == "inactive"
 
 
 def beat() -> None:
-    """Notify the watchdog."""
+    """Tell systemd's watchdog that the supervisor is alive."""
     notify("WATCHDOG=1")
 
 
@@ -152,8 +156,7 @@ def notify(text: str, limit: float = 0.0) -> None:
 
     Args:
         text: The notification.
-        limit: Seconds to wait if systemd does not read its socket. A notification that is sent only once needs this;
-            others are repeated soon anyway.
+        limit: Seconds to wait if systemd does not read its socket. Only needed for a notification that is not repeated.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -164,6 +167,6 @@ def notify(text: str, limit: float = 0.0) -> None:
 
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     with sender, contextlib.suppress(OSError):
-        # Without a timeout, a systemd that does not read would block all orders of the run.
+        # Limit the wait: if systemd does not read its socket, the run's orders must not be delayed.
         sender.settimeout(limit)
         sender.sendto(text.encode("utf-8"), address)

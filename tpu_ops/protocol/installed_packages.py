@@ -1,7 +1,7 @@
 """The packages of a virtual environment and their digest, read from its files.
 
-The launcher's probe and the role python name an environment by the same digest. Ansible sends this file to workers by
-itself (`roles/python/module_utils/` links to it), so it imports no other module of this package.
+The launcher's action `probe` and the role python use this digest to compare environments. Ansible sends this file alone
+to workers (`roles/python/module_utils/` links to it), so the file imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def normalised(name: str) -> str:
 
 
 def dist_infos(path: str) -> dict[str, tuple[str, str]]:
-    """Return the packages of an environment: normalised name -> version and the directory with its metadata."""
+    """Return the packages of an environment: normalised name -> version, and directory with the package's metadata."""
     found = {}
     for entry in sorted(glob.glob(os.path.join(glob.escape(path), "lib/python3*/site-packages/*.dist-info"))):
         match = _DIST_INFO.fullmatch(os.path.basename(entry))
@@ -30,12 +30,12 @@ def dist_infos(path: str) -> dict[str, tuple[str, str]]:
 
 
 def packages(path: str) -> dict[str, str]:
-    """Return the versions of an environment's packages by their normalised names."""
+    """Return the packages of an environment: normalised name -> version."""
     return {name: version for name, (version, _) in dist_infos(path).items()}
 
 
 def python_version(path: str) -> str:
-    """Return the version in pyvenv.cfg; empty if there is none."""
+    """Return the version of Python in an environment's pyvenv.cfg; empty if the file or the version is missing."""
     found = ""
     try:
         with open(os.path.join(path, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
@@ -49,11 +49,11 @@ def python_version(path: str) -> str:
 
 
 def minor(version: str) -> str:
-    """Return a version of Python as major.minor. The patch version depends on the day of the installation."""
+    """Return a version of Python as major.minor: the patch version depends on the day of the installation."""
     return ".".join(version.split(".")[:2])
 
 
 def digest(version: str, found: dict[str, str]) -> str:
-    """Return 12 hexadecimal digits: the digest of a Python, as major.minor, and of packages' names and versions."""
+    """Return the digest of Python's major.minor version and the packages' names and versions: 12 hex digits."""
     listed = ["python=" + minor(version)] + ["%s=%s" % item for item in sorted(found.items())]
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]

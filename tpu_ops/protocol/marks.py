@@ -1,7 +1,7 @@
-"""Synced code on a worker: the list of its files, their marks and digest, and the locks of the directory.
+"""Synced code on a worker: the list of the synced files, their marks and digest, and the locks of the directory.
 
-The controller also sends the text of this module to workers, with that of `runs/synced.py`: it imports no other module
-of this package. Names of files are bytes.
+The controller also sends the source of this module and of `runs/synced.py` to workers: this module therefore imports no
+other module of this package. Names of files are bytes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 
-#: Directory below the user's home that contains the synced directories; and the directory in it for the lists of synced
-#: files and the locks.
+#: Directory below the user's home that contains the synced directories, and the directory in it for the lists of synced
+#: files and for locks.
 PARENT = b"tpu_ops"
 LISTS = b".synced"
 _PIECE = 2**20
-#: The mark of a directory, and that of a file that cannot be synced.
+#: The mark of a directory, and the mark of a path that cannot be synced, such as a socket.
 FOLDER, OTHER = "d", "?"
 
 
 def mark(path: bytes) -> str:
-    """Return the mark of a path: its kind, with the digest of a file or the target of a link; empty if it is missing.
+    """Return the mark of a path: its kind, and the digest of a file or the target of a link; "" for a missing path.
 
     Raises:
         OSError: The path cannot be read.
@@ -50,7 +50,7 @@ def mark(path: bytes) -> str:
 
 
 def digest(marks: Mapping[bytes, str]) -> str:
-    """Return the digest of a tree: of the names, executable bits and contents of all files; 12 hexadecimal digits."""
+    """Return the digest, 12 hexadecimal digits, of the names, executable bits and contents of a directory's files."""
     total = hashlib.sha256()
     for name in sorted(marks):
         if marks[name] != FOLDER:
@@ -60,7 +60,7 @@ def digest(marks: Mapping[bytes, str]) -> str:
 
 
 def listed(parent: bytes, name: bytes) -> set[bytes] | None:
-    """Return the files that syncs have put into a directory; None if there is no list."""
+    """Return the files that syncs have put into a directory; None if the directory has no list of synced files."""
     try:
         with open(os.path.join(parent, LISTS, name), "rb") as file:
             return {entry for entry in file.read().split(b"\0") if entry}
@@ -69,7 +69,7 @@ def listed(parent: bytes, name: bytes) -> set[bytes] | None:
 
 
 def digest_of(parent: bytes, name: bytes, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the digest of the current content of the listed files.
+    """Return the digest of the current content of the synced files of a directory.
 
     Args:
         parent: The directory that contains the synced directory and its list.
@@ -90,19 +90,19 @@ def digest_of(parent: bytes, name: bytes, beat: Callable[[], None] = lambda: Non
 
 
 def use_lock(parent: bytes, name: bytes) -> bytes:
-    """Return the file that a run locks (shared) while it uses a directory, and a sync while it changes files."""
+    """Return the lock file that a run locks (shared) while it uses a directory, and a sync while it changes files."""
     return os.path.join(parent, LISTS, b"." + name + b".run")
 
 
 def turn_lock(parent: bytes, name: bytes) -> bytes:
-    """Return the file that a sync locks while it copies, and a start until the run has begun."""
+    """Return the lock file of a directory that a sync holds while it copies, and a start until the run has begun."""
     return os.path.join(parent, LISTS, b"." + name + b".sync")
 
 
 def opened(path: bytes) -> int | None:
-    """Open or create a lock's file; return the descriptor, or None if that is impossible."""
+    """Open or create a lock file; return its descriptor, or None if it cannot be opened."""
     try:
-        # The flags guard against a link or a pipe that the user has put in its place.
+        # O_NOFOLLOW and O_NONBLOCK protect against a link or a FIFO that the user has put at this path.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
@@ -113,7 +113,7 @@ def opened(path: bytes) -> int | None:
 
 
 def take(descriptor: int | None, *, shared: bool = False) -> bool:
-    """Lock a file; return False if another process has it. A file system without locks counts as success."""
+    """Lock a file; return False if another process holds the lock. True if the file system does not support locks."""
     try:
         if descriptor is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -125,17 +125,17 @@ def take(descriptor: int | None, *, shared: bool = False) -> bool:
 
 
 def say(descriptor: int | None, facts: Mapping[str, object]) -> None:
-    """Write the holder's facts into a lock's file; errors, as on a full disk, are ignored."""
+    """Write facts about the holder of a lock into the lock file. Errors are ignored, for example on a full disk."""
     with contextlib.suppress(OSError):
         if descriptor is not None:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(facts).encode("ascii"), 0)
-            # The home may be on a file server, where another worker reads this.
+            # The home can be on a file server: another worker reads this file too.
             os.fsync(descriptor)
 
 
 def said(descriptor: int | None) -> dict[str, object]:
-    """Return the holder's facts from a lock's file; empty if there are none."""
+    """Return the facts about the holder of a lock from the lock file; empty if the file has none."""
     try:
         found = json.loads(os.pread(descriptor, 2**16, 0)) if descriptor is not None else {}
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The record of a rank, which its worker keeps and a controller reads: its states and its keys."""
+"""The states and keys of a rank's record, which its worker stores and controllers read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 #: States of a rank that has not ended.
 ON = ("starting", "running", "exited", "ending")
-#: States of a rank that has ended; a record never leaves them.
+#: States of a rank that has ended. They are final: the state of a record does not change any more.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
 
@@ -27,18 +27,18 @@ def new(
     supervisor: Mapping[str, Any],
     since: float,
 ) -> dict[str, Any]:
-    """Return the record of a rank that is being started. It never holds the value of a variable.
+    """Return the record of a rank that is being started. A record never contains the value of a variable.
 
     Args:
         data: The spec.
-        person: The user that the command runs as: ``uid`` and ``name``.
+        person: ``uid`` and ``name`` of the user that the command runs as.
         asked_by: The user id of the user who sent the request.
-        asker: The name of that user.
+        asker: The name of the user who sent the request.
         marker: The marker of the request.
         boot_id: The id of this boot of the worker.
         init_start: When the worker's init was started, in clock ticks since the boot of the kernel.
-        supervisor: The process that keeps the record: ``pid`` and ``start``.
-        since: The time, in seconds since 1970.
+        supervisor: ``pid`` and ``start`` of the process that writes the record.
+        since: When the rank was started, in seconds since 1970.
     """
     kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")
     record = {key: data[key] for key in (*kept, "argv", "cwd", "venv", "barrier", "lease", "exit_skew")}
@@ -80,7 +80,7 @@ def new(
 
 
 def grace(graces: Mapping[str, Any], intent: Mapping[str, Any] | None) -> float:
-    """Return the seconds from SIGTERM to SIGKILL, given those of the run (``failure``, ``stop``) and its intent."""
+    """Return the seconds between SIGTERM and SIGKILL, from the run's graces (``failure``, ``stop``) and intent."""
     if intent is None or intent["kind"] not in ("stop", "shutdown"):
         return float(graces["failure"])
     asked = intent.get("grace")

@@ -1,4 +1,4 @@
-"""The spec of a run: what the launcher of one rank is asked to do, within which limits."""
+"""The spec of a run: everything that a controller tells the launcher of a rank about the run, and the valid values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .wire import Refused, encode, has_type
 if TYPE_CHECKING:
     from typing import Any
 
-#: A name that ends in .json is excluded: controllers keep run `NAME` in `NAME.json`, beside directories of runs.
+#: The id of a run. Ids that end in .json are invalid: controllers store run `NAME` in `NAME.json`, beside directories
+#: of runs.
 _RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
-#: Commit ids, by SHA-1 and by SHA-256.
+#: The id of a git commit, by SHA-1 or SHA-256.
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Maximum size of a secret's value in bytes: Linux accepts no variable longer than 128 KiB.
+#: Maximum size of a secret's value in bytes. Linux accepts no environment variable longer than 128 KiB.
 MAX_SECRET = 64 * 1024
-#: Maximum grace, in seconds.
+#: Maximum grace period between SIGTERM and SIGKILL, in seconds.
 MAX_GRACE = 3600
-#: Minimum and maximum of a run's times, in seconds.
+#: Key of the spec -> minimum and maximum, in seconds.
 TIMES = {
     "grace_failure": (0, MAX_GRACE),
     "grace_stop": (0, MAX_GRACE),
@@ -29,9 +30,9 @@ TIMES = {
     "lease": (5, 3600),
     "exit_skew": (1, 86400),
 }
-#: Variables by which the slices of a run find each other: rank 0's address, the number of slices, this slice's index.
+#: Variables by which the slices of a run find each other: address of rank 0, number of slices, index of this slice.
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
-#: Variables that the launcher sets for every rank, and the keys of the spec whose values they have.
+#: Environment variable that the launcher sets for every rank -> key of the spec that has the variable's value.
 RANK_VARIABLES = {
     "TPU_OPS_RUN_ID": "run_id",
     "TPU_OPS_ATTEMPT": "attempt",
@@ -45,9 +46,9 @@ RANK_VARIABLES = {
 UNPRIVILEGED = 1024
 #: Ports that the supervisors of a run may use: below the ephemeral ports of the kernel.
 RUN_PORTS = range(UNPRIVILEGED, 32768)
-#: Ports of libtpu and of Megascale.
+#: Ports that libtpu and Megascale use.
 TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
-#: The variable, also set for every rank, with a directory of the run that its user can write to.
+#: Environment variable of every rank with the directory of the run in which the user can write files.
 RUN_DIR = "TPU_OPS_RUN_DIR"
 _KEYS = {
     "run_id": str,
@@ -61,9 +62,9 @@ _KEYS = {
     "workers": list,
     "argv": list,
     "env": dict,
-    # Variables whose values are not in the record; while the run is active, files contain them too.
+    # Secret environment variables: their values are not in the record; during the run, files contain the values too.
     "secrets": dict,
-    # The user that the command runs as; empty for the one who sends the request.
+    # The user that the command runs as; empty means the user who sends the request.
     "user": str,
     "cwd": str,
     "venv": str,
@@ -77,12 +78,12 @@ _KEYS = {
     "force": bool,
     "code_digest": str,
     "started_from": str,
-    # How the supervisors reach and trust each other; None for a run of one worker.
+    # Addresses, port and key by which the supervisors reach and trust each other; None for a run of one worker.
     "net": (dict, type(None)),
 }
 _NET = {"address": str, "hub": str, "port": int, "key": str}
 _KEY = re.compile(r"[0-9a-f]{64}")
-#: Keys that differ between the ranks of a run. The digest leaves them out, and so the key of the run in ``net``.
+#: Keys of the spec that differ between the ranks of a run. The digest does not cover them, nor the secret in ``net``.
 _OWN = ("rank", "worker", "node", "slice", "net")
 
 
@@ -96,7 +97,7 @@ def check(data: Any) -> dict[str, Any]:
         raise Refused("invalid", "the spec is not an object")
     if set(data) != set(_KEYS):
         wrong = sorted(set(data) ^ set(_KEYS))
-        raise Refused("invalid", "the spec's keys are not those of this version: {}".format(", ".join(wrong)))
+        raise Refused("invalid", "keys of the spec differ from those of this version: {}".format(", ".join(wrong)))
     for key, kind in _KEYS.items():
         if not has_type(data[key], kind):
             raise Refused("invalid", "the spec's {} is of the wrong type".format(key))
@@ -119,7 +120,7 @@ def _check_team(data: dict[str, Any]) -> None:
     if data["slice"] != data["rank"] // (data["world_size"] // data["slices"]):
         raise Refused("invalid", "rank {} in slice {}".format(data["rank"], data["slice"]))
     if (data["net"] is None) != (data["world_size"] == 1):
-        raise Refused("invalid", "the spec's net is for runs of several workers")
+        raise Refused("invalid", "the spec must have net if the run has several workers, and no net otherwise")
     if data["net"] is not None:
         _check_net(data["net"], data["rank"])
 
@@ -149,26 +150,26 @@ def _check_net(net: dict[str, Any], rank: int) -> None:
     except ValueError as exc:
         raise Refused("invalid", "the spec's net: {}".format(exc)) from exc
     if any(address.is_unspecified or address.is_multicast for address in addresses):
-        raise Refused("invalid", "the spec's net: the supervisors of a run meet at addresses of their workers")
+        raise Refused("invalid", "the spec's net: an address is not that of a worker")
     if not _KEY.fullmatch(net["key"]) or not (net["port"] == 0 if rank == 0 else 0 < net["port"] < 65536):
         raise Refused("invalid", "the spec's net has no key or no port")
 
 
 def grace_of(value: Any) -> float | None:
-    """Return the grace in a message from another supervisor; None if it is not a number from 0 to `MAX_GRACE`.
+    """Return the grace period in another supervisor's message; None if it is not a number from 0 to `MAX_GRACE`.
 
-    Any program of the run's user may send that message. A longer grace would keep every stop from ending the run.
+    Any program of the run's user can send such a message. A longer grace period would keep stops from ending the run.
     """
     return value if isinstance(value, (int, float)) and 0 <= value <= MAX_GRACE else None
 
 
 def is_run_id(text: str) -> bool:
-    """Return whether a run may have this id."""
+    """Return whether a text is a valid id of a run."""
     return bool(_RUN_ID.fullmatch(text))
 
 
 def check_run_id(text: Any) -> str:
-    """Return a run id, which becomes part of a path.
+    """Check that a value is a valid run id, which becomes part of paths, and return it.
 
     Raises:
         Refused: The value is not a run id.
@@ -181,7 +182,7 @@ def check_run_id(text: Any) -> str:
 def digest(spec: dict[str, Any]) -> str:
     """Return the digest of the values that all ranks of a run have in common.
 
-    Records show it, so the values of secrets are not part of it: a guessed value could be tried against it.
+    The values of secrets are not covered, since records show the digest: it would confirm a guessed value.
     """
     import hashlib
 
@@ -191,14 +192,14 @@ def digest(spec: dict[str, Any]) -> str:
 
 
 def commit(spec: dict[str, Any]) -> str:
-    """Return the commit that the clone in the command's directory has to be at; empty if this is not checked.
+    """Return the commit that must be checked out in the command's directory; empty if no commit is required.
 
-    Clones of projects have an absolute path; synced code is below the user's home, and has a digest.
+    The directory is a project's clone if its path is absolute. Synced code is below the user's home, and has a digest.
     """
     named = os.path.isabs(spec["cwd"]) and COMMIT.fullmatch(spec["code_digest"])
     return str(spec["code_digest"]) if named else ""
 
 
 def copied(spec: dict[str, Any]) -> str:
-    """Return the digest of the synced code in the command's directory; empty if there is none."""
+    """Return the digest of the synced code in the command's directory; empty if the directory has no synced code."""
     return "" if os.path.isabs(spec["cwd"]) or not spec["cwd"] else str(spec["code_digest"])

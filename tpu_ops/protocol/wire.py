@@ -1,8 +1,8 @@
-"""The messages between a controller and the launcher of a worker: one request line in, an answer or frames out.
+"""The messages between a controller and a worker's launcher: a request line to the launcher, an answer or frames back.
 
-The request is one JSON object on one line of standard input. Shells may print text before the launcher starts, so the
+The request is one JSON object on one line of standard input. Shells can print text before the launcher starts, so the
 answer comes after a line with the random marker of the request. After the answer to `follow` come length-prefixed
-frames. The launcher gives up a request that says ``attended``, as one to `follow`, when its standard input ends.
+frames. If a request says ``attended``, or its action is `follow`, the launcher gives up when its standard input ends.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Version of requests, answers and frames. The launcher refuses requests of another version. A new kind of frame needs
-#: a new version, since controllers of this one accept only the four kinds below.
+#: a new version, since controllers of this version accept only the four kinds below.
 PROTOCOL = 4
-#: The command line that reaches the launcher. Login shells parse it again, so nothing in it ever varies.
+#: The command line that starts the launcher. It is constant, since login shells parse it again.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
-#: Maximum size of a request in bytes: many times an argument vector and environment of 100 KB.
+#: Maximum size of a request in bytes: many times larger than a command and environment of 100 KB.
 MAX_REQUEST = 8 * 1024 * 1024
-#: One frame: kind, absolute log offset of its first byte, number of bytes that follow.
+#: The header of a frame: kind, log offset of the frame's first byte, number of bytes that follow the header.
 FRAME = struct.Struct(">cQI")
-#: Bytes of the log, from the frame's offset.
+#: Kind of a frame with bytes of the log, which start at the frame's offset.
 DATA = b"D"
-#: The log's first bytes are gone; the next DATA frame starts at this frame's offset.
+#: Kind of a frame without bytes: the log has no bytes up to this frame's offset, where the next DATA frame starts.
 GAP = b"G"
-#: Text for users from the supervisor of the rank; rank 0 reports for all ranks.
+#: Kind of a frame with a text for users from the rank's supervisor. The supervisor of rank 0 reports for all ranks.
 NOTE = b"N"
-#: JSON with the final record, or the current one without ``live``; no frame follows.
+#: Kind of the last frame: JSON with the final record, or with the current record if the request says ``live`` false.
 END = b"E"
-#: All kinds. A stream with another kind is broken.
+#: All kinds of frames. Any other kind means that the stream is broken.
 KINDS = (DATA, GAP, NOTE, END)
-#: Maximum payload of a frame that a controller accepts, in bytes; launchers send far smaller ones.
+#: Maximum payload of a frame that a controller accepts, in bytes; launchers send far smaller frames.
 MAX_FRAME = 4 * 1024 * 1024
 #: Default and maximum of the seconds between SIGTERM and SIGKILL in `unlock`.
 UNLOCK_GRACE, MAX_UNLOCK_GRACE = 10.0, 600.0
 
 _MARKER = re.compile(r"[0-9a-zA-Z]{8,64}")
 _NUMBER = (int, float)
-#: Keys of a request besides its marker, action and protocol, and their types. The spec of a run is checked by `spec`.
+#: Keys of a request and their types, without marker, action and protocol. `spec` checks the spec of a run.
 _KEYS = {
     "attempt": int,
     "attended": bool,
@@ -65,17 +65,17 @@ _KEYS = {
     "user": str,
     "venv": str,
 }
-#: Larger than any file offset.
+#: Integers in requests must be smaller; no file offset is larger.
 _TOO_MUCH = 2**63
 
 
 class Refused(Exception):
-    """A request that is answered with a reason instead of a result.
+    """The launcher refuses a request: the answer is a reason, not a result.
 
     Args:
         kind: One word for programs: ``invalid``, ``denied``, ``held``, ``missing``, ``damaged`` or ``failed``.
         message: The problem, as text for users.
-        fix: The fix.
+        fix: The fix, as text for users; can be empty.
         facts: Further values for programs, for example the run that holds the worker.
     """
 
@@ -87,14 +87,14 @@ class Refused(Exception):
         self.facts = facts
 
     def to_json(self) -> dict[str, Any]:
-        """Return the refusal as an answer."""
+        """Return the answer to a refused request as a dictionary of JSON types."""
         error = {"kind": self.kind, "message": self.message, "fix": self.fix}
         error.update(self.facts)
         return {"ok": False, "error": error}
 
 
 def encode(text: str) -> bytes:
-    """Return the bytes of a text in a request; bytes that are not UTF-8 are encoded as lone surrogates."""
+    """Return a text of a request as bytes. Lone surrogates in the text stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -102,7 +102,7 @@ def encode(text: str) -> bytes:
 
 
 def new_marker() -> str:
-    """Return a random word that no other output contains: the answer follows it."""
+    """Return a random word, which no other output contains, to mark where the answer begins."""
     return os.urandom(16).hex()
 
 
@@ -119,7 +119,7 @@ def beginning(marker: str) -> bytes:
 
 
 def find_answer(output: bytes | bytearray, marker: str) -> Any:
-    """Return the answer after the marker in a worker's output; None if there is none."""
+    """Return the answer after the marker in a worker's output; None if the output contains no answer."""
     _, found, rest = output.partition(beginning(marker))
     line, ended, _ = rest.partition(b"\n")
     if not found or not ended:
@@ -175,7 +175,7 @@ def require_protocol(request: dict[str, Any]) -> None:
     """Check that a request has this version of the protocol.
 
     Raises:
-        Refused: The request has another version; the text names both.
+        Refused: The request has another version; the message names both versions.
     """
     spoken = request.get("protocol")
     if spoken != PROTOCOL:
@@ -191,7 +191,7 @@ def check_request(request: dict[str, Any]) -> None:
     """Check the types of a request's values. Null counts as a missing value; unknown keys are allowed.
 
     Raises:
-        Refused: A value has another type; the text names its key.
+        Refused: A value has another type; the message names its key.
     """
     for key, kind in _KEYS.items():
         value = request.get(key)
@@ -206,7 +206,7 @@ def check_request(request: dict[str, Any]) -> None:
 
 
 def has_type(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type, or one of several. Unlike in Python, a bool is not a number here."""
+    """Return whether a value has a type, or one of several types. Unlike in Python, a bool is no number."""
     return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
@@ -219,14 +219,14 @@ def _is_text(value: str) -> bool:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data, in several parts if the descriptor does not accept it at once."""
+    """Write all of the data, in several calls if the descriptor accepts only a part at a time."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def answer(descriptor: int, marker: str, value: dict[str, Any]) -> None:
-    """Write the marker's line and the answer's line."""
+    """Write the line with the marker, and the line with the answer."""
     write_all(descriptor, beginning(marker) + json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
 
 

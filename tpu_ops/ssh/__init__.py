@@ -1,1 +1,1 @@
-"""How workers are reached: ssh config and jumps, host keys, master connections, one command on many workers."""
+"""Reaches workers by ssh: ssh config and jump hosts, host keys, master connections, one command on many workers."""

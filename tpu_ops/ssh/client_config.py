@@ -1,8 +1,8 @@
-"""The text of ssh_config, and the ssh options that it shares with Ansible and the command line.
+"""The text of a fleet's ssh_config, and the ssh options that Ansible and the commands use too.
 
-Ansible, the command line and the user's own ssh get the same options, so that they share master connections.
-A worker's host keys are kept under an alias made of its node's id and its index: the worker's address may change, its
-host key may not.
+Ansible, the commands and the user's own ssh get the same options, so that they share master connections. A worker's
+host keys are stored under an alias, made of the node's id and the worker's index: the worker's address can change, but
+its host key must stay the same.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tpu_ops.errors import OpsError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.ways import CONTROL_NAME, Way, host_name
 
-#: First words of a fleet's ssh config; they also distinguish it from other files.
+#: First words of a fleet's ssh config, by which it is distinguished from other files.
 HEADER = "# Written by tpu_ops"
 
-#: Size of a socket address in bytes, including the final NUL.
+#: Maximum length of a Unix socket's path in bytes, including the final NUL.
 _ADDRESS = 104 if sys.platform == "darwin" else 108
-#: Longest directory in which OpenSSH can create a control socket. Two separators take 2 bytes of the socket address,
-#: and the random suffix of the socket's temporary name takes 16.
+#: Maximum length of the path of a directory in which OpenSSH can create a control socket. Of the socket's path, two
+#: separators take 2 bytes, and the random suffix of its temporary name takes 16.
 _LONGEST_MUX_DIR = _ADDRESS - 1 - CONTROL_NAME - 2 - 16
 
-#: Paths that need no escaping beyond quotes, neither in a shell nor in any ssh option.
+#: Paths for which quotes are enough, in a shell and in every ssh option: no other escaping is needed.
 _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
 
 
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """Return the directory of the control sockets, without creating it, given the environment and the user id."""
+    """Return the directory for the control sockets of a user, without creating it."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     path = Path(runtime if runtime and _is_usable(Path(runtime), uid) else _cache(environ), "tpu_ops", "mux")
     fits = path.is_absolute() and len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
@@ -45,8 +45,8 @@ def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
 def _is_usable(directory: Path, uid: int) -> bool:
     """Return whether a directory belongs to this user or can be created.
 
-    XDG_RUNTIME_DIR may belong to the user who called `su`, to a session that has ended, or to the machine that
-    submitted this job to a scheduler.
+    XDG_RUNTIME_DIR can be the directory of another user after `su`, of a session that has ended, or of another machine
+    that submitted this job to a scheduler.
     """
     try:
         return directory.stat().st_uid == uid
@@ -58,13 +58,13 @@ def _is_usable(directory: Path, uid: int) -> bool:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    """Return the user's cache directory; the password file gives the home directory if HOME is not set."""
+    """Return the user's cache directory. If HOME is not set, the home directory is taken from the password file."""
     home = Path(environ.get("HOME") or files.expanded("~", "HOME"))
     return home.absolute() / ".cache"
 
 
 def make_mux_dir(path: Path) -> None:
-    """Make the directory of the control sockets, for this user only.
+    """Create the directory for the control sockets, which only this user can access.
 
     Raises:
             OpsError: The directory cannot be created, belongs to another user, or is not a directory.
@@ -82,7 +82,7 @@ def make_mux_dir(path: Path) -> None:
         raise OpsError(
             "the directory of the ssh control sockets is not this user's own",
             where=str(path),
-            fix="remove it, or set XDG_RUNTIME_DIR to a short directory of your own",
+            fix="remove this directory, or set XDG_RUNTIME_DIR to a short directory of your own",
         )
     if stat.S_IMODE(info.st_mode) != 0o700:
         path.chmod(0o700)
@@ -98,13 +98,13 @@ def common_options(known_hosts: Path) -> tuple[tuple[str, str], ...]:
         ("ServerAliveInterval", "5"),
         ("ServerAliveCountMax", "3"),
         ("ConnectTimeout", "10"),
-        # The default key exchange of OpenSSH 9 takes ten times the processor time of this one.
+        # The default key exchange of OpenSSH 9 takes ten times the processor time of curve25519.
         ("KexAlgorithms", "^curve25519-sha256"),
     )
 
 
 def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
-    """Return the ssh options of one worker, as (keyword, value)."""
+    """Return the ssh options that differ between workers for one worker, as (keyword, value)."""
     found = [("HostKeyAlias", worker.host_key_alias)]
     if way.control:
         found.append(("ControlPath", way.control))
@@ -116,7 +116,7 @@ def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
 
 
 def arguments(options: Iterable[tuple[str, str]]) -> str:
-    """Return options as one string of ssh arguments, in the form that Ansible takes."""
+    """Return ssh options as one string of command-line arguments, in the form that Ansible takes."""
     return " ".join(f"-o {shlex.quote(f'{key}={value}')}" for key, value in options)
 
 
@@ -129,16 +129,16 @@ def ssh_config(
     mux: Path,
     forward_agent: bool = False,
 ) -> str:
-    """Return the text of an OpenSSH configuration with one host per worker; other configurations may include it.
+    """Return the text of an OpenSSH configuration with one host per worker. Users can include it in their own.
 
     A worker without an address gets a name that cannot be resolved, so that ssh never connects to another machine.
 
     Args:
-        ways: Each worker and its way.
+        ways: Each worker, and how it is reached.
         user: Login name on the workers.
         private_key: The user's private key, if one is set.
         options: Options that all workers share (`common_options`).
-        mux: The directory of the control sockets.
+        mux: The directory for the control sockets.
         forward_agent: Whether the user's ssh agent is forwarded.
     """
     lines = [f"{HEADER} from the Cloud TPU API; changes are lost at the next refresh."]

@@ -1,6 +1,6 @@
 """Runs one command, or sends one request to the launcher, on many workers at once over multiplexed OpenSSH.
 
-A worker that fails raises nothing here: every worker has its own result, and the caller gets all of them.
+A failure of one worker raises no exception: the caller gets a result for every worker.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from tpu_ops.ssh.replies import SSH_FAILED, Output, Reply, Result, late, reply_o
 from tpu_ops.ssh.silence import Silence
 from tpu_ops.ssh.stream import Stream
 
-#: Concurrent sessions over one master. OpenSSH's default MaxSessions is 10, and other processes use the master too.
+#: Maximum number of concurrent sessions over one master. OpenSSH's default MaxSessions is 10, and other processes use
+#: the master too.
 SESSIONS = 6
-#: Seconds that a worker has to answer before an attended command starts there.
+#: Seconds to wait for a worker's answer before an attended command is started on the worker.
 _ANSWERS = 45.0
 
 T = TypeVar("T")
 
 
 class Fanout:
-    """Reaches the workers of one fleet.
+    """Runs commands and sends requests on many workers of one fleet.
 
     Args:
             ssh_config: The fleet's OpenSSH configuration, with every worker.
             renew: Asks the API about workers that do not answer and rewrites ``ssh_config``; may be None.
             proxied: Workers that are reached through a proxy.
-            find: Returns where the master of a worker listens, so that a session needs no ssh process.
-            taken: Whether the last listing showed a worker's node as preempted or stopped: the API is then asked before
-                the worker is.
-            connects: Whether a worker's known address accepts connections, as far as a short check can tell. The API is
-                asked about a silent worker only if it does not.
-            jump: The jump to the proxied workers, if ssh leads there.
+            find: Returns where the ssh master of a worker listens, so that a session needs no ssh process.
+            taken: Returns whether a worker's node was preempted or stopped in the last listing: the API is then asked
+                before the worker is tried.
+            connects: Returns whether a worker's known address accepts connections, after a short check. The API is
+                asked about a silent worker only if the address does not.
+            jump: The jump host to the proxied workers; None if they are reached through IAP, or if there are none.
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class Fanout:
 
         Args:
             hosts: The workers.
-            argv: The command; no shell changes its words.
-            limit: Seconds for each worker, including its connection.
-            stdin: The command's input, for all workers or for each one.
+            argv: The command and its arguments; no shell expands them.
+            limit: Time limit in seconds for each worker, including the connection.
+            stdin: The command's input: the same for all workers, or by worker.
             done: Called with each result as it arrives.
         """
 
@@ -100,15 +101,17 @@ class Fanout:
         head_start: float = 0.0,
         quiet: float = 0.0,
     ) -> dict[str, Reply]:
-        """Send a request to the launcher of each of these workers, at once or with a head start for the first.
+        """Send a request to the launchers of these workers, at once or with a head start for the first worker.
 
         Args:
-            requests: The values of each worker's request.
+            requests: Worker -> the values in its request.
             action: The launcher's action.
-            limit: Seconds for each worker, including its connection but not the head start of another worker.
+            limit: Time limit in seconds for each worker, including the connection but not the first worker's head
+                start.
             done: Called with each reply as it arrives.
-            head_start: Seconds by which the first worker is asked before the others, unless it answers sooner.
-            quiet: Seconds that the action itself takes; a worker counts as silent only after them.
+            head_start: Seconds by which the other workers are asked later than the first, unless the first answers
+                sooner.
+            quiet: Seconds that the action itself takes, in addition to the time after which a worker counts as silent.
         """
         leader, answered = next(iter(requests), ""), asyncio.Event()
 
@@ -128,7 +131,7 @@ class Fanout:
 
     @contextlib.asynccontextmanager
     async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
-        """Open a request that is answered with frames; leaving the block ends it on the worker.
+        """Send a request that is answered with frames. Leaving the `with` block ends the request on the worker.
 
         Raises:
             Unreachable: There is no connection to the worker.
@@ -148,7 +151,7 @@ class Fanout:
 
     @contextlib.asynccontextmanager
     async def attended(self, host: str, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Run a command that reads its input for as long as the block lasts; the caller ends it.
+        """Run a command that reads its input, for the length of a `with` block; the caller has to end the command.
 
         The input is a pipe of the ssh process: any process that inherits it keeps the command alive.
 
@@ -157,14 +160,14 @@ class Fanout:
             OpsError: This process may not open enough files for the session.
         """
         with self._room(1):
-            # This replaces a connection to the worker's former address.
+            # Test the connection first: a stale one, to the worker's former address, is replaced.
             await self.answer(host, limit=_ANSWERS)
             command = openssh.session(self.ssh_config, host, envelope.joined(argv))
             async with self._session(host), processes.started(command) as process:
                 yield process
 
     async def answer(self, host: str, *, limit: float) -> None:
-        """Return once a worker has answered over its connection, or after ``limit``; replaces a stale connection.
+        """Return once a worker has answered over its connection, or after ``limit`` s; replace a stale connection.
 
         Raises:
             Unreachable: The worker cannot be reached.
@@ -177,7 +180,7 @@ class Fanout:
                     raise Unreachable(openssh.reason(said.stderr.data.decode(errors="replace"), code))
 
     async def _all(self, hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
-        """Call ``one`` for every worker at once; return the results in the order of the workers.
+        """Call ``one`` for all workers concurrently; return the results in the order of the workers.
 
         The number of sessions is not limited: the ranks of a run wait for each other while their sessions last.
         """
@@ -199,7 +202,7 @@ class Fanout:
     # --- one worker -----------------------------------------------------------------------------------------
 
     async def reach(self, host: str, deadline: asyncio.Timeout | None = None) -> None:
-        """Return once a master connection to a worker is open; ask the API about the worker if it does not answer.
+        """Return once a master connection to a worker is open. If the worker does not answer, ask the API about it.
 
         Args:
             host: The worker.
@@ -234,7 +237,7 @@ class Fanout:
         raise Unreachable(text, answered=problem.answered, late=problem.late, fix=news.fixes.get(host, ""))
 
     async def _look_for_taken(self, host: str, deadline: asyncio.Timeout | None) -> None:
-        """Ask the API about a worker whose node was last listed as preempted or stopped: ssh would wait in vain.
+        """Ask the API about a worker if its node was preempted or stopped in the last listing: ssh would wait in vain.
 
         Raises:
             Unreachable: The node is still preempted or stopped.
@@ -244,7 +247,7 @@ class Fanout:
         with paused(deadline):
             news = await self._renewal.news(host, asyncio.get_running_loop().time())
         self.masters.forget(news.changed)
-        # There is no note if the API could not be asked.
+        # Without a note, the API could not be asked: try the worker.
         if self._taken(host) and (note := news.notes.get(host)):
             raise Unreachable(note, fix=news.fixes.get(host, ""))
 
@@ -252,14 +255,14 @@ class Fanout:
     async def unless_gone(
         self, host: str, quiet: float = 0.0, *, said: bool = True
     ) -> AsyncIterator[Callable[[], None]]:
-        """Wait in a block for a worker's answer; leave the block if the silent worker has moved or is gone.
+        """Interrupt a `with` block that waits for a worker's answer if the worker has moved or is gone.
 
-        Yields a function to call once the worker has answered.
+        Yields a function that the block calls once the worker has answered.
 
         Args:
             host: The worker.
             quiet: Seconds that the request itself takes.
-            said: Whether the user is told that the worker is silent.
+            said: Whether to tell the user that the worker is silent.
 
         Raises:
             Unreachable: The worker is gone or, as `Moved`, has another address.
@@ -298,11 +301,11 @@ class Fanout:
                 heard()
 
     async def gone(self, host: str, begun: float) -> Unreachable | None:
-        """Return why a silent worker is no longer at its address; None if it may still be there.
+        """Return why a silent worker is no longer at its address; None if the worker is perhaps still at it.
 
         Args:
             host: The worker.
-            begun: Since when the worker has been silent, in the loop's time.
+            begun: When the worker became silent, in the event loop's time.
 
         Raises:
             OpsError: The API could not be asked about the worker; the command ends with this error.
@@ -312,7 +315,7 @@ class Fanout:
         news = await self._renewal.news(host, begun)
         self.masters.forget(news.changed)
         if host in news.changed:
-            return Moved("it has another address now")
+            return Moved("the worker has another address now")
         return Unreachable(news.notes[host], fix=news.fixes[host]) if host in news.fixes else None
 
     def _session(self, host: str) -> asyncio.Semaphore:
@@ -363,10 +366,10 @@ class Fanout:
         """Run one command line over the master; a stale master is replaced once. Return ssh's exit code and the output.
 
         ``said`` receives the output as it arrives. If ``attended``, the input stays open until the command ends
-        (`processes.converse`). A command whose output contains ``begun`` has started, and is never started again.
+        (`processes.converse`). Once the output contains ``begun``, the command has started and is not started again.
         """
         await self._look_for_taken(host, deadline)
-        # A master is usually open, and checking first would cost as much as the session itself.
+        # Do not check first whether a master is open: usually one is, and the check takes as long as the session.
         session, replaced = openssh.shared_session, False
         said = said or processes.Said(Output(), Output())
         while True:
@@ -388,7 +391,7 @@ class Fanout:
                 replaced = True
                 await self.masters.drop(host)
             session = openssh.session
-            # The output so far is ssh's own, not the command's.
+            # Discard the output so far, which is that of ssh and not of the command.
             said.stdout.data.clear()
             said.stderr.data.clear()
             await self.reach(host, deadline)
@@ -407,7 +410,7 @@ class Fanout:
         """Run a command over the open master; return ssh's exit code.
 
         Raises:
-            Unreachable: See `unless_gone`.
+            Unreachable: The worker is gone or has another address.
         """
         async with (
             self._session(host),
@@ -419,15 +422,17 @@ class Fanout:
 
 
 def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
-    """Return the time limit of a worker in words, with the waiting time that did not count towards it.
+    """Return a worker's time limit in words, with the waiting time that was added to it.
 
     Args:
         limit: The limit in seconds.
-        begun: When the attempt began, in the loop's time.
+        begun: When the attempt began, in the event loop's time.
         deadline: The deadline, extended by the waiting time.
     """
     besides = (deadline.when() or begun) - begun - limit
-    return f"{limit:g} s" + (f", plus {besides:.1f} s for its turn and its address" if besides > 0.1 else "")
+    return f"{limit:g} s" + (
+        f", plus {besides:.1f} s in the queue and for the worker's address" if besides > 0.1 else ""
+    )
 
 
 def _all_of(exc: Exception) -> Iterator[Exception]:
@@ -440,7 +445,7 @@ def _all_of(exc: Exception) -> Iterator[Exception]:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Replace an exception group of tasks by its first OpsError, or else its first OSError."""
+    """Replace an exception group of tasks by the first OpsError in it, or if it has none, by the first OSError."""
     try:
         yield
     except ExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""The files of a fleet that ssh reads: ssh_config, known_hosts and the configuration for a jump. Written atomically."""
+"""The files of a fleet that ssh reads: ssh_config, known_hosts and the configuration for a jump host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpu_ops.files import unwritable
 from tpu_ops.ssh import known_hosts
 from tpu_ops.ssh.known_hosts import Keys
 
-#: Largest size of one of these files, in bytes.
+#: Maximum size of a fleet's file that is read, in bytes.
 LARGEST = 256 * 1024 * 1024
 
 
@@ -26,17 +26,17 @@ class FleetFiles:
         self.directory = directory
 
     def ssh_config(self, login: str = "") -> Path:
-        """OpenSSH configuration with one host per worker; a login that only a shell sets has its own file."""
+        """Path of the OpenSSH configuration with one host per worker; a login set in a shell has its own file."""
         return self.directory / (f"ssh_config-{login}" if login else "ssh_config")
 
     @property
     def jump_config(self) -> Path:
-        """OpenSSH configuration for a jump that is not a worker of the fleet."""
+        """Path of the OpenSSH configuration for a jump host that is not a worker of the fleet."""
         return self.directory / "jump_config"
 
     @property
     def known_hosts(self) -> Path:
-        """Host keys, under each worker's alias."""
+        """Path of the file with host keys, under each worker's alias."""
         return self.directory / "known_hosts"
 
     def host_keys(self) -> tuple[dict[str, Keys], set[str]]:
@@ -45,7 +45,7 @@ class FleetFiles:
         return known_hosts.parse(text), known_hosts.trusted_first(text)
 
     def write_host_keys(self, keys: Mapping[str, Keys], trusted_first: Container[str]) -> None:
-        """Replace known_hosts."""
+        """Replace the content of known_hosts."""
         replace(self.known_hosts, known_hosts.text_of(keys, trusted_first), 0o644)
 
     def text(self, path: Path) -> str:
@@ -61,9 +61,9 @@ class FleetFiles:
         except OSError as exc:
             fixes = {
                 NotADirectoryError: "set TPU_OPS_STATE to a directory",
-                PermissionError: "make it readable, or set TPU_OPS_STATE to another directory",
+                PermissionError: "make the file readable, or set TPU_OPS_STATE to another directory",
             }
-            fix = fixes.get(type(exc), "move it away: it will be recreated")
+            fix = fixes.get(type(exc), "move the file away: tpu_ops will create it again")
             raise OpsError(f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix=fix) from exc
 
 

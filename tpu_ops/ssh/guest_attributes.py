@@ -13,20 +13,21 @@ from tpu_ops.cloud.pages import PATIENCE
 from tpu_ops.ssh.host_keys import differ
 from tpu_ops.ssh.known_hosts import Keys, valid_key
 
-#: Errors with which the API refuses a node's guest attributes; after any other error the node may have some.
+#: Errors by which the API says that it gives no guest attributes of a node. After other errors, it is unknown whether
+#: the node has some.
 _TOLD = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_DENIED")
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The content of workers' guest attributes.
+    """The host keys and instance names that were read from the guest attributes of nodes.
 
     Attributes:
-        keys: Alias -> its host keys.
+        keys: Worker's alias in known_hosts -> the worker's host keys.
         instance_names: Node's full name -> the instance names of its workers.
         reasons: Node's full name -> why its host keys are missing.
-        unheard: Full names of the nodes without an answer: they may publish host keys.
-        trusted_first: Aliases whose keys no node publishes, according to a published snapshot.
+        unheard: Full names of the nodes of which it is unknown whether they publish host keys.
+        trusted_first: Aliases whose keys in the published snapshot were trusted on first contact.
     """
 
     keys: dict[str, Keys] = field(default_factory=dict)
@@ -39,13 +40,13 @@ class Learned:
 def wanted(
     workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool = False, instance_names: bool = False
 ) -> list[Node]:
-    """Return the serving nodes to ask for guest attributes.
+    """Return the READY nodes whose guest attributes have to be read.
 
     Args:
         workers: The workers of the fleet.
         known: The known host keys.
-        verify: Whether to ask all nodes, instead of those with an unknown host key.
-        instance_names: Whether to also ask nodes with an unknown instance name.
+        verify: Whether to include all nodes, not only nodes with an unknown host key.
+        instance_names: Whether to include nodes with an unknown instance name too.
     """
     nodes = {
         worker.node.full_name: worker.node
@@ -58,9 +59,9 @@ def wanted(
 
 
 def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
-    """Ask all nodes for their guest attributes at once; a node that fails is left out, and its reason recorded.
+    """Read the guest attributes of all nodes concurrently. If that fails for a node, record only the reason.
 
-    All nodes together may take no longer than a listing.
+    The time limit for all nodes together is that of a listing.
     """
     tpu = tpu.within(PATIENCE * tpu.timeout)
     answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
@@ -85,14 +86,14 @@ def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> L
 
 
 def of_the_same(tpu: Tpu, nodes: Sequence[Node], learned: Learned, known: Mapping[str, Keys]) -> Learned:
-    """Drop what was learned from nodes that were recreated after they were listed.
+    """Return what was learned, without nodes that were recreated after they were listed.
 
-    Only nodes with a changed host key are asked again, by name.
+    Only nodes with a changed host key are checked, by another request for the node.
 
     Args:
         tpu: The client.
         nodes: The nodes that were asked, as listed.
-        learned: Their answers.
+        learned: What was learned from the nodes.
         known: The known host keys.
     """
     doubtful = [
@@ -111,7 +112,7 @@ def of_the_same(tpu: Tpu, nodes: Sequence[Node], learned: Learned, known: Mappin
     return Learned(
         {alias: keys for alias, keys in learned.keys.items() if alias not in dropped},
         {name: instances for name, instances in learned.instance_names.items() if name not in names},
-        learned.reasons | dict.fromkeys(names, "it was deleted or recreated while it was being asked"),
+        learned.reasons | dict.fromkeys(names, "the node was deleted or recreated while its host keys were being read"),
         learned.unheard | names,
     )
 
@@ -121,7 +122,7 @@ def _aliases(node: Node) -> list[str]:
 
 
 def _replaced(tpu: Tpu, node: Node) -> bool:
-    """Return whether a node was deleted or recreated since it was listed; False if the API cannot be asked."""
+    """Return whether a node was deleted or recreated after it was listed; False if the API gives no answer."""
     try:
         return cloud_nodes.get_node(tpu, node.full_name).node_id not in ("", node.node_id)
     except ApiError as exc:

@@ -1,4 +1,4 @@
-"""Compares learned host keys with the known ones, and reports workers without a known host key."""
+"""Compares learned host keys with known host keys, and reports workers without a known host key."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def has_keys(settings: Settings, workers: Iterable[Worker]) -> bool:
     return all(worker.host_key_alias in known for worker in workers)
 
 
-#: End of a reason that says that this account, unlike others perhaps, may not read a node's guest attributes.
+#: End of a reason if this account has no permission to read a node's guest attributes. Other accounts can have it.
 DENIED = "(PERMISSION_DENIED)"
 
 
 class HostKeyAlarm(OpsError):
-    """A worker publishes a host key that differs from the known one of the same node id."""
+    """A worker publishes a host key that differs from the known host key of the same node id."""
 
 
 def merge(
@@ -43,10 +43,10 @@ def merge(
     *,
     replaced: Container[str] = (),
 ) -> dict[str, Keys]:
-    """Return the known host keys, extended by the keys learned from the nodes that exist.
+    """Return the known host keys and the keys that were learned from existing nodes.
 
-    The keys of a node that is not listed stay known, since the node may come back with the same keys. The node may not
-    have been asked, may be stopped without addresses, or may be missing from a published snapshot.
+    The keys of a node that is not listed stay known, since the node can come back with the same keys: perhaps it could
+    not be listed, is stopped and has no addresses, or is missing from a published snapshot.
 
     Args:
         known: The keys in known_hosts.
@@ -54,10 +54,10 @@ def merge(
         workers: All workers of the fleet.
         file: The known_hosts file, for the error.
         trusted_first: Aliases whose known keys were trusted on first contact only.
-        replaced: Ids of nodes that cannot come back, since other nodes now have their names. Their keys are dropped.
+        replaced: Ids of nodes that were recreated, so that a node with this id cannot come back: its keys are dropped.
 
     Raises:
-        HostKeyAlarm: A learned key differs from the known one of the same alias.
+        HostKeyAlarm: A learned key differs from the known key of the same alias.
     """
     workers = list(workers)
     hosts = {worker.host_key_alias: worker.host for worker in workers}
@@ -72,9 +72,10 @@ def merge(
 
 
 def differ(known: Keys, found: Keys) -> bool:
-    """Return whether two sets of keys cannot be of the same machine.
+    """Return whether two sets of host keys cannot be of the same machine.
 
-    A machine may add a type of key. It may not change a known key, and at least one known key must be found again.
+    A machine is allowed to add a type of key. It must not change a known key, and must still have at least one known
+    key.
     """
     same = any(known.get(kind) == blob for kind, blob in found.items())
     return not same or any(known.get(kind, blob) != blob for kind, blob in found.items())
@@ -90,47 +91,49 @@ def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyA
         trusted_first: Whether the known key was trusted on first contact only.
     """
     what = (
-        "it publishes a host key that DIFFERS from the one trusted on first contact; nothing was written. "
+        "the worker publishes a host key that DIFFERS from the key trusted on first contact; nothing was written. "
         "Another machine may have answered at first contact"
         if trusted_first
         else "the host key CHANGED although the node is the same; nothing was written. Either the worker's disk was "
-        "replaced, or another machine answers in its place"
+        "replaced, or another machine answers at the worker's address"
     )
     return HostKeyAlarm(
         what,
         where=f"worker {host} (alias {alias})",
-        fix=f"find out why first; then forget the old key with `ssh-keygen -R {alias} -f {shlex.quote(str(file))}` "
+        fix=f"find out the reason first; then forget the old key with `ssh-keygen -R {alias} -f "
+        f"{shlex.quote(str(file))}` "
         "and refresh",
     )
 
 
 def another_machine(places: Sequence[str], alias: str, file: Path, *, published: bool) -> HostKeyAlarm:
-    """Return the error for workers at whose addresses machines answer with host keys other than the known ones.
+    """Return the error for workers at whose addresses machines answer with other host keys than the known keys.
 
     Args:
-        places: The workers, with their addresses.
+        places: The workers with their addresses, as text.
         alias: The first worker's alias.
         file: The known_hosts file.
-        published: Whether the known key is the one that the node publishes.
+        published: Whether the node publishes the known key.
     """
     what = (
         "the machine that answers at this address does not have the known host key. Either the address was given to "
-        "another machine, or somebody intercepts connections to it, or the worker's host keys were replaced"
+        "another machine, or somebody intercepts connections to this address, or the worker's host keys were replaced"
     )
     forget = f"forget the old key with `ssh-keygen -R {alias} -f {shlex.quote(str(file))}` and refresh"
     own = "reboot the worker, which then publishes the new key, and verify again" if published else forget
     return HostKeyAlarm(
         f"{what} without being published" if published else what,
         where=texts.some(places),
-        fix="do not log in there; compare the fingerprint on the worker's serial console (docs/ssh.md). If the key is "
-        f"the worker's own, {own}; if it is not, report it to the administrator of the project's network",
+        fix="do not log in there; compare the fingerprint of the key with that on the worker's serial console "
+        "(docs/ssh.md). If the key is "
+        f"the worker's own, {own}; if not, report this to the administrator of the project's network",
     )
 
 
 def compared(
     workers: Iterable[Worker], known: Container[str], published: Container[str], reasons: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the result of the comparison per serving worker with a known host key: host -> why it failed, or "".
+    """Return host -> why the known host key could not be compared with a published key, or "" if it was.
 
     Args:
         workers: The workers of the fleet.
@@ -141,24 +144,24 @@ def compared(
     return {
         worker.host: ""
         if worker.host_key_alias in published
-        else reasons.get(worker.node.full_name) or "no host key is published for it"
+        else reasons.get(worker.node.full_name) or "no host key is published for this worker"
         for worker in workers
         if worker.node.state in SERVING_STATES and worker.host_key_alias in known
     }
 
 
 def is_denial(warning: str) -> bool:
-    """Return whether a warning of `missing` is about a node whose host keys this account may not read."""
+    """Return whether a warning of `missing` says that this account has no permission to read the node's host keys."""
     return f"{DENIED}); " in warning
 
 
 def about(label: str) -> str:
-    """Return the beginning of each warning of `missing` about a node."""
+    """Return the beginning of every warning of `missing` about this node."""
     return f"node {label}:"
 
 
 def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mapping[str, str]) -> list[str]:
-    """Return one warning for each serving node that has workers without a known host key.
+    """Return one warning for each READY node that has workers without a known host key.
 
     Args:
         workers: The workers of the fleet.
@@ -173,7 +176,7 @@ def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mappin
 
 
 def to_trust(worker: Worker) -> str:
-    """Return the fix for a serving worker without a known host key, in words that follow its problem."""
+    """Return the fix for a worker of a READY node without a known host key, as text that is appended to the problem."""
     if not worker.node.node_id:
         return f"the API gives node {worker.label} no id, and host keys are bound to the id"
     return (
@@ -183,20 +186,22 @@ def to_trust(worker: Worker) -> str:
 
 
 def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str]) -> str:
-    """Return why ssh to these workers of a node is refused, and the fix."""
+    """Return why ssh refuses to connect to these workers of a node, and the fix."""
     names = texts.some([worker.host for worker in workers], 4, "others")
     node = workers[0].node
     if not node.node_id:
-        return f"the API gives it no id, and host keys are bound to the id, so ssh to {names} is refused"
-    reason = reasons.get(node.full_name) or "its guest agent may still be starting"
+        return f"the API gives the node no id, and host keys are bound to the id, so ssh to {names} is refused"
+    reason = reasons.get(node.full_name) or "the node's guest agent may still be starting"
     if reason.endswith(DENIED):
         return (
-            f"you may not read the host keys that it publishes, so ssh to {names} is refused ({reason}); ask for a role"
+            f"you have no permission to read the host keys that it publishes, so ssh to {names} is refused "
+            f"({reason}); ask for a role"
             " that may read guest attributes, or for a published snapshot (docs/members.md);"
             f" `tpu_ops refresh --trust-first {label}` would trust any machine that answers at these addresses"
         )
     return (
         f"no host key published for {names}, so ssh there is refused"
         f" ({reason});"
-        f" run `tpu_ops refresh` to ask again; if it never publishes one, `tpu_ops refresh --trust-first {label}`"
+        " run `tpu_ops refresh` to ask again; if the node never publishes a host key, `tpu_ops refresh "
+        f"--trust-first {label}`"
     )

@@ -1,4 +1,4 @@
-"""The user's ssh keys: those that their ssh config names, the one for a new node, and why ssh does not use one."""
+"""The user's ssh keys: those in the user's ssh config, the one for a new node, and why ssh does not use a key."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tpu_ops.ssh import openssh
 from tpu_ops.ssh.known_hosts import valid_key
 from tpu_ops.ssh.processes import answer
 
-#: Seconds for an agent to accept a connection.
+#: Seconds that an ssh agent has to accept a connection.
 _LIMIT = 5.0
-#: Beginning of a public key. A public key in place of a private one names a key that an agent holds.
+#: Beginning of a public key. A public key in place of a private key names a key that an ssh agent holds.
 _PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ ")
 
 
 def named(config: Path) -> tuple[tuple[str, str], ...]:
     """Return the agent and the keys that the user's ssh config names for all hosts, as options (keyword, value).
 
-    An agent that does not exist is left out, since ssh would not fall back to SSH_AUTH_SOCK.
+    An agent whose socket does not exist is left out, since ssh would not fall back to SSH_AUTH_SOCK.
     """
-    # The first option removes ssh's default keys from the output; the second makes ssh ignore misspelt options.
+    # IdentityFile=none removes ssh's default keys from the output; IgnoreUnknown makes ssh ignore misspelt options.
     *words, host = openssh.effective(config, "any")
     try:
         done = answer([*words, "-o", "IdentityFile=none", "-o", "IgnoreUnknown=*", host])
@@ -36,7 +36,7 @@ def named(config: Path) -> tuple[tuple[str, str], ...]:
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
     agents = [value for key, value in said if key == "identityagent" and Path(os.path.expandvars(value)).is_socket()]
     keys = [value for key, value in said if key == "identityfile" and value != "none"]
-    # Quoted, since paths may contain blanks. ssh expands tokens such as %d.
+    # Quote the paths, which can contain blanks. Tokens such as %d are not escaped: ssh expands them.
     return (
         *(("IdentityAgent", f'"{agent}"') for agent in agents),
         *(("IdentityFile", f'"{key}"') for key in keys),
@@ -55,16 +55,17 @@ def fault(key: Path) -> str:
     if "passphrase" in why:
         add = f"`ssh-add {quoted}`" if os.environ.get("SSH_AUTH_SOCK") else f'`eval "$(ssh-agent)"; ssh-add {quoted}`'
         return (
-            f"{key} has a passphrase, and tpu_ops does not ask for it: {add}, if no agent holds it yet (`ssh-add -l`); "
-            "or log in with `tpu_ops ssh HOST` first, and its connection is used"
+            f"{key} has a passphrase, and tpu_ops does not ask for passphrases: {add}, if no agent holds the key yet "
+            "(`ssh-add -l`); "
+            "or log in with `tpu_ops ssh HOST` first: commands then use the connection of this login"
         )
     if "permissions" in why:
-        return f"others can read {key}, so ssh does not use it: `chmod 600 {quoted}`"
-    return f"ssh cannot use {key} ({why}): see `ssh-keygen -y -f {quoted}`, or name another" if why else ""
+        return f"other users can read {key}, so ssh does not use the key: `chmod 600 {quoted}`"
+    return f"ssh cannot use {key} ({why}): see `ssh-keygen -y -f {quoted}`, or set another key" if why else ""
 
 
 def agent_fault() -> str:
-    """Return why ssh cannot reach the agent in SSH_AUTH_SOCK, and the fix; empty if it can or none is set."""
+    """Return why ssh cannot reach the agent in SSH_AUTH_SOCK, and the fix; empty if it can, or if this is not set."""
     path = os.environ.get("SSH_AUTH_SOCK", "")
     if not path:
         return ""
@@ -74,14 +75,14 @@ def agent_fault() -> str:
             agent.connect(path)
     except OSError as exc:
         return (
-            f"no ssh agent answers at {path} ({exc.strerror or exc}), which SSH_AUTH_SOCK names: it may be the agent "
-            "of an earlier login, as in tmux or screen; set it to its value in a new login shell"
+            f"no ssh agent answers at {path} ({exc.strerror or exc}), which SSH_AUTH_SOCK names: this may be the agent "
+            "of an earlier login, as in tmux or screen; set SSH_AUTH_SOCK to its value in a new login shell"
         )
     return ""
 
 
 def _why(key: Path) -> str:
-    """Return OpenSSH's reason for not using a key without a passphrase; empty if it can use the key.
+    """Return why OpenSSH cannot use a key without a passphrase; empty if it can use the key.
 
     Raises:
         OSError: The key cannot be read, or ssh-keygen cannot be started.
@@ -99,17 +100,17 @@ def ssh_keys(settings: Settings) -> str:
     """Return the `ssh-keys` metadata that allows the fleet's user to log in with the fleet's key.
 
     Raises:
-        UsageError: No key is set, or the public key's file does not hold exactly one key.
+        UsageError: No key is set, or the file of the public key does not contain exactly one key.
     """
     private = settings.private_key
     if private is None:
         raise UsageError(
             "there is no ssh key with which to log in on the new node",
             where=f"{settings.file}, key 'private_key'",
-            fix="create one (ssh-keygen -t ed25519), or name yours there or in TPU_OPS_PRIVATE_KEY",
+            fix="create a key (ssh-keygen -t ed25519), or set your key there or in TPU_OPS_PRIVATE_KEY",
         )
     public = Path(f"{private}.pub")
-    fix = f"write it: ssh-keygen -y -f {shlex.quote(str(private))} > {shlex.quote(str(public))}"
+    fix = f"write the public key: ssh-keygen -y -f {shlex.quote(str(private))} > {shlex.quote(str(public))}"
     try:
         text = public.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

@@ -1,4 +1,4 @@
-"""The line in the user's ssh config that includes a fleet's ssh config; the rest of the file never changes.
+"""Adds and removes the line in the user's ssh config that includes a fleet's ssh config; changes nothing else.
 
 The rules follow OpenSSH's readconf.c: an `Include` after a `Host` or `Match` line applies only to the hosts that this
 line matches, and its arguments are patterns of file names.
@@ -21,10 +21,10 @@ from tpu_ops.errors import OpsError
 from tpu_ops.ssh import openssh
 from tpu_ops.ssh.client_config import HEADER
 
-#: Most host names that a warning lists, and seconds to wait for another command that changes the file.
+#: Maximum number of host names in a warning, and seconds to wait for another command that changes the file.
 _SHOWN, _PATIENCE = 4, 10.0
 
-#: Largest size of an ssh config, in bytes.
+#: Maximum size of an ssh config that is read, in bytes.
 _LARGEST = 1_000_000
 
 _WORD = re.compile(rb"[^ \t\r\n\f=]+")
@@ -32,12 +32,12 @@ _WORD = re.compile(rb"[^ \t\r\n\f=]+")
 
 @dataclass(frozen=True)
 class Include:
-    """An `Include` line.
+    """An `Include` line of an ssh config.
 
     Attributes:
         number: Line number, from 1.
-        files: The existing files that it includes, in order.
-        conditional: Whether it follows a Host or Match line, and so applies only to the hosts that this line matches.
+        files: The existing files that the line includes, in order.
+        conditional: Whether a Host or Match line precedes it, so that it applies only to the hosts that match.
     """
 
     number: int
@@ -114,13 +114,13 @@ def with_line(content: bytes, fragment: Path) -> bytes:
 
 
 def without_line(content: bytes, fragment: Path) -> bytes:
-    """Return an ssh config without the lines that `with_line` adds; lines that the user wrote stay."""
+    """Return an ssh config without the lines that `with_line` adds; lines that the user wrote are kept."""
     ours = line_of(fragment)
     return b"".join(line for line in re.split(rb"(?<=\n)", content) if line.strip() != ours)
 
 
 def hosts(text: str) -> set[str]:
-    """Return the hosts of a fleet's ssh config; empty if tpu_ops did not write this text."""
+    """Return the hosts in the text of a fleet's ssh config; empty if tpu_ops did not write the text."""
     if not text.startswith(HEADER):
         return set()
     return {name for line in text.splitlines() if line.startswith("Host ") for name in line.split()[1:]}
@@ -140,7 +140,7 @@ class Outcome:
 
 
 def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
-    """Include a fleet's ssh config in the user's ssh config, unless it is included for all hosts already.
+    """Include a fleet's ssh config in the user's ssh config, unless it already is included for all hosts.
 
     Raises:
         OpsError: The file cannot be read or written.
@@ -153,7 +153,8 @@ def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
         if there is None and not dry_run:
             files.rewrite(file, with_line(content, fragment))
     warnings = [
-        f"{file}, line {include.number} includes it too, but after a Host or Match line, where it applies to those only"
+        f"{file}, line {include.number} includes this fleet too, but after a Host or Match line, so only for the "
+        "hosts that match"
         for include in ours
         if include.conditional
     ]
@@ -162,7 +163,7 @@ def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
 
 
 def installed(fragment: Path) -> bool:
-    """Return whether the user's ssh config includes a fleet's for all hosts."""
+    """Return whether the user's ssh config includes a fleet's ssh config for all hosts."""
     try:
         home = openssh.home()
         found = includes(_read(home / ".ssh" / "config"), home)
@@ -183,7 +184,8 @@ def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
         if after != content and not dry_run:
             files.rewrite(file, after)
     left = [
-        f"{file}, line {include.number} still includes it, and was not written by `tpu_ops ssh-config --install`"
+        f"{file}, line {include.number} still includes this fleet, and was not written by `tpu_ops ssh-config "
+        "--install`"
         for include in includes(after, openssh.home())
         if _holds(include, fragment)
     ]
@@ -191,13 +193,13 @@ def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
 
 
 def unseen(file: Path, workers: Sequence[Worker]) -> str:
-    """Return why OpenSSH does not find one of these workers through the user's ssh config; empty if it finds all."""
+    """Return why OpenSSH, with the user's ssh config, does not find all these workers; empty if it does."""
     try:
         found = includes(_read(file), openssh.home())
     except OSError as exc:
         return f"{file} cannot be read: {exc.strerror or exc}"
     for path in (path for include in found for path in include.files):
-        # ssh would wait for a pipe forever, or read a device without end.
+        # Do not call ssh: it would wait forever for a pipe, or read a device without end.
         if path.exists() and not path.is_file() and str(path) != os.devnull:
             return f"cannot test whether ssh finds the workers: {path}, which is included, is not a regular file"
     for worker in workers:
@@ -213,7 +215,7 @@ def unseen(file: Path, workers: Sequence[Worker]) -> str:
         except (OSError, subprocess.TimeoutExpired) as exc:
             return f"cannot test whether ssh finds {worker.host}: {exc}"
         if f"hostkeyalias {worker.host_key_alias}" not in done.stdout.splitlines():
-            said = done.stderr.strip() or "something before it in the file, or another fleet, names the same host"
+            said = done.stderr.strip() or "another part of the file, or another fleet, names the same host"
             return f"ssh does not find {worker.host} as this fleet's: {said}"
     return ""
 
@@ -228,9 +230,9 @@ def _same(file: Path, other: Path) -> bool:
 
 
 def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[str]:
-    """Yield one warning per other included fleet that has hosts of the same names.
+    """Yield one warning for each other included fleet that has hosts with the same names as this fleet.
 
-    ``number`` is the line that includes this fleet.
+    ``number`` is the number of the line that includes this fleet.
     """
     own = hosts(_text(fragment))
     for include in found:
@@ -240,9 +242,12 @@ def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[
             if shared := own & hosts(_text(file)):
                 names = ", ".join(sorted(shared)[:_SHOWN]) + (" and others" if len(shared) > _SHOWN else "")
                 first, second = (
-                    ("another fleet's", "this one's") if include.number < number else ("this fleet's", "that one's")
+                    ("another fleet's", "this fleet's") if include.number < number else ("this fleet's", "the other's")
                 )
-                yield f"{file} is included as well: {names} means {first}, and {second} of that name cannot be reached"
+                yield (
+                    f"{file} is included as well: {names} means {first} host, and {second} host of the same name "
+                    "cannot be reached"
+                )
 
 
 def _text(file: Path) -> str:
@@ -267,9 +272,9 @@ def _held(file: Path) -> Iterator[None]:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with files.locked(root / "ssh-config.lock", _PATIENCE):
             yield
-    except OSError as exc:  # TimeoutError is one
+    except OSError as exc:  # TimeoutError is a subclass of OSError
         raise OpsError(
             f"your ssh config cannot be changed: {exc.strerror or exc}",
             where=str(exc.filename or file),
-            fix="put the line there yourself: `tpu_ops ssh-config` shows it",
+            fix="add the Include line to the file yourself: `tpu_ops ssh-config` shows the line",
         ) from exc

@@ -1,4 +1,4 @@
-"""Finds the address to which ssh connects for a jump that is not a worker of the fleet."""
+"""Finds the address to which ssh connects for a jump host that is not a worker of the fleet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tpu_ops.ssh.processes import answer
 
 
 def place_of(jump_config: Path, options: Sequence[str], name: str) -> tuple[str, int]:
-    """Return the address and port of a jump; the address is empty if ssh would not connect to it directly.
+    """Return the address and port of a jump host; the address is empty if ssh would not connect to it directly.
 
-    ssh does not connect directly if the jump is behind another proxy, or if a master connection to it is open.
+    ssh does not connect directly if the jump host is behind another proxy, or if a master connection to it is open.
 
     Args:
-        jump_config: The OpenSSH configuration for the jump.
-        options: ssh options that precede the name.
-        name: The jump's name, as ssh gets it.
+        jump_config: The OpenSSH configuration for the jump host.
+        options: ssh options that precede the jump host's name.
+        name: The name of the jump host for ssh.
     """
     unknown = ("", 0)
     *check, host = openssh.control(jump_config, name, "check")

@@ -1,4 +1,4 @@
-"""The text of known_hosts: host keys under each worker's alias, and which of them were trusted on first contact."""
+"""The text of known_hosts: host keys under each worker's alias, and which keys were trusted on first contact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpu_ops.cloud import aliases
 #: Host keys of one alias: key type -> base64 blob.
 Keys = dict[str, str]
 
-#: Comment of a key in known_hosts that was accepted from the worker itself instead of being published.
+#: Comment of a key in known_hosts that the node has not published: the worker presented it on first contact.
 TRUSTED_FIRST = "trusted-on-first-contact"
 
 _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
@@ -32,7 +32,7 @@ def valid_key(key_type: str, blob: str) -> bool:
 
 
 def _fields(raw: bytes) -> list[bytes]:
-    """Return the length-prefixed fields of a key (RFC 4251, section 5); empty if the last one is incomplete."""
+    """Return the length-prefixed fields of a key (RFC 4251, section 5); empty if the last field is incomplete."""
     fields, at = [], 0
     while at < len(raw):
         begin = at + 4
@@ -44,7 +44,7 @@ def _fields(raw: bytes) -> list[bytes]:
 
 
 def fingerprint(blob: str) -> str:
-    """Given a key's base64 blob, return its fingerprint as ssh-keygen shows it."""
+    """Return the fingerprint of a key, as ssh-keygen shows it, given the key's base64 blob."""
     digest = hashlib.sha256(base64.b64decode(blob)).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
@@ -53,7 +53,7 @@ def text_of(keys: Mapping[str, Keys], trusted_first: Container[str] = ()) -> str
     """Return the text of known_hosts, in a fixed order.
 
     Args:
-        keys: The keys of each alias.
+        keys: Alias -> host keys.
         trusted_first: Aliases whose keys were trusted on first contact only.
     """
     lines = []
@@ -66,7 +66,7 @@ def text_of(keys: Mapping[str, Keys], trusted_first: Container[str] = ()) -> str
 def parse(text: str) -> dict[str, Keys]:
     """Return the keys of each alias in the text of known_hosts; ignore lines that tpu_ops does not write.
 
-    An alias without a node id is ignored too: all nodes without an id would share it.
+    An alias without a node id is ignored too, since all nodes without an id would share the alias.
     """
     keys: dict[str, Keys] = {}
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Opens and ends master connections: one at a time for each worker, across all processes of this machine."""
+"""Opens and ends master connections to workers; only one process of this machine at a time opens one to a worker."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from tpu_ops.ssh.mux import Master, Unavailable
 from tpu_ops.ssh.processes import CONTROL_LIMIT, quiet
 from tpu_ops.ssh.renewal import paused
 
-#: Seconds within which a master must be authenticated; ConnectTimeout covers only the TCP connection.
+#: Seconds in which a master connection has to be authenticated. ConnectTimeout limits only the TCP connection.
 OPEN_LIMIT = 25.0
-#: Connections that are opened through a proxy at once: sshd refuses some of more than ten (MaxStartups), and each
-#: gcloud process takes a second of processor time.
+#: Maximum number of connections that are opened through a proxy at the same time. sshd refuses some if there are more
+#: than ten (MaxStartups), and each gcloud process takes a second of processor time.
 PROXIES = 8
-#: Other connections that are opened at once: each key exchange takes some milliseconds of processor time here.
+#: Maximum number of direct connections that are opened at the same time. Each key exchange takes some milliseconds of
+#: this machine's processor time.
 WIDTH = 64
 _POLL = 0.05
-#: Attempts with one worker at a time before the agent counts as refusing to sign, and the seconds between them.
+#: Number of attempts, with one worker at a time, after which the ssh agent counts as refusing to sign, and the seconds
+#: between two attempts.
 _TRIES, _AGAIN = 3, 0.5
-#: Lock of a process that asks the agent for one worker at a time (no worker has this name), and seconds to wait for
-#: the lock: many others may be queued.
+#: Name of the lock for asking the ssh agent for one worker at a time (no worker has this name), and seconds to wait for
+#: the lock, since many processes can wait for it.
 _AGENT, _AGENT_LIMIT = ".agent", 300.0
 
 _log = logging.getLogger(__name__)
 
-#: Given a worker, returns where its master listens; None if that is unknown.
+#: Function that returns where the master of a worker listens; None if that is unknown.
 FindMaster = Callable[[str], Master | None]
 
 
@@ -42,8 +44,8 @@ class Unreachable(Exception):
     """There is no connection to a worker; the text gives the reason, in ssh's words if there are any.
 
     Attributes:
-        answered: Whether the worker itself refused the user: its address is then correct.
-        late: Whether the attempt timed out. A key may have waited for input that needs a terminal.
+        answered: Whether the worker itself refused the user, so that its address is correct.
+        late: Whether the attempt timed out. Perhaps a key waited for input, for which ssh needs a terminal.
         fix: The fix, if known.
     """
 
@@ -53,21 +55,21 @@ class Unreachable(Exception):
 
 
 class Moved(Unreachable):
-    """There is no connection to a worker's former address: the worker now has another one."""
+    """The worker's address has changed: there is no connection to its former address."""
 
 
 class Unsigned(Unreachable):
-    """There is no connection: the agent that holds the user's key refused to sign."""
+    """There is no connection to a worker, since the ssh agent that holds the user's key refused to sign."""
 
 
 class Masters:
     """Opens master connections: one at a time per worker, across all processes with the same ssh configuration.
 
     Args:
-        ssh_config: The configuration.
+        ssh_config: The OpenSSH configuration.
         proxied: Workers that are reached through a proxy.
-        find: Returns where the master of a worker listens; if it returns None, ssh is asked.
-        jump: The jump to the proxied workers, if ssh leads there.
+        find: Returns where the master of a worker listens. If it returns None, an ssh process finds the master.
+        jump: The jump host to the proxied workers; None if they are reached through IAP, or if there are none.
     """
 
     def __init__(
@@ -81,10 +83,11 @@ class Masters:
         self._proxied = proxied
         self._find = find
         self._first, self._tried = asyncio.Lock(), False
-        # _jump_left: when the last stale connection to the jump was closed, in the loop's time.
+        # _jump_left: when the last stale connection to the jump host was closed, in the event loop's time.
         self._jump, self._jump_asked, self._jump_left = jump, asyncio.Lock(), float("-inf")
-        # _beside: workers that are being connected concurrently. _alone: workers that wait to be connected one at a
-        # time, because of the agent. _refusal: why the agent refuses even then.
+        # _beside: number of workers that are being connected concurrently. _alone: number of workers that are connected
+        # one at a time, because the agent refused concurrent requests. _refusal: why the agent refuses single requests
+        # too.
         self._beside, self._alone, self._refusal = 0, 0, ""
         self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
@@ -109,17 +112,17 @@ class Masters:
             self._ready.add(host)
 
     def served(self, host: str) -> None:
-        """Record that a worker has an open master, since a session has used it."""
+        """Record that a worker has an open master connection, since a session has used the connection."""
         self._ready.add(host)
 
     def forget(self, hosts: Iterable[str]) -> None:
-        """Make the next `ensure` check again whether each of these workers has a master."""
+        """Let the next `ensure` check again whether each of these workers has a master connection."""
         self._ready.difference_update(hosts)
 
     async def drop(self, host: str) -> None:
-        """Retire a stale master, so that the next `ensure` opens another one.
+        """Close a stale master connection for new sessions, so that the next `ensure` opens another one.
 
-        `stop` instead of `exit`: if the master still works, the sessions of other processes continue.
+        The control command is `stop`, not `exit`: if the master still works, the sessions of other processes continue.
         """
         self._ready.discard(host)
         await quiet(openssh.control(self._config, host, "stop"), CONTROL_LIMIT)
@@ -134,7 +137,7 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def _turn(self, host: str, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
-        """Queue a worker. Behind a proxy the first goes alone: the others then share its connection to the proxy."""
+        """Queue a worker. Behind a proxy, the first worker goes alone: the others then share the proxy connection."""
         if host in self._proxied:
             async with self._first:
                 if not self._tried:
@@ -150,13 +153,13 @@ class Masters:
             turns.release()
 
     async def _reach(self, host: str, deadline: asyncio.Timeout | None) -> None:
-        """Open a master concurrently with others, or one at a time if the agent refuses many requests at once.
+        """Open a master connection, concurrently with others, or alone if the ssh agent refuses concurrent requests.
 
-        gpg-agent signs only a handful at once; other agents sign as many as they accept connections.
+        gpg-agent signs only a few requests at once. Other agents sign all requests whose connections they accept.
         """
         if not self._alone:
             async with self._turn(host, deadline):
-                # The agent may have begun to refuse while this worker was in the queue.
+                # Check again: the agent can have begun to refuse while this worker was in the queue.
                 if not self._alone:
                     self._beside += 1
                     try:
@@ -176,17 +179,19 @@ class Masters:
 
     def _say_one_by_one(self) -> None:
         if not self._alone:
-            _log.info("the ssh agent refuses some of many requests at once: opening connections one after the other")
+            _log.info(
+                "the ssh agent refuses some requests if many come at once: opening connections one after the other"
+            )
 
     async def _open_alone(self, host: str) -> None:
         left = _TRIES
-        # If the agent refused one worker on its own, the queued workers do not ask it again.
+        # If the agent refused a single request, do not ask it again for the queued workers.
         while not self._refusal:
             beside = self._beside
             try:
                 return await self._open_unless_open(host)
             except Unsigned as exc:
-                # A refusal counts only if no other connection of this process asked the agent at the same time.
+                # Count a refusal only if no other connection of this process asked the agent at the same time.
                 left -= not beside
                 self._refusal = "" if left else str(exc)
             if left:
@@ -206,7 +211,7 @@ class Masters:
             code, said = await quiet(command, OPEN_LIMIT)
         if code and host in self._proxied and openssh.unexplained(said):
             reached, more = await quiet(openssh.attempt(self._config, host), OPEN_LIMIT)
-            # If a direct attempt connects, the proxy's failure was temporary.
+            # If this attempt, without a master, connects, the proxy's failure was temporary: open the master again.
             code, said = await quiet(command, OPEN_LIMIT) if reached == 0 else (code, more or said)
         if code is None:
             waits = "a key may be waiting for a touch or a passphrase"
@@ -216,15 +221,15 @@ class Masters:
             raise kind(openssh.reason(said, code), answered=openssh.refused(said))
 
     async def _leave_stale_jump(self, begun: float) -> bool:
-        """Close the connection to the jump if nothing answers over it any more, for example after a laptop has slept.
+        """Close the connection to the jump host if the connection is stale, for example after a laptop has slept.
 
-        ssh itself notices this later than it gives up the workers behind the jump.
+        ssh itself would notice the stale connection only after it has given up the workers behind the jump host.
 
         Args:
-            begun: Since when a worker behind the jump does not answer, in the loop's time.
+            begun: When a worker behind the jump host stopped answering, in the event loop's time.
 
         Returns:
-            Whether a stale connection was closed since then.
+            Whether a stale connection was closed after ``begun``.
         """
         if self._jump is None:
             return False
@@ -236,10 +241,10 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def _locked(self, name: str, limit: float, deadline: asyncio.Timeout | None = None) -> AsyncIterator[None]:
-        """Hold a lock against other processes, and other tasks of this one, for as long as the block lasts.
+        """Hold a lock, against other processes and other tasks of this process, for the length of a `with` block.
 
         Args:
-            name: Name of the lock: a worker's name for opening its master, or the agent's lock.
+            name: Name of the lock: a worker's name to open its master connection, or `_AGENT` to ask the ssh agent.
             limit: Seconds to wait for the lock.
             deadline: The caller's deadline, extended by the time spent waiting.
 
@@ -252,7 +257,7 @@ class Masters:
             handle = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise OpsError(
-                f"cannot write the lock of a connection: {exc.strerror}",
+                f"cannot write the lock file for opening a connection: {exc.strerror}",
                 where=exc.filename or str(self._locks),
                 fix=files.TO_WRITE,
             ) from exc
@@ -261,30 +266,30 @@ class Masters:
             with paused(deadline):
                 while not files.take(handle):
                     if asyncio.get_running_loop().time() > until:
-                        raise Unreachable("another process has been opening a connection for too long")
-                    # Another process holds the lock, so there is no event to wait for.
+                        raise Unreachable("another process has been opening a connection to this worker for too long")
+                    # Poll: another process holds the lock, so there is no event to wait for.
                     await asyncio.sleep(_POLL)
             yield
         finally:
             os.close(handle)
 
 
-#: Seconds for one ssh process to tell its master to exit.
+#: Seconds that an ssh process has to tell a master to exit.
 _EXIT_LIMIT = 3.0
 
 
 def end_left(left: Iterable[tuple[str, str]], *, user: str, mux: Path) -> None:
-    """Tell the masters at addresses that workers have left to exit.
+    """Tell the masters to exit whose connections lead to addresses that their workers no longer have.
 
-    Failures are ignored: a master that cannot be told ends by itself once its keep-alive is not answered.
+    Failures are ignored: a master that cannot be told exits by itself once its keep-alive messages are not answered.
 
     Args:
-        left: The former addresses, each with the worker's ControlPath.
+        left: Pairs of a former address and the worker's ControlPath.
         user: Login name on the workers.
         mux: The directory of the control sockets.
     """
     left = sorted(set(left))
-    # Socket names are digests that only ssh computes, but an empty directory needs no ssh process.
+    # If there is no control socket, start no ssh process. (Only ssh can tell which socket belongs to which address.)
     if not left or not mux.is_dir() or not any(mux.iterdir()):
         return
     commands = [openssh.control_left(control, user, address, "exit") for address, control in left]

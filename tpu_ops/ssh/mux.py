@@ -1,4 +1,4 @@
-"""A client of OpenSSH's master: opens sessions over the control socket, without an ssh process for each.
+"""A client of OpenSSH masters: opens sessions over a control socket, without an ssh process for each session.
 
 A request passes three file descriptors, which the master reads and writes itself. The master ends the session when the
 client closes the control socket. OpenSSH's PROTOCOL.mux describes version 4 of the protocol; mux.c has its client.
@@ -20,26 +20,26 @@ from tpu_ops.ssh.replies import SSH_FAILED
 HELLO, VERSION = 0x00000001, 4
 NEW_SESSION, ALIVE_CHECK = 0x10000002, 0x10000004
 EXIT_MESSAGE, ALIVE, SESSION_OPENED = 0x80000004, 0x80000005, 0x80000006
-#: Id of the request: each control socket carries only one.
+#: Id of the request; only one request is sent on each connection to a control socket.
 REQUEST = 0
-#: Longest message that is accepted, in bytes; a master accepts the same length.
+#: Maximum length of a message that is accepted, in bytes; the same as in OpenSSH.
 LONGEST = 256 * 1024
-#: Bytes of the length before each message.
+#: Size of the length that precedes each message, in bytes.
 HEAD = 4
 
 _NO_ESCAPES = 0xFFFFFFFF
 
 
 class Unavailable(Exception):
-    """A master could not do what was asked; no command was started."""
+    """A master is missing, or did not carry out the request: no command was started."""
 
 
 class Master(NamedTuple):
-    """Where the master of a worker listens, if it has one.
+    """The control socket on which the master of a worker listens, if the master exists.
 
     Attributes:
-        path: Path of its control socket.
-        agent: Whether sessions get the user's ssh agent, if the master forwards it.
+        path: Path of the control socket.
+        agent: Whether sessions get the user's ssh agent, if the master forwards the agent.
     """
 
     path: Path
@@ -49,16 +49,16 @@ class Master(NamedTuple):
         """Check that the directory of the control socket belongs to this user.
 
         Raises:
-            Unavailable: It belongs to another user.
-            OSError: It does not exist.
+            Unavailable: The directory belongs to another user.
+            OSError: The directory does not exist.
         """
-        # The ssh config does not share connections in that case either (`openssh.guard`).
+        # The ssh config turns off shared connections for such a directory too (`openssh.guard`).
         if self.path.parent.stat().st_uid != os.geteuid():
             raise Unavailable("the directory of the control sockets is not this user's own")
 
 
 def packed(kind: int, *values: int | bytes) -> bytes:
-    """Return a message in the format of the protocol."""
+    """Return a message in the format of OpenSSH's multiplexing protocol."""
     body = b"".join(
         struct.pack(">I", value) if isinstance(value, int) else struct.pack(">I", len(value)) + value
         for value in (kind, *values)
@@ -67,13 +67,13 @@ def packed(kind: int, *values: int | bytes) -> bytes:
 
 
 def new_session(master: Master, command: str) -> bytes:
-    """Return the request to run a remote command line without a terminal; three file descriptors must follow it."""
+    """Return the request to run a remote command line without a terminal. Three file descriptors must follow it."""
     words = (b"", 0, 0, int(master.agent), 0, _NO_ESCAPES, b"", os.fsencode(command))
     return packed(NEW_SESSION, REQUEST, *words)
 
 
 def body_length(head: bytes | bytearray) -> int:
-    """Return the length of a message, given its `HEAD`.
+    """Return the length of a message, given its first HEAD bytes.
 
     Raises:
         Unavailable: The length exceeds `LONGEST`.
@@ -85,12 +85,12 @@ def body_length(head: bytes | bytearray) -> int:
 
 
 def numbers(body: bytes) -> tuple[int, int, int]:
-    """Return the kind of a message and its first two numbers; missing ones are 0."""
+    """Return the kind of a message and its first two numbers; a missing number is 0."""
     return struct.unpack(">III", body[:12].ljust(12, b"\0"))
 
 
 def taken(said: bytearray) -> tuple[int, int, int] | None:
-    """Remove the first message from received data and return it like `numbers`; None if it is incomplete.
+    """Remove the first message from received data and return its `numbers`; None if the message is incomplete.
 
     Raises:
         Unavailable: The message is longer than `LONGEST`.
@@ -103,7 +103,7 @@ def taken(said: bytearray) -> tuple[int, int, int] | None:
 
 
 def must_greet(message: tuple[int, int, int]) -> None:
-    """Check that a message is the hello of a master with this protocol version.
+    """Check that a message is the hello of a master with the same protocol version.
 
     Raises:
         Unavailable: It is not.
@@ -125,7 +125,7 @@ def must_answer(message: tuple[int, int, int], wanted: int) -> None:
 
 
 def pass_file(control: socket.socket, file: int) -> None:
-    """Pass the master one of the three file descriptors of a session."""
+    """Pass one of the three file descriptors of a session to the master."""
     socket.send_fds(control, [b"\0"], [file])
 
 
@@ -133,15 +133,15 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Session:
-    """A remote command line, with the attributes of an ssh process that its callers use.
+    """A remote command line that runs over a master. It has the same attributes as an asyncio process of ssh.
 
     Args:
         control: The control socket, for reading.
         files: The command's standard input, output and error.
-        close: Ends the session if it is still open, and releases its sockets.
+        close: Ends the session if it is still open, and closes its sockets.
 
     Attributes:
-        returncode: The exit code, after `wait`; 255 if the master reported none, as for ssh.
+        returncode: The exit code, after `wait`. Like ssh, 255 if the master reported no exit code.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class Session:
         """Wait for the end of the session; return the exit code."""
         code = SSH_FAILED
         with contextlib.suppress(OSError, EOFError, Unavailable):
-            # The master closes the connection after it has written all output; closing it earlier would lose some.
+            # Wait until the master closes the connection, after it has written all output: closing it earlier would
+            # lose output.
             while self.returncode is None:
                 kind, _, value = await _message(self._control)
                 code = value & 0xFF if kind == EXIT_MESSAGE else code
@@ -166,7 +167,7 @@ class Session:
 
 
 async def check(master: Master, patience: float) -> None:
-    """Return if a master answers.
+    """Check that a master answers.
 
     Raises:
         Unavailable: There is no master, or it does not answer within ``patience`` seconds.
@@ -184,18 +185,19 @@ async def open_session(master: Master, command: str, *, limit: int, patience: fl
     Args:
         master: The worker's master.
         command: The command line.
-        limit: Longest part of its output that is read at once, in bytes.
-        patience: Seconds for the master to answer. The worker's own answer has no limit here.
+        limit: Maximum size of the output that is read at once, in bytes.
+        patience: Seconds that the master has to answer. The worker's answer has no time limit here.
 
     Raises:
-        Unavailable: There is no master, or it opened no session.
+        Unavailable: There is no master, or the master opened no session.
     """
     with _unavailable(), contextlib.ExitStack() as stack:
         async with asyncio.timeout(patience):
             control, (reader, writer) = await _connected(master, stack)
         writer.transport.set_write_buffer_limits(0)
         writer.write(new_session(master, command))
-        # The descriptors are sent past the stream, after the request: the stream's buffer must be empty first.
+        # The descriptors are sent on the socket itself, after the request: first wait until the stream's buffer is
+        # empty.
         await writer.drain()
         ours = [_passed(control, stack) for _ in range(3)]
         stdin, stdout, stderr = [await _stream(one, stack, limit) for one in ours]
@@ -212,7 +214,7 @@ def _unavailable() -> Iterator[None]:
 
 
 async def _connected(master: Master, stack: contextlib.ExitStack) -> tuple[socket.socket, _Stream]:
-    """Return a control socket after both sides have said hello."""
+    """Connect to a control socket, exchange the hello messages, and return the socket and its streams."""
     master.must_be_own()
     control = stack.enter_context(socket.socket(socket.AF_UNIX))
     control.setblocking(False)
@@ -225,19 +227,20 @@ async def _connected(master: Master, stack: contextlib.ExitStack) -> tuple[socke
 
 async def _stream(one: socket.socket, stack: contextlib.ExitStack, limit: int = LONGEST) -> _Stream:
     reader, writer = await asyncio.open_unix_connection(sock=one, limit=limit)
-    # A writer without references closes its transport.
+    # Keep a reference to the writer: a writer without references closes its transport.
     stack.callback(_hang_up, one, writer)
     return reader, writer
 
 
 def _hang_up(one: socket.socket, writer: asyncio.StreamWriter) -> None:
-    # A writer that was closed with data left closes its socket after the last of it; aborting it then fails in asyncio.
+    # Do not abort a transport whose socket is closed already, which would fail in asyncio: a closed writer closes its
+    # socket after sending its last data.
     if one.fileno() >= 0:
         writer.transport.abort()
 
 
 def _passed(control: socket.socket, stack: contextlib.ExitStack) -> socket.socket:
-    """Pass the master one end of a new socket pair; return the other end."""
+    """Create a socket pair, pass one end to the master, and return the other end."""
     ours, its = socket.socketpair()
     stack.enter_context(ours)
     with its:
@@ -246,6 +249,6 @@ def _passed(control: socket.socket, stack: contextlib.ExitStack) -> socket.socke
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[int, int, int]:
-    """Return the kind of the next message and its first two numbers; missing ones are 0."""
+    """Return the kind of the next message and its first two numbers; a missing number is 0."""
     size = body_length(await reader.readexactly(HEAD))
     return numbers(await reader.readexactly(size))

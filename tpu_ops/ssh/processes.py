@@ -1,4 +1,4 @@
-"""Runs ssh processes, and remote command lines over a master or by ssh, and ends them."""
+"""Runs and ends ssh processes, and remote command lines over a master or by ssh."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tpu_ops.ssh import mux, openssh
 from tpu_ops.ssh.mux import Master, Unavailable
 from tpu_ops.ssh.replies import Output
 
-#: Seconds for ssh to talk to a master on this machine.
+#: Seconds that a master on this machine has to answer.
 CONTROL_LIMIT = 5.0
 _POLL = 0.05
 
-#: A running remote command line.
+#: A remote command line that is running: an ssh process, or a session over a master.
 Process = asyncio.subprocess.Process | mux.Session
 
 
@@ -32,13 +32,13 @@ async def started(
     limit: int = 2**16,
     held: Sequence[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ssh, or a program that uses ssh, for the length of a block; kill the process if it is still running then.
+    """Run ssh, or a program that uses ssh, for the length of a `with` block; then kill the process if it still runs.
 
     Args:
         command: The command line.
-        stdout: Where its output goes; its input and errors are pipes.
-        limit: Longest part of its output that is read at once, in bytes.
-        held: Descriptors that the process inherits, such as those of locks.
+        stdout: Where the process's output goes; its input and error output are pipes.
+        limit: Maximum size of the output that is read at once, in bytes.
+        held: Descriptors that the process inherits, such as those of locked files.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -58,12 +58,12 @@ async def started(
 
 @contextlib.asynccontextmanager
 async def session(master: Master | None, command: Sequence[str], *, limit: int = 2**16) -> AsyncIterator[Process]:
-    """Run a remote command line for the length of a block: over a master directly, or by ssh if that fails.
+    """Run a remote command line for the length of a `with` block: over a master directly, or by ssh if that fails.
 
     Args:
         master: The worker's master; None if its address is unknown.
         command: ssh's command line, whose last word is the remote command line.
-        limit: See `started`.
+        limit: Maximum size of the output that is read at once, in bytes.
     """
     direct = None
     if master:
@@ -78,7 +78,7 @@ async def session(master: Master | None, command: Sequence[str], *, limit: int =
 
 
 def _scratch() -> IO[bytes]:
-    """Return an unnamed file, in memory if possible: a full disk must not prevent connections."""
+    """Return a temporary file, in memory if possible: a full disk must not prevent connections."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tpu_ops"), "w+b")
     try:
@@ -88,9 +88,9 @@ def _scratch() -> IO[bytes]:
 
 
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
-    """Run a command without input; return its exit code and output. The code is None if it was killed at the limit.
+    """Run a command without input; return its exit code and output. The exit code is None after a timeout.
 
-    Its output goes to a file, not a pipe: a master in the background may keep a pipe open for minutes.
+    The output goes to a file, not a pipe: a master in the background can keep a pipe open for minutes.
     """
     with _scratch() as said:
         process = await asyncio.create_subprocess_exec(
@@ -126,11 +126,12 @@ async def converse(
 
     Args:
         process: A process with three pipes.
-        said: Receives the output.
-        data: The input; a process may end without reading all of it.
-        begun: The first bytes that the command prints.
-        heard: Called when ``begun`` has arrived.
-        attended: Whether the input stays open until the process ends, so that it notices the end of this process.
+        said: Receives the output as it arrives.
+        data: The input. The process can end before it has read all input.
+        begun: Bytes that the command prints first, by which its start is recognised.
+        heard: Called once ``begun`` has arrived.
+        attended: Whether the input stays open until the process ends. By the input's end, the process then notices if
+            this process ends.
     """
     assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
     await asyncio.gather(
@@ -163,22 +164,23 @@ async def _read(
 async def end(process: asyncio.subprocess.Process) -> None:
     """Kill a process that is still running, collect it, and close its pipes.
 
-    A master holds these pipes too, for as long as the remote command lives; Process.wait would wait for that.
+    Process.wait is not used: it would wait until a master, which also holds these pipes, ends the remote command.
     """
     transport = process._transport  # type: ignore[attr-defined] # asyncio has no public way to it
     cancelled: asyncio.CancelledError | None = None
     try:
         if process.returncode is None:
-            # Process.kill and the transport's close might collect a process that has just ended, and asyncio's own
-            # watcher would then report 255.
+            # os.kill, since Process.kill and closing the transport could collect a process that has just ended:
+            # asyncio's own watcher would then report 255.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        # A killed process is collected soon, but asyncio has no event for this apart from the end of its pipes.
+        # Poll: a killed process is collected soon, but asyncio reports that only after the end of its pipes.
         while process.returncode is None:
             try:
                 await asyncio.sleep(_POLL / 10)
             except asyncio.CancelledError as exc:
-                # Cancelled again: the loop is being closed, and asyncio's watcher would complain about a closed loop.
+                # Cancelled again, since the loop is being closed: wait on, or asyncio's watcher would report an error
+                # later.
                 cancelled = exc
     finally:
         transport.close()

@@ -1,4 +1,4 @@
-"""Asks the API about workers that do not answer: once for all that fail at about the same time."""
+"""Asks the API about workers that do not answer: with one request for all workers that fail at about the same time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Seconds in which further workers join the request for the first one.
+#: Seconds to wait before a request, so that further workers that do not answer are part of it.
 GATHER = 0.3
-#: Seconds between the answer to one request and the next request.
+#: Minimum seconds between the answer to one request and the next request.
 AGAIN = 60.0
 
 
 @dataclass(frozen=True)
 class News:
-    """The answer of the API about a fleet whose workers did not answer.
+    """What the API says about workers that did not answer.
 
     Attributes:
-        changed: All workers with a new way, whether they were asked about or not.
-        notes: Worker -> its current state, in words that follow its problem.
-        fixes: Worker that is out of reach -> the fix.
+        changed: All workers of the fleet that are now reached in a new way, such as at another address.
+        notes: Worker -> a clause on its current state, which is appended to its problem.
+        fixes: Worker that cannot be reached -> the fix.
     """
 
     changed: frozenset[str] = frozenset()
@@ -33,15 +33,15 @@ class News:
     fixes: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Given the workers that do not answer, asks the API about them. It may block; an exception from it ends the command.
+#: Function that asks the API about workers that do not answer. It can block; its exceptions end the command.
 Renew = Callable[[Sequence[str]], News]
 
 
 class Renewal:
-    """Asks the API on behalf of many tasks.
+    """Asks the API for many tasks with few requests.
 
     Args:
-        renew: Makes one request.
+        renew: Asks the API once.
     """
 
     def __init__(self, renew: Renew) -> None:
@@ -52,11 +52,12 @@ class Renewal:
         self._answered = float("-inf")
 
     async def news(self, host: str, since: float) -> News:
-        """Return the news about a worker that has not answered.
+        """Return what the API says about a worker that has not answered.
 
         Args:
             host: The worker.
-            since: When the attempt to reach it began, in the loop's time: a later answer of the API counts as news.
+            since: When the attempt to reach the worker began, in the event loop's time: an answer of the API that came
+                later is used.
         """
         if self._asking is None:
             if since <= self._answered:
@@ -65,7 +66,7 @@ class Renewal:
                 return replace(self._news, changed=frozenset())
             self._asking = asyncio.create_task(self._ask())
         self._hosts.append(host)
-        # A task that is cancelled must not cancel the request for the others.
+        # `shield`: a task that is cancelled must not cancel the request for other tasks.
         return await asyncio.shield(self._asking)
 
     async def _ask(self) -> News:
@@ -82,7 +83,7 @@ class Renewal:
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Call a blocking function in a thread; a process that is interrupted meanwhile does not wait for its end."""
+    """Call a blocking function in a thread. If this process is interrupted, it does not wait for the function's end."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -93,7 +94,7 @@ async def in_thread(call: Callable[[], T]) -> T:
     def work() -> None:
         try:
             found = call()
-        except BaseException as exc:  # raised where the answer is awaited
+        except BaseException as exc:  # the exception is raised where the answer is awaited
             give = functools.partial(answer.set_exception, exc)
         else:
             give = functools.partial(answer.set_result, found)
@@ -106,7 +107,7 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def paused(deadline: asyncio.Timeout | None) -> Iterator[None]:
-    """Let a deadline pass later by as long as the block lasts."""
+    """Postpone a deadline by the time that a `with` block takes."""
     if deadline is None or (when := deadline.when()) is None:
         yield
         return

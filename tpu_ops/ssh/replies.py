@@ -1,20 +1,20 @@
-"""The results from one worker: how a command ended there, or what the launcher answered."""
+"""The results from one worker: how a command ended on the worker, or what the launcher answered."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tpu_ops.ssh import envelope, openssh
 
-#: ssh's own exit code for a failure; a remote command may end with the same code.
+#: ssh's exit code if ssh itself fails. A remote command can end with the same code.
 SSH_FAILED = 255
-#: Beginnings of the problem of a command that took too long, and of one that may not have started.
+#: Beginnings of the problem of a command that took too long, and of a command that perhaps has not started.
 LATE, MUTE = "did not end within", "did not answer within"
-#: Bytes that are kept of one stream of one worker, and about how many bytes of its end are kept in addition.
+#: How many bytes of a worker's output are kept from the beginning, and about how many more from the end.
 LONGEST, _TAIL = 64 * 2**20, 64 * 2**10
 
 
 class Output:
-    """The output on one stream of a worker: if it is too long, its beginning, its end, and the end marker.
+    """The output of a worker on one stream. Of long output only the beginning, the end, and the end marker are kept.
 
     Args:
         marker: The envelope's marker; empty if the stream has no end marker.
@@ -30,17 +30,17 @@ class Output:
         self._kept = LONGEST
 
     def add(self, piece: bytes) -> None:
-        """Take more."""
+        """Add received bytes."""
         self.data += piece
         if len(self.data) > self._kept + 2 * _TAIL:
             self._drop()
 
     def shown(self, body: bytes) -> bytes:
-        """Return the command's own output without the bytes after the cut, given the whole output of the command."""
+        """Return the command's output up to the first dropped byte. ``body`` is the kept output of the command."""
         return body[: max(0, len(body) - len(self.data) + LONGEST)] if self.cut else body
 
     def _drop(self) -> None:
-        """Drop the bytes between the beginning and the end, except for the end marker."""
+        """Drop the bytes between the beginning and the end of the output, except for the end marker."""
         self.cut = True
         if self._told:
             line = len(self._told) + len("255\n")
@@ -58,11 +58,11 @@ class Result(NamedTuple):
     Attributes:
         host: The worker.
         code: The command's own exit code (128 + n for signal n); None if its end marker did not arrive.
-        stdout: The command's output, without what the login shell printed before it.
+        stdout: The command's output, without text that the login shell printed before.
         stderr: The error output of the command and the login shell.
-        problem: Why there is no exit code; empty if there is one.
+        problem: Why there is no exit code; empty if the exit code is known.
         reached: Whether the worker was reached.
-        cut: Whether the output was longer than what is kept.
+        cut: Whether the output was too long, so that bytes were dropped.
     """
 
     host: str
@@ -75,7 +75,7 @@ class Result(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the command ended with 0."""
+        """Whether the command ended with exit code 0."""
         return self.code == 0
 
 
@@ -89,17 +89,24 @@ def result_of(host: str, marker: str, code: int | None, stdout: Output, stderr: 
         return Result(host, own, body, errors, cut=cut)
     if not started:
         return Result(host, None, body, errors, said, reached=code != SSH_FAILED, cut=cut)
-    return Result(host, None, body, errors, f"the connection ended before the command: {said}", cut=cut)
+    return Result(
+        host,
+        None,
+        body,
+        errors,
+        f"the connection was lost after the command had started and before it ended: {said}",
+        cut=cut,
+    )
 
 
 def late(found: Result, limit: str, *, begun: bool) -> Result:
     """Return the result of a command that exceeded its time limit.
 
-    The command itself may have ended while a background process holds the session open. A command without a beginning
-    marker may still start, or may have started unnoticed.
+    The command itself can have ended while a background process keeps the session open. If the beginning marker has not
+    arrived, the command can still start, or can have started without this being noticed.
 
     Args:
-        found: The result at the time limit.
+        found: The result when the time limit was exceeded.
         limit: The time limit, in words.
         begun: Whether the command is known to have started.
     """
@@ -111,10 +118,10 @@ class Reply(NamedTuple):
 
     Attributes:
         host: The worker.
-        value: The answer; empty if there is none.
-        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the launcher's kind of error.
+        value: The launcher's answer; empty if the launcher did not answer.
+        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the error kind in the answer.
         problem: What went wrong, for the user.
-        fix: The fix; may be empty.
+        fix: The fix, for the user; can be empty.
     """
 
     host: str
@@ -125,7 +132,7 @@ class Reply(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the request was carried out."""
+        """Whether the launcher carried out the request."""
         return not self.kind
 
     @property
@@ -135,7 +142,7 @@ class Reply(NamedTuple):
 
 
 def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
-    """Return the reply, given the launcher's answer, or None and the error output instead."""
+    """Return the reply of a worker. Without an answer (None), the error output tells the problem."""
     if isinstance(answer, dict):
         if answer.get("ok"):
             return Reply(host, answer)
@@ -148,8 +155,11 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
         return Reply(host, {}, "unreachable", said)
     configure = f"tpu_ops configure {host}"
     if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
-        fix = f"set `sudo: launcher` in your users_people entry, or have it set; `{configure}` then applies it"
-        return Reply(host, {}, "denied", "sudo does not let you use the launcher there", fix)
+        fix = (
+            f"set `sudo: launcher` in your users_people entry, or ask an administrator to set it; `{configure}` "
+            "then applies it"
+        )
+        return Reply(host, {}, "denied", "sudo does not let you use the launcher on this worker", fix)
     if "not found" in stderr or "No such file" in stderr:
         return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)
     return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)

@@ -1,6 +1,6 @@
-"""Reports silent workers: those that do not answer over a connection that was already open.
+"""Reports silent workers, which do not answer over a connection that was already open.
 
-Their connection may lead to a former address. OpenSSH closes it after several of its own probes are unanswered.
+The connection can lead to a worker's former address. OpenSSH closes it only after several unanswered probes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tpu_ops import texts
 if TYPE_CHECKING:
     from asyncio import TimerHandle
 
-#: Seconds without an answer after which a worker is reported, and in which further silent workers join the report.
+#: Seconds without an answer after which a worker is reported as silent, and seconds to wait for further silent workers
+#: for the same report.
 PATIENCE, GATHER = 4.0, 0.5
 #: Seconds without an answer after which the API is asked whether the worker has moved. ssh would wait 10 s for a new
 #: connection, and 20 s for an answer over an old one.
@@ -26,20 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 def say(hosts: Iterable[str]) -> None:
-    """Report that these workers are silent."""
+    """Tell the user that these workers are silent."""
     names = sorted(set(hosts), key=texts.natural)
     _log.info("%s %s silent: waiting for an answer", texts.some(names, 4, "others"), "is" if len(names) == 1 else "are")
 
 
 class Silence:
-    """Watches the workers of one fan-out."""
+    """Watches for silent workers of one fan-out."""
 
     def __init__(self) -> None:
         self._hosts: list[str] = []
 
     @contextmanager
     def watch(self, host: str, quiet: float = 0.0) -> Iterator[Callable[[], None]]:
-        """Report a worker if it stays silent; yields a function to call once it has answered.
+        """Report a worker if it stays silent; yield a function that the block calls once the worker has answered.
 
         Args:
             host: The worker.

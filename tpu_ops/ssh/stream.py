@@ -1,4 +1,4 @@
-"""An answer of the launcher that continues as frames."""
+"""The answer of the launcher to `follow`, which continues as frames."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tpu_ops.protocol import wire
 from tpu_ops.ssh import openssh, processes
 from tpu_ops.ssh.replies import Reply, reply_of
 
-#: Type of `Fanout.unless_gone`.
+#: The type of `Fanout.unless_gone`, as this module calls it.
 UnlessGone = Callable[[str], AbstractAsyncContextManager[object]]
 
-#: Seconds for the launcher to begin its answer: it may hang although the connection is alive.
+#: Seconds that the launcher has to begin its answer. The launcher can hang although the connection is alive.
 LIMIT = 45.0
 
 
 class Broken(Exception):
-    """A stream ended before its END frame, or contained something other than frames; the text gives the reason."""
+    """A stream ended before its END frame, or contained invalid frames; the text has the reason."""
 
 
 class Frame(NamedTuple):
@@ -31,7 +31,7 @@ class Frame(NamedTuple):
 
 
 class Stream:
-    """The framed answer of one worker.
+    """The answer and the frames from the launcher of one worker.
 
     Attributes:
         heard_at: When the last bytes of a frame arrived, in the event loop's time.
@@ -46,7 +46,7 @@ class Stream:
         self._marker = marker
 
     async def answer(self) -> Reply:
-        """Return the answer that precedes the frames; no frames follow a refusal.
+        """Return the answer that precedes the frames. If the launcher refused the request, no frames follow.
 
         Raises:
             Broken: The answer did not come in time.
@@ -67,10 +67,10 @@ class Stream:
         return reply_of(self.host, wire.find_answer(answer, self._marker), "", 0)
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Yield frames up to and including the END frame; all have a kind of the protocol.
+        """Yield the frames up to and including the END frame, and check that their kinds are known.
 
         Raises:
-            Broken: The connection ended before the END frame, or something other than a frame arrived.
+            Broken: The connection ended before the END frame, or an invalid frame arrived.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         while True:
@@ -78,9 +78,9 @@ class Stream:
                 kind, offset, size = wire.FRAME.unpack(await self._process.stdout.readexactly(wire.FRAME.size))
                 if kind not in wire.KINDS:
                     version = f"version {wire.PROTOCOL} of the protocol"
-                    raise Broken(f"its launcher sent a frame of kind {kind!r}, which {version} does not have")
+                    raise Broken(f"the worker's launcher sent a frame of kind {kind!r}, which {version} does not have")
                 if size > wire.MAX_FRAME:
-                    raise Broken(f"its launcher sent a frame of {size} bytes, more than {wire.MAX_FRAME}")
+                    raise Broken(f"the worker's launcher sent a frame of {size} bytes, more than {wire.MAX_FRAME}")
                 payload = await self._exactly(size)
             except asyncio.IncompleteReadError:
                 code, said = await self._last_words()
@@ -106,12 +106,12 @@ class Stream:
         return bytes(payload)
 
     async def _last_words(self) -> tuple[int | None, str]:
-        """Return ssh's exit code and error output."""
+        """Return ssh's exit code and error output, after ssh has closed its output."""
         assert self._process.stderr is not None  # noqa: S101 - for the type checker
         try:
             async with asyncio.timeout(processes.CONTROL_LIMIT):
                 said = await self._process.stderr.read()
                 await self._process.wait()
         except TimeoutError:
-            return None, "ssh closed its output and did not end"
+            return None, "ssh closed its output but did not end"
         return self._process.returncode, said.decode(errors="replace")

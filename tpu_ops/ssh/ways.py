@@ -1,4 +1,4 @@
-"""How each worker is reached: directly, through another host, or through Identity-Aware Proxy."""
+"""Decides how each worker is reached: directly, through a jump host, or through Identity-Aware Proxy (IAP)."""
 
 import contextlib
 import hashlib
@@ -17,16 +17,16 @@ from tpu_ops.ssh.mux import Master
 
 #: Port of the workers' sshd.
 SSH_PORT = 22
-#: Most nodes that a warning lists.
+#: Maximum number of nodes that a warning lists.
 _MOST_NODES = 8
 
 
-#: Hexadecimal digits of the worker's part of a control socket's name, and bytes of the whole name. ssh's %C is a digest
-#: of 40 digits, made of this machine's name and the address, port and user of the connection.
+#: Number of hexadecimal digits of the worker's part of a control socket's name, and length of the whole name in bytes.
+#: ssh's %C is a digest of 40 digits, made of this machine's name and the address, port and user of the connection.
 _ALIAS_DIGITS = 8
 CONTROL_NAME = 40 + 1 + _ALIAS_DIGITS
 
-#: Seconds to connect through gcloud, which starts slowly, and more slowly if several start at once.
+#: Seconds to connect through gcloud, which starts slowly, especially if several gcloud processes start at once.
 _IAP_PATIENCE = 20
 
 
@@ -36,10 +36,10 @@ class Way(NamedTuple):
     Attributes:
         address: The address for ssh; empty if there is no way.
         proxy: ssh's ProxyCommand, or empty.
-        problem: Why there is no way, in words that follow the worker's name; empty if there is one.
-        control: ssh's ControlPath. It depends on the worker and the way, not only on the address: behind proxies two
-            workers may have the same address.
-        patience: ssh's ConnectTimeout in seconds if it differs from the default; else 0.
+        problem: Why the worker cannot be reached, as a verb phrase that follows its name; empty if there is a way.
+        control: ssh's ControlPath. The path depends on the worker and the way, not only on the address, since two
+            workers behind proxies can have the same address.
+        patience: ssh's ConnectTimeout in seconds; 0 means the default.
     """
 
     address: str
@@ -56,16 +56,16 @@ class Ways:
         settings: The fleet's settings.
         files: The fleet's files.
         mux: The directory of the control sockets.
-        workers: All workers of the projects and zones, since the jump need not pass the fleet's filters.
+        workers: All workers of the projects and zones, since the filters may exclude the jump host.
 
     Attributes:
-        jump: Worker of the fleet through which others are reached, or empty.
-        jump_place: Address and port of this worker; the address is empty if there is none.
-        jump_alias: Alias of this worker in known_hosts, or empty.
-        outside: Name, as ssh gets it, of a jump that is not a worker of the fleet, or empty.
-        outside_options: ssh options that precede this name.
-        lead: How ssh reaches the jump, a worker or not; None if there is no jump.
-        jump_config: OpenSSH configuration for a jump that is not a worker of the fleet, or empty.
+        jump: Name of the jump host if it is a worker of the projects and zones; else empty.
+        jump_place: Address and port of the worker ``jump``; the address is empty if there is no such worker.
+        jump_alias: Alias of the worker ``jump`` in known_hosts, or empty.
+        outside: Name, for ssh, of the jump host if it is not a worker; else empty.
+        outside_options: ssh options that precede the name ``outside``.
+        lead: How ssh reaches the jump host; None if there is no jump host.
+        jump_config: Text of the OpenSSH configuration for a jump host that is not a worker; else empty.
     """
 
     def __init__(self, settings: Settings, files: FleetFiles, mux: Path, workers: Iterable[Worker]) -> None:
@@ -77,7 +77,7 @@ class Ways:
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = {worker.host: worker for worker in workers}
-            # The name of a node means its worker 0, as for `tpu_ops ssh`.
+            # If proxy_jump is the name of a node, the jump host is the node's worker 0, as for `tpu_ops ssh`.
             place = next((host for host in (place, f"{place}-w0") if host in known), place)
             own = place in known
             self.jump = place if own else ""
@@ -91,18 +91,18 @@ class Ways:
                 self.jump_place, self.jump_alias = (self._address(known[place])[0], port), known[place].host_key_alias
 
     def lost_jump(self, names: Collection[str]) -> str:
-        """Return a warning if the jump has the name of one of these nodes, or of a worker, but is not a worker."""
+        """Return a warning if the jump host is no worker but has the name of one of these nodes or of its worker."""
         if not {self.outside, re.sub(r"-w[0-9]+$", "", self.outside)} & {*names}:
             return ""
         return (
-            f"proxy_jump {self.outside}: no worker of the projects and zones has that name now, so ssh uses a "
+            f"proxy_jump {self.outside}: no worker of the projects and zones has this name now, so ssh uses a "
             "machine outside the fleet, without the fleet's host key; "
             "`tpu_ops list` shows the workers"
         )
 
     @property
     def proxies(self) -> bool:
-        """Whether any worker may be reached through a proxy."""
+        """Whether any worker is perhaps reached through a proxy."""
         return bool(self._proxy) or self._settings.iap
 
     def of(self, worker: Worker) -> Way:
@@ -119,11 +119,11 @@ class Ways:
         if not self._settings.iap:
             return Way(found, proxy, control=control)
         if not proxy:
-            return Way("", problem="publishes no instance name, which the way through IAP needs")
+            return Way("", problem="publishes no instance name, which connections through IAP need")
         return Way(found, proxy, control=control, patience=_IAP_PATIENCE)
 
     def master(self, worker: Worker) -> Master | None:
-        """Return where the master of a worker would listen; None if there is no way to the worker."""
+        """Return where the ssh master of a worker listens, if it runs; None if there is no way to the worker."""
         way = self.of(worker)
         if not way.control:
             return None
@@ -133,7 +133,7 @@ class Ways:
     def control(self, worker: Worker, found: str) -> str:
         """Return ssh's ControlPath for a worker at an address.
 
-        It depends on the proxy and the key, so that a connection that was opened another way is never used.
+        The path depends on the proxy and the key, so that a connection by another proxy or key is never used.
         """
         return control_path(self._mux, worker, f" {self._settings.private_key} {self._proxy_to(worker, found)}")
 
@@ -146,16 +146,16 @@ class Ways:
         return _iap_command(worker) if worker.instance_name else ""
 
     def _block_of(self, jump: Worker) -> str:
-        """Return why no other worker can be reached through this one, or ""."""
+        """Return why no worker can be reached through this worker as jump host, or ""."""
         why = "which has no external address" if self._address(jump)[1] else ""
         if jump.node.state not in SERVING_STATES:
             why = f"whose node is {jump.node.state}"
         return f"is to be reached through {jump.host} (proxy_jump), {why}" if why else ""
 
     def _address(self, worker: Worker) -> tuple[str, str]:
-        """Return a worker's address, and why it has no usable one."""
+        """Return a worker's address for ssh, and why there is no usable address: one of the two is empty."""
         if worker.host == self.jump:
-            lacking = "has no external address, and the others are to be reached through it"
+            lacking = "has no external address, and the other workers are to be reached through it"
             return worker.external_ip, "" if worker.external_ip else lacking
         kinds = self._settings.connect_with
         found = address(worker, kinds)
@@ -169,18 +169,18 @@ def control_path(mux: Path, worker: Worker, how: str = "") -> str:
 
 
 def _socket(mux: Path, name: str) -> str:
-    """Return the path of a control socket in the syntax of ssh options; its name may contain tokens."""
+    """Return the path of a control socket in the syntax of ssh options; ``name`` can contain tokens such as %C."""
     # Quotes are enough for the directory: `client_config.mux_dir` accepts only plain paths.
     return f'"{mux}/{name}"' if " " in str(mux) else f"{mux}/{name}"
 
 
 def host_name(worker: Worker, way: Way) -> str:
-    """Return the address for ssh, or a name that cannot be resolved, so that no other machine answers."""
+    """Return the address of a worker for ssh. Without an address, return a name that cannot be resolved."""
     return way.address or f"{worker.host}.has-no-address.invalid"
 
 
 def problems(ways: Iterable[tuple[Worker, Way]]) -> list[str]:
-    """Return one warning per reason for which workers have no way, with the names of the workers."""
+    """Return one warning for each reason why workers cannot be reached, with the names of these workers."""
     lacking: dict[str, dict[str, list[Worker]]] = {}
     for worker, way in ways:
         if way.problem:
@@ -198,7 +198,7 @@ def problems(ways: Iterable[tuple[Worker, Way]]) -> list[str]:
 
 
 def _folded(label: str, workers: Sequence[Worker]) -> str:
-    """Return the workers of one node, sorted by index, as a node set: ``pod-w[0-2,5]``."""
+    """Return workers of one node, which are sorted by index, as a node set such as ``pod-w[0-2,5]``."""
     runs: list[list[int]] = []
     for worker in workers:
         if runs and runs[-1][-1] == worker.index - 1:
@@ -210,7 +210,7 @@ def _folded(label: str, workers: Sequence[Worker]) -> str:
 
 
 def address(worker: Worker, connect_with: Sequence[str]) -> str:
-    """Return a worker's address of the first kind that it has; empty if it has none."""
+    """Return a worker's address of the first kind in ``connect_with`` that the worker has; else empty."""
     for kind in connect_with:
         if found := worker.external_ip if kind == "external" else worker.internal_ip:
             return found
@@ -229,19 +229,20 @@ def _jump_words(jump: str) -> tuple[list[str], str]:
 
 
 def _jump_command(ssh_config: Path, options: Sequence[str], place: str) -> str:
-    """Return the ProxyCommand of a jump.
+    """Return the ProxyCommand that leads through a jump host.
 
-    ssh may ask for a passphrase or a second factor: the commands and Ansible run it without a terminal, where it cannot
-    ask, but the user's own ssh has a terminal.
+    BatchMode is not set: in the user's own ssh, which has a terminal, the jump host's ssh can ask for a passphrase or a
+    second factor. Under the commands and Ansible there is no terminal, so it cannot ask.
     """
     words = ["ssh", "-F", str(ssh_config).replace("%", "%%"), *options]
     return f"{shlex.join(words)} -W '[%h]:%p' {shlex.quote(place)}"
 
 
 def _jump_config(mux: Path) -> str:
-    """Return the OpenSSH configuration for a jump: the user's own configuration, and one connection for all workers.
+    """Return the OpenSSH configuration for a jump host: the user's own, and one shared connection for all workers.
 
-    Without the shared connection, many workers at once would exceed the number of logins that the jump's sshd accepts.
+    Without the shared connection, many workers at once would exceed the number of logins that the jump host's sshd
+    accepts.
     """
     lines = ["# Written by tpu_ops: your own configuration, and one connection to the jump for all workers behind it."]
     with contextlib.suppress(OpsError):

@@ -1,1 +1,1 @@
-"""The published snapshot, for people without cloud credentials: its format, and where it is read and written."""
+"""The published snapshot, for people without cloud credentials: format, sources and destinations."""

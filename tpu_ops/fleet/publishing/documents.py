@@ -1,7 +1,7 @@
 """The published snapshot: a fleet as one JSON document, for people with an ssh key and without cloud credentials.
 
-Parts of it are written into ssh_config and known_hosts. It is therefore checked at least as strictly as the answers of
-the API: a document with an invalid name, address or key is rejected.
+Names, addresses and keys of a snapshot are written into ssh_config and known_hosts. A snapshot is therefore checked as
+strictly as an answer of the API: a document with an invalid name, address or key is rejected.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tpu_ops.cloud.node import FORMS, Node, workers_of
 from tpu_ops.errors import CloudError
 from tpu_ops.ssh.known_hosts import Keys, valid_key
 
-#: Format and version of a document; other versions are rejected.
+#: Format and version of a document; documents of other versions are rejected.
 FORMAT, VERSION = "tpu_ops snapshot", 1
 
-#: Beginning of every document: output of a login shell before it is ignored.
+#: Beginning of every document. Anything that a login shell prints before this text is ignored.
 BEGINNING = b'{\n "format": "tpu_ops snapshot"'
 
-#: Largest document that is read, in bytes.
+#: Maximum size of a document, in bytes.
 LARGEST = 64 * 1024 * 1024
 
-#: Seconds by which the clock of the publishing machine may be ahead.
+#: Seconds by which a document's time may lie in the future, since clocks differ.
 AHEAD = 600.0
 
 #: Earliest valid time of a document, in seconds since 1970: the year 2015.
@@ -45,9 +45,9 @@ class Document:
         projects: The fleet's projects.
         zones: The fleet's zones; empty means all.
         nodes: The fleet's nodes, in the order of their full names.
-        host_keys: Alias -> host keys of its workers.
+        host_keys: Worker's alias in known_hosts -> the worker's host keys.
         trusted_first: Aliases whose keys were trusted on first contact and not confirmed by a published key.
-        unlisted: Pairs of project and zone that could not be listed: their nodes are older or missing.
+        unlisted: Pairs of project and zone that could not be listed at ``asked_at``: their nodes are older or missing.
     """
 
     asked_at: float
@@ -83,29 +83,29 @@ def document(
     trusted_first: Set[str] = frozenset(),
     unlisted: Iterable[tuple[str, str]] = (),
 ) -> Document:
-    """Return the document of these nodes, with those of the known keys that belong to their workers."""
+    """Return the document of these nodes, with the known host keys of their workers only."""
     own = {worker.host_key_alias for worker in workers_of(nodes) if worker.node.node_id} & keys.keys()
     kept = {alias: keys[alias] for alias in sorted(own)}
     return Document(asked_at, projects, zones, nodes, kept, frozenset(own & trusted_first), tuple(unlisted))
 
 
 def parse(data: bytes, where: str, now: float) -> Document:
-    """Return the document in some JSON data.
+    """Return the document that some JSON data contains.
 
     Args:
-        data: At most LARGEST bytes.
+        data: JSON of at most LARGEST bytes.
         where: Source of the data, for an error.
         now: Current time, in seconds since 1970.
 
     Raises:
-        CloudError: The data is not a valid document; the text names the invalid part.
+        CloudError: The data is not a valid document; the error names the invalid part.
     """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise _wrong("it is not JSON", where) from exc
+        raise _wrong("the file is not JSON", where) from exc
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise _wrong(f'it does not say "format": "{FORMAT}"', where)
+        raise _wrong(f'the file does not say "format": "{FORMAT}"', where)
     if value.get("version") != VERSION:
         version = value.get("version")
         raise CloudError(
@@ -127,7 +127,7 @@ def publishable(found: Document, now: float) -> str:
         now: Current time, in seconds since 1970.
 
     Raises:
-        CloudError: Readers would reject it; the text names the invalid part.
+        CloudError: Readers would reject the document; the error names the invalid part.
     """
     text = found.text()
     try:
@@ -136,13 +136,14 @@ def publishable(found: Document, now: float) -> str:
         raise CloudError(
             f"this fleet's snapshot cannot be published: {exc}",
             where="its nodes as the API lists them",
-            fix="`tpu_ops refresh` may warn of it; exclude it with projects or zones in inventory/tpu_vm.yml",
+            fix="`tpu_ops refresh` may warn about this node; exclude the node with projects or zones in "
+            "inventory/tpu_vm.yml",
         ) from exc
     return text
 
 
 class _WrongError(Exception):
-    """A part of a document is invalid; the text names it."""
+    """A part of a document is invalid; the error's text names this part."""
 
 
 def _wrong(what: str, where: str) -> CloudError:
@@ -158,12 +159,12 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
     if not isinstance(asked_at, int | float) or isinstance(asked_at, bool) or not _is_time(asked_at):
         raise _WrongError("asked_at is not a time")
     if asked_at > now + AHEAD:
-        raise _WrongError(f"its time is {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
+        raise _WrongError(f"the snapshot's time is {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
     scope = value.get("scope")
     if not isinstance(scope, dict) or not all(_places(scope.get(key)) for key in ("projects", "zones")):
         raise _WrongError("scope has no lists of projects and zones")
     if not scope["projects"]:
-        raise _WrongError("it names no project")
+        raise _WrongError("the snapshot names no project")
     entries = value.get("nodes")
     if not isinstance(entries, list):
         raise _WrongError("nodes is not a list")
@@ -184,12 +185,12 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
 def _is_time(seconds: float) -> bool:
     try:
         return math.isfinite(seconds) and seconds >= EARLIEST
-    except OverflowError:  # an integer that is too large for a float
+    except OverflowError:  # the integer is too large for a float
         return False
 
 
 def _node(entry: Any, number: int) -> Node:
-    """Return a node of the document; unknown keys, which a newer program may have added, are ignored."""
+    """Return a node of the document. Unknown keys are ignored: a newer tpu_ops can have written them."""
     if not isinstance(entry, dict):
         raise _WrongError(f"node {number} is not a node")
     try:
@@ -207,7 +208,7 @@ def _host_keys(value: Any) -> dict[str, Keys]:
         if not isinstance(keys, dict) or not keys:
             raise _WrongError(f"host_keys: {alias} has no keys")
         if not all(isinstance(blob, str) and valid_key(kind, blob) for kind, blob in keys.items()):
-            raise _WrongError(f"host_keys: {alias} has something that is not a host key")
+            raise _WrongError(f"host_keys: {alias} has a value that is not a host key")
     return value
 
 
@@ -224,7 +225,7 @@ def _unlisted(value: Any) -> list[tuple[str, str]]:
 
 
 def _refuse_twice(what: str, nodes: Iterable[Node], own: Callable[[Node], str]) -> None:
-    """Reject nodes if two of them share a value that must be unique; ``own`` returns the value, or "" if none."""
+    """Reject nodes if two share a value that must be unique. ``own`` returns a node's value, or "" if it has none."""
     seen: dict[str, Node] = {}
     for node in nodes:
         other = seen.setdefault(own(node) or f"none of {node.full_name}", node)

@@ -1,4 +1,4 @@
-"""Reads a fleet from a published snapshot instead of the API."""
+"""Reads a fleet's nodes and host keys from a published snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_ops.ssh.guest_attributes import Learned
 
 
 class OutdatedError(CloudError):
-    """The published snapshot is older than the one on this machine."""
+    """The published snapshot is older than the snapshot on this machine."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Seen:
     Attributes:
         asked_at: When the API was asked, in seconds since 1970.
         nodes: Nodes of the fleet's projects and zones, in the order of their full names.
-        unanswered: (project, zone) that could not be listed.
-        learned: Content of the guest attributes that were requested.
+        unanswered: Pairs (project, zone) that could not be listed.
+        learned: Host keys and instance names of the workers, from guest attributes or the published snapshot.
         warnings: What could not be listed, in words.
         source: Source of the published snapshot; empty if the API was asked.
     """
@@ -47,11 +47,11 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     Args:
         settings: The fleet's settings.
         source: The source, as `sources.parse` returns it.
-        learn: Whether to use its host keys.
+        learn: Whether to use the host keys in the snapshot.
 
     Raises:
-        CloudError: It cannot be read, or is invalid.
-        UsageError: It is about other projects.
+        CloudError: The snapshot cannot be read, or is invalid.
+        UsageError: The snapshot contains none of the fleet's projects.
     """
     where = sources.shown(source)
     with told(f"reading the published snapshot at {where}, at most {settings.request_timeout:g} s"):
@@ -63,7 +63,7 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
             f"the published snapshot is about {' and '.join(found.projects) or 'no project'}, "
             f"but this fleet needs {' and '.join(projects) or 'none'}",
             where=where,
-            fix=f"see projects in {settings.file}, or ask its publisher",
+            fix=f"see projects in {settings.file}, or ask the snapshot's publisher",
         )
     nodes = tuple(node for node in found.nodes if node.project in projects and (not zones or node.zone in zones))
     lacking = [f"project {name}" for name in projects if name not in found.projects]
@@ -89,16 +89,16 @@ def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> Non
     """Reject a published snapshot that is older than the snapshot on this machine.
 
     Raises:
-        OutdatedError: It is older.
+        OutdatedError: The published snapshot is older.
     """
     now = time.time()
-    # A local snapshot with a future time was written before this machine's clock was set back.
+    # Ignore a local snapshot with a time in the future: this machine's clock was set back after it was written.
     if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + documents.AHEAD:
         return
     raise OutdatedError(
-        f"the published snapshot is older than the local one: it was read from the API "
+        f"the published snapshot is older than the local one: the published one was read from the API "
         f"{texts.ago(seen.asked_at, now)}, the local one {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
-        fix="ask its publisher to publish again; with credentials for the API, go back to it: "
+        fix="ask the snapshot's publisher to publish again; with credentials for the API, read the API instead: "
         "`tpu_ops refresh --from api`",
     )

@@ -24,10 +24,10 @@ from tpu_ops.fleet.publishing import web
 from tpu_ops.fleet.publishing.documents import BEGINNING, LARGEST
 from tpu_ops.ssh import openssh
 
-#: The source that means the API instead of a published snapshot.
+#: Value of a source that stands for the API, not for a published snapshot.
 API = ""
 
-#: Default path of a snapshot on a host that is read by ssh.
+#: Default path of the snapshot on a host from which it is read by ssh.
 PATH_THERE = "/var/lib/tpu_ops/snapshot.json"
 
 #: Permissions of a snapshot that is published as a file: it contains no secrets.
@@ -44,11 +44,11 @@ def parse(text: str, folder: Path, where: str) -> str:
 
     Args:
         text: The source as the user writes it; ``api`` is the API.
-        folder: Base of a relative path.
-        where: Where the user wrote it, for an error.
+        folder: The directory that a relative path starts from.
+        where: Where the user wrote the text, for errors.
 
     Raises:
-        UsageError: It is not a valid source.
+        UsageError: The text is not a valid source.
     """
     if text == "api":
         return API
@@ -72,7 +72,7 @@ def named(settings: Settings) -> str:
     """Return the source in the settings, or "".
 
     Raises:
-        UsageError: It is not a valid source.
+        UsageError: The text is not a valid source.
     """
     return parse(settings.snapshot, settings.file.parent, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT")
 
@@ -89,12 +89,12 @@ def _url(text: str, where: str) -> str:
     if parts.scheme == "http" and not is_loopback(host):
         raise UsageError("http is only for this machine", where=f"{where}, {shown(text)}", fix="use https")
     if secret:
-        raise UsageError("an address with a password in it would be stored", where=where, fix="leave it out")
+        raise UsageError("an address that contains a password would be stored", where=where, fix="leave it out")
     return text
 
 
 def shown(source: str) -> str:
-    """Return a source for messages, without the query of an address, which may contain a signature."""
+    """Return a source as messages show it: without the query of a web address, which can contain a signature."""
     return source.partition("?")[0] if _SCHEME.match(source) and not source.startswith("gs://") else source or "the API"
 
 
@@ -102,7 +102,7 @@ def read(source: str, settings: Settings) -> bytes:
     """Return the content of a source, at most LARGEST bytes.
 
     Raises:
-        CloudError: It cannot be read in time, or is larger.
+        CloudError: The source cannot be read in time, or its content is larger.
     """
     timeout = settings.request_timeout
     if source.startswith("gs://"):
@@ -120,11 +120,11 @@ def destination(text: str, folder: Path, where: str) -> str:
 
     Args:
         text: The destination as the user writes it.
-        folder: Base of a relative path.
-        where: Where the user wrote it, for an error.
+        folder: The directory that a relative path starts from.
+        where: Where the user wrote the text, for errors.
 
     Raises:
-        UsageError: It is a source that cannot be written to.
+        UsageError: A snapshot cannot be written to this destination.
     """
     remote = text == "api" or text.startswith("ssh:") or (_SCHEME.match(text) and not text.startswith("gs://"))
     if remote or not text or not text.isprintable():
@@ -138,13 +138,13 @@ def write(destination: str, text: str, settings: Settings) -> None:
     """Publish a snapshot atomically.
 
     Args:
-        destination: See `destination`.
-        text: The document.
+        destination: A result of `destination`.
+        text: The document as JSON.
         settings: The fleet's settings.
 
     Raises:
         UsageError: The destination is a directory, a device or the like.
-        CloudError: The bucket rejects it.
+        CloudError: The bucket does not accept the object.
         OpsError: The file cannot be written.
     """
     if destination.startswith("gs://"):
@@ -162,19 +162,24 @@ def write(destination: str, text: str, settings: Settings) -> None:
             raise UsageError("this is a directory", where=str(path), fix="name a file in it")
         if path.exists() and not path.is_file():
             raise UsageError(
-                "this is not a regular file", where=str(path), fix="name another, or one that does not exist yet"
+                "this is not a regular file",
+                where=str(path),
+                fix="name another file, or a path that does not exist yet",
             )
         files.replace(path, text, MODE)
     except OSError as exc:
         raise OpsError(
             f"the snapshot cannot be published: {exc.strerror or exc}",
             where=str(path),
-            fix=f"create the directory {path.parent}, and check that you can write there and that it has space",
+            fix=f"create the directory {path.parent}, and check that you can write there and that the file system "
+            "has space",
         ) from exc
 
 
 def _too_large(source: str) -> NoReturn:
-    raise CloudError(f"it is larger than {LARGEST // 2**20} MiB", where=source, fix="check that it is a snapshot")
+    raise CloudError(
+        f"the published snapshot is larger than {LARGEST // 2**20} MiB", where=source, fix="check that it is a snapshot"
+    )
 
 
 def _read_file(path: Path, named: str) -> bytes:
@@ -187,7 +192,7 @@ def _read_file(path: Path, named: str) -> bytes:
         raise CloudError(
             f"the published snapshot cannot be read: {exc.strerror or exc}",
             where=str(path),
-            fix=f"ask its publisher, or name another {named}",
+            fix=f"ask the snapshot's publisher to make the file readable, or set another snapshot {named}",
         ) from exc
     return data if len(data) <= LARGEST else _too_large(str(path))
 
@@ -200,13 +205,13 @@ def ssh_command(host: str, path: str) -> list[str]:
 
 
 def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Return the output of a process, cut at the largest size of a snapshot."""
+    """Return the output of a process; stop reading above the maximum size of a snapshot."""
     assert process.stdout is not None  # noqa: S101 - for the type checker
     handle, data = process.stdout.fileno(), bytearray()
     ready = select.poll()
     ready.register(handle, select.POLLIN)
     while len(data) <= LARGEST:
-        # A child of the process may hold the pipe open longer than the process lives.
+        # Poll up to the deadline: a child of the process can keep the pipe open after the process has ended.
         if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
         piece = os.read(handle, _CHUNK)
@@ -217,7 +222,7 @@ def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
-    # ssh may leave a master in the background, which would keep a pipe for standard error open.
+    # A file, not a pipe: an ssh master in the background would keep a pipe for standard error open.
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -237,7 +242,7 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
         except (TimeoutError, subprocess.TimeoutExpired):
             data, over = b"", True
         finally:
-            # This kills the children too, but not a master, which has its own session.
+            # This also kills the children of ssh, but not an ssh master, which has its own session.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -249,7 +254,7 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
         _too_large(source)
     if over or process.returncode:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        why = f"ssh did not end within {timeout:g} s" if over else lines[-1] if lines else "ssh failed"
+        why = f"ssh took longer than {timeout:g} s" if over else lines[-1] if lines else "ssh failed"
         raise CloudError(
             f"the published snapshot cannot be read: {why}",
             where=source,
