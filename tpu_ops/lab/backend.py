@@ -54,7 +54,7 @@ class WorkerSpec:
         node: Short name of the node.
         node_id: Numeric id of the node in the API, as decimal digits.
         index: Worker index, from 0.
-        peers: Internal addresses of all workers of the node, in order.
+        peers: Internal addresses of all workers of the node, in the order of the worker indexes.
         external_ip: The worker's external address; empty for a node without external addresses.
         runtime_version: Runtime version of the node, which decides the worker's container image.
         accelerator_type: Accelerator type of the node, for example ``v4-32``.

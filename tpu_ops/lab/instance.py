@@ -26,7 +26,7 @@ from tpu_ops.lab import process
 
 #: gRPC and REST port of the instance ``default``.
 DEFAULT_PORTS = (18470, 18471)
-#: Seconds to wait for another command that starts or stops the same lab.
+#: Maximum number of seconds to wait until another command has started or stopped the same lab.
 LOCK_TIMEOUT = 120.0
 PROJECT = "lab"
 USER = "tpu"
@@ -227,7 +227,7 @@ def writing(lab: Instance) -> Iterator[None]:
     """Turn an OSError in the block into an OpsError that names the file or the lab's directory."""
     try:
         yield
-    except BrokenPipeError:  # the reader of this command's output has closed it
+    except BrokenPipeError:  # no file of the lab is involved: the reader of this command's output has closed the pipe
         raise
     except OSError as exc:
         raise OpsError(

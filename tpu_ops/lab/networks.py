@@ -29,7 +29,7 @@ def network_name(instance: str, kind: str) -> str:
 
 
 def candidates(instance: str, kind: str) -> Iterator[IPv4Network]:
-    """Yield all subnets for a kind of network, beginning at one that depends on the lab's name.
+    """Yield all subnets for a kind of network; which subnet is the first depends on the lab's name.
 
     A lab therefore usually gets the same subnet again after it was removed and created.
     """

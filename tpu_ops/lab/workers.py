@@ -191,7 +191,7 @@ class ContainerBackend:
         return containers.parse_attributes(shared.read(self.directory(worker) / "guest_attributes.json"))
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove all other workers of this lab than these, and detach the disks that these workers do not use."""
+        """Remove all workers of this lab except these, and detach the disks that these workers do not use."""
         keep = {container_name(self.instance, worker) for worker in workers}
         with _as_backend_error():
             extra = sorted(set(await self._found()) - keep)
@@ -286,7 +286,10 @@ class ContainerBackend:
         await self.engine.run("stop", "-t", "0", name, check=False)
         hint = ""
         if container.exit_code == containers.STATE_UNSEEN:
-            hint = f" (it does not see {self._directories}: set TPU_OPS_STATE to a directory that the engine can share)"
+            hint = (
+                f" (the container does not see {self._directories}: "
+                "set TPU_OPS_STATE to a directory that the engine shares)"
+            )
         logs = await self.engine.run("logs", "--tail", "5", name, check=False)
         said = " / ".join((logs.stdout + logs.stderr).split("\n")[-6:]).strip(" /")
         raise BackendError(f"the worker's container ended with code {container.exit_code}{hint}: {said or 'no output'}")

@@ -26,7 +26,7 @@ def _unary(service: Service, api: str, method: str, handler: Handler, request: C
 
     return grpc.unary_unary_rpc_method_handler(
         answer,
-        request_deserializer=request.FromString,  # type: ignore[attr-defined] # every class has it
+        request_deserializer=request.FromString,  # type: ignore[attr-defined] # every message class has FromString
         response_serializer=lambda response: response.SerializeToString(),
     )
 

@@ -63,7 +63,8 @@ def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
                 )
             if "READ_ONLY" in (mine.get("mode"), disk.get("mode")):
                 raise precondition(
-                    f"disk {disk['sourceDisk']} is attached in the other mode: detach the disk, then attach it again"
+                    f"disk {disk['sourceDisk']} is already attached in the other mode: "
+                    "detach the disk, then attach it again"
                 )
 
 

@@ -64,10 +64,10 @@ def split(name: str) -> tuple[Location, str]:
 
 
 def check_node_id(short: str, field: str = "node_id") -> str:
-    """Return a new node's short name if it is valid (a DNS label).
+    """Return the short name of a new node if the name is valid (a DNS label).
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the name is not valid.
     """
     if not _NODE_ID.match(short):
         raise invalid(f"{field}: {short!r} must be 1 to 63 characters of a-z, 0-9 and '-', and begin with a letter")
@@ -75,10 +75,10 @@ def check_node_id(short: str, field: str = "node_id") -> str:
 
 
 def check_queued_id(short: str) -> str:
-    """Return a new queued resource's short name if it is valid.
+    """Return the short name of a new queued resource if the name is valid.
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the name is not valid.
     """
     if not _QUEUED_ID.match(short):
         raise invalid(f"queued_resource_id: {short!r} must be 1 to 128 characters of A-Z, a-z, 0-9 and _.~+%-")

@@ -91,7 +91,7 @@ def find(service: Service, name: str) -> NodeRecord:
     """Return the node with this full name.
 
     Raises:
-        ApiError: INVALID_ARGUMENT, PERMISSION_DENIED or NOT_FOUND.
+        ApiError: INVALID_ARGUMENT for an invalid name; PERMISSION_DENIED for an unknown project or zone; NOT_FOUND.
     """
     service.resource(name, "nodes")
     return service.state.nodes.get(name)
@@ -101,7 +101,7 @@ def require(record: NodeRecord, action: str, states: Collection[str]) -> None:
     """Reject an action that is not allowed in the node's state.
 
     Raises:
-        ApiError: FAILED_PRECONDITION.
+        ApiError: FAILED_PRECONDITION; the node is in another state.
     """
     if record.state not in states:
         hint = ": delete it and create it again" if record.state == "PREEMPTED" else ""

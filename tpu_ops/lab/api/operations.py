@@ -60,7 +60,7 @@ async def start(
         service: The API's service.
         api: API version.
         verb: The verb of the operation.
-        target: Full name of the resource.
+        target: Full name of the resource that the operation changes.
         args: Values that the function of the operation needs to continue after a restart.
         undo: Reverts the changes that the request has made so far.
         request_id: The client's idempotency key.

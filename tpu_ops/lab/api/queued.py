@@ -120,7 +120,7 @@ async def _create(service: Service, operation: OperationRecord) -> Json:
 
 
 async def delete_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """Handle DeleteQueuedResource: without force, a queued resource with nodes is deleted only in certain states."""
+    """Handle DeleteQueuedResource: without force, a queued resource with nodes must be in one of `_DELETABLE`."""
     service.resource(request.name, "queuedResources")
     if earlier := operations.repeated(service, api, "deleteQueuedResource", request.name, request.request_id):
         return earlier

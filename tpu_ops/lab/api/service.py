@@ -46,7 +46,7 @@ class Service:
         self.backend = backend
         self.seconds = seconds
         self.projects = tuple(projects)
-        #: Name of a resource -> its running background task, for example of an operation.
+        #: Name of an operation, queued resource or node -> its running background task.
         self.running: dict[str, asyncio.Task[None]] = {}
         #: Function that is called for every node that was preempted or deleted.
         self.on_lost: Callable[[NodeRecord], None] | None = None
@@ -56,8 +56,9 @@ class Service:
     async def call(self, method: str, handler: Handler, api: str, request: Message) -> Message | Page:
         """Handle one request; its changes are in the state file before the answer is sent.
 
-        A handler that changes the state writes the state file itself, and reverts the change if writing fails. Here, an
-        error in writing other changes is only logged, so that requests that only read work on a full disk.
+        A handler that changes the state writes the state file itself, and reverts the change if writing fails. After
+        the handler has returned, an error in writing other changes is only logged, so that requests that only read work
+        on a full disk.
 
         Raises:
             ApiError: The request failed.
@@ -124,7 +125,7 @@ class Service:
         """Return the location with this name if it exists; with ``wildcard``, the zone can be ``-``.
 
         Raises:
-            ApiError: INVALID_ARGUMENT or PERMISSION_DENIED.
+            ApiError: INVALID_ARGUMENT for an invalid name; PERMISSION_DENIED for an unknown project or zone.
         """
         found = names.location(name)
         self.check_project(found.project)
@@ -136,7 +137,7 @@ class Service:
         """Split a resource's full name into location and short name; the project and the zone must exist.
 
         Raises:
-            ApiError: INVALID_ARGUMENT or PERMISSION_DENIED.
+            ApiError: INVALID_ARGUMENT for an invalid name; PERMISSION_DENIED for an unknown project or zone.
         """
         location, short = names.resource(name, collection, field)
         self.check_project(location.project)

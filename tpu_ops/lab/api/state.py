@@ -40,7 +40,7 @@ class Collection(Generic[R]):
         """Return the record with this full name.
 
         Raises:
-            ApiError: NOT_FOUND.
+            ApiError: NOT_FOUND; no record has this name.
         """
         record = self._records.get(name)
         if record is None:
@@ -103,7 +103,7 @@ class State:
             raise ValueError(f"the file is damaged ({type(failure).__name__}: {failure})") from failure
 
     def renumber(self, networks: Networks) -> None:
-        """Assign new addresses to workers whose addresses are outside the networks.
+        """Assign new addresses to workers whose addresses are outside these networks.
 
         The lab's networks can have other subnets after they were created again.
         """

@@ -27,7 +27,7 @@ SETTABLE = {
     "metadata": "",
     "storageClass": "X-Goog-Storage-Class",
 }
-#: Parameters of lists that the lab refuses: it does not support them, and a list without them would be wrong.
+#: Parameters of lists that the lab refuses: it does not support them, and a list that ignores them would be wrong.
 REFUSED = ("includeTrailingDelimiter", "matchGlob", "softDeleted")
 
 _LIMIT = 1000
