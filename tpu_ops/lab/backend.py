@@ -129,13 +129,13 @@ class Backend(Protocol):
         """
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
-        """Shut these workers down and keep their disks. Workers that do not run are left unchanged."""
+        """Shut these workers down and keep their boot disks. Workers that do not run are left unchanged."""
 
     async def kill(self, workers: Sequence[WorkerSpec]) -> None:
-        """Kill these workers, as a preemption does; their disks are kept until `remove`."""
+        """Kill these workers, as a preemption does; their boot disks are kept until `remove`."""
 
     async def remove(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove these workers and their disks. Workers that do not exist are skipped."""
+        """Remove these workers and their boot disks. Workers that do not exist are skipped."""
 
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
         """Attach and detach data disks as the workers' specs require; pass the metadata to the workers' guest agents.
@@ -148,7 +148,7 @@ class Backend(Protocol):
         """Return the attributes that the worker's guest agent published: namespace -> key -> value."""
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove everything that the backend has created for other workers than these."""
+        """Remove all workers of the lab except these, and detach the data disks that these workers do not use."""
 
     def image(self, runtime_version: str) -> str:
         """Return a description, for users, of the container image of a runtime version."""

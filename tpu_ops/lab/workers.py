@@ -114,7 +114,7 @@ class ContainerBackend:
         await self._release()
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
-        """Shut these workers down and keep their disks. Workers that do not run are left unchanged."""
+        """Shut these workers down and keep their boot disks. Workers that do not run are left unchanged."""
 
         async def stop(name: str) -> None:
             await self.engine.run("stop", "-t", str(HALT_SECONDS), name, timeout=HALT_SECONDS + 60)
@@ -122,7 +122,7 @@ class ContainerBackend:
         await self._end(workers, stop)
 
     async def kill(self, workers: Sequence[WorkerSpec]) -> None:
-        """Kill these workers, as a preemption does; their disks are kept until `remove`."""
+        """Kill these workers, as a preemption does; their boot disks are kept until `remove`."""
 
         async def kill(name: str) -> None:
             if (await self.engine.run("kill", name, check=False)).code:
@@ -148,7 +148,7 @@ class ContainerBackend:
         await self._each(workers, one)
 
     async def remove(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove these workers and their disks. Workers that do not exist are skipped."""
+        """Remove these workers and their boot disks. Workers that do not exist are skipped."""
         with _as_backend_error():
             found = await self._found()
 
@@ -191,7 +191,7 @@ class ContainerBackend:
         return containers.parse_attributes(shared.read(self.directory(worker) / "guest_attributes.json"))
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove all workers of this lab except these, and detach the disks that these workers do not use."""
+        """Remove all workers of this lab except these, and detach the data disks that these workers do not use."""
         keep = {container_name(self.instance, worker) for worker in workers}
         with _as_backend_error():
             extra = sorted(set(await self._found()) - keep)

@@ -67,7 +67,7 @@ def _backend(instance: str | None) -> Backend:
 async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack) -> Service:
     """Load the state file and create the API's service.
 
-    Containers, directories and disks of workers that are not in the state are removed first.
+    Workers that are not in the state are removed first, and data disks that no worker uses are detached.
     """
     store = Store(options.state)
     stack.callback(store.close)
