@@ -103,7 +103,7 @@ async def test_only_disks_that_nobody_writes_to_are_shared(lab: Lab, first: str,
 
 async def test_the_mode_of_an_attached_disk_does_not_change(lab: Lab) -> None:
     await create(lab, "one", disk("a", "READ_WRITE"))
-    with pytest.raises(ApiError, match="detach it, then attach it again"):
+    with pytest.raises(ApiError, match="detach the disk, then attach it again"):
         await update(lab, "one", disk("a"))
     assert not (await update(lab, "one", disk("a", "READ_WRITE"), disk("b"))).HasField("error")
 
@@ -112,7 +112,7 @@ async def test_the_mode_of_an_attached_disk_does_not_change(lab: Lab) -> None:
     ("disks", "message"),
     [
         ([disk("a"), {**disk("a"), "sourceDisk": URL + disk("a")["sourceDisk"]}], "listed twice"),
-        ([disk(str(number)) for number in range(25)], "25 disks, and workers of the lab take at most 24"),
+        ([disk(str(number)) for number in range(25)], "25 disks are too many; a worker of the lab can have 24"),
     ],
 )
 async def test_disks_that_no_worker_can_have_are_refused(lab: Lab, disks: list[dict[str, str]], message: str) -> None:

@@ -119,7 +119,7 @@ async def test_it_fails_when_its_valid_time_is_over(client: Client, unique: str)
         queued_resource=single(unique, queueing_policy=policy),
     )
     failed = await reaches(client, unique, "FAILED")
-    assert "valid time" in failed.state.failed_data.error.message
+    assert "valid interval" in failed.state.failed_data.error.message
 
 
 async def test_the_same_request_id_begins_one_operation(client: Client, unique: str) -> None:

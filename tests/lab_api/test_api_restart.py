@@ -112,7 +112,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(tmp_path: Path, conte
 
 def test_a_state_is_served_by_one_process_only(shared_api: LabApi, unique: str) -> None:
     shared_api.create(unique)
-    assert "another lab API serves this state" in refusal(shared_api)[0]
+    assert "another process of the lab's API uses this state file" in refusal(shared_api)[0]
     assert shared_api.node(unique)["state"] == "READY"
 
 

@@ -144,6 +144,6 @@ def test_a_full_disk_is_said_and_the_earlier_object_stays(lab_api: LabApi, monke
     uploads = directory(lab_api) / ".uploads"
     uploads.rmdir()
     uploads.write_text("")
-    with pytest.raises(exceptions.GoogleAPICallError, match="the lab cannot store it"):
+    with pytest.raises(exceptions.GoogleAPICallError, match="the lab cannot use the files of its buckets"):
         bucket.blob("a").upload_from_string("new")
     assert bucket.blob("a").download_as_bytes() == b"content of a"

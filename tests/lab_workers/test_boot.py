@@ -272,7 +272,7 @@ async def test_a_worker_that_cannot_boot_is_named_with_the_reason(lab: Lab, monk
 
     monkeypatch.setattr(lab.backend, "_write_metadata", withhold)
     start = time.monotonic()
-    with pytest.raises(BackendError, match=r"pod2 worker 0: its container ended with code 78 .*TPU_OPS_STATE"):
+    with pytest.raises(BackendError, match=r"pod2 worker 0: the worker's container ended with code 78 .*TPU_OPS_STATE"):
         await lab.backend.boot([broken])
     assert time.monotonic() - start < 20
     await lab.backend.prune(lab.pod)

@@ -138,7 +138,7 @@ async def test_disks_come_and_go_while_a_worker_runs(lab: Lab) -> None:
     assert lab.run(lab.one, "ls /dev/sd* /dev/disk/by-id").split() == [
         *("/dev/sdb", "/dev/disk/by-id:", "google-persistent-disk-1", "scsi-0Google_PersistentDisk_persistent-disk-1"),
     ]
-    with pytest.raises(BackendError, match="data disk more: a worker still has it mounted"):
+    with pytest.raises(BackendError, match="data disk more: a worker still has the disk mounted"):
         await lab.backend.publish([replace(lab.one, disks=(SCRATCH, more))])
     lab.run(lab.one, "umount /mnt/more")
     await until(lambda: ("more", False) not in lab.loops())

@@ -133,7 +133,7 @@ async def test_a_disk_that_a_worker_still_mounts_is_not_attached_a_second_time(
     Machine(tmp_path / "sys", monkeypatch)
     (tmp_path / "disks").mkdir()
     loop(tmp_path / "sys", 9, str(tmp_path / "disks" / disks.file_name(NAME)), leaving=True)
-    with pytest.raises(DiskError, match=f"data disk {NAME}: a worker still has it mounted"):
+    with pytest.raises(DiskError, match=f"data disk {NAME}: a worker still has the disk mounted"):
         await disks.Attachments(tmp_path / "disks").attach({"a": worker(DataDisk(NAME, 1, read_only=True))})
 
 

@@ -1,1 +1,1 @@
-"""The lab: a local Cloud TPU API whose workers are containers. No other package but the command line uses it."""
+"""The lab: a local Cloud TPU API whose workers are containers. Only the command line imports this package."""

@@ -1,7 +1,8 @@
-"""The interface between the lab's API and its workers, and a backend without workers.
+"""The interface through which the lab's API controls workers, and a backend without workers.
 
-The API's state decides which workers exist and which addresses they have; a backend carries this out. Every method is
-idempotent, so that an API process that was killed in the middle can simply call it again.
+The API's state decides which workers exist and which addresses they have; a backend creates and removes workers
+accordingly. Every method of a backend is idempotent: after an API process was killed during a call, the next process
+calls the method again.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class DataDisk:
 
     Attributes:
         source: The disk's resource name.
-        number: The disk's number from 1, unchanged while it is attached: its device is
-            ``google-persistent-disk-<number>``.
-        read_only: Whether no user can write to it, not even root.
+        number: The disk's number, from 1, which stays the same while the disk is attached: the name of the disk's
+            device is ``google-persistent-disk-<number>``.
+        read_only: Whether the disk is read-only for all users, including root.
     """
 
     source: str
@@ -39,24 +40,24 @@ class DataDisk:
 
 
 def disk_resource(source: str) -> str:
-    """Return the resource name of a disk, which clients give as a name or as a URL that ends in the name."""
+    """Return a disk's resource name; clients send this name, or a URL that ends with the name."""
     return source[max(source.find("projects/"), 0) :]
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One worker as the API's state requires it.
+    """The specification of one worker, from the API's state.
 
     Attributes:
-        project: Project id.
-        zone: Zone.
+        project: Id of the node's project.
+        zone: Zone of the node.
         node: Short name of the node.
-        node_id: The API's numeric id of the node, digits.
+        node_id: Numeric id of the node in the API, as decimal digits.
         index: Worker index, from 0.
-        peers: Internal addresses of all workers of the node, in order.
-        external_ip: External address; empty for a node without external addresses.
-        runtime_version: Decides which image is used.
-        accelerator_type: For example ``v4-32``.
+        peers: Internal addresses of all workers of the node, in the order of the worker indexes.
+        external_ip: The worker's external address; empty for a node without external addresses.
+        runtime_version: Runtime version of the node, which decides the worker's container image.
+        accelerator_type: Accelerator type of the node, for example ``v4-32``.
         chip_devices: Device files of the worker's chips, for example ``/dev/accel0``.
         metadata: The node's metadata entries, including ``ssh-keys``.
         disks: The node's data disks.
@@ -82,14 +83,15 @@ class WorkerSpec:
 
     @property
     def hostname(self) -> str:
-        """The worker's own host name, formed as on a TPU VM."""
+        """The worker's host name, in the form that TPU VMs have."""
         return f"t1v-n-{hashlib.sha256(self.node_id.encode()).hexdigest()[:8]}-w-{self.index}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which JAX on CPU forms the same group of processes as from a real pod's metadata.
+        """Environment variables with which JAX on CPU connects the processes of all workers.
 
-        The three empty values keep JAX from asking a metadata server about other slices.
+        On a real pod, JAX reads these values from the pod's metadata. The three empty values keep JAX from asking a
+        metadata server about other slices.
         """
         return {
             "JAX_FORCE_TPU_INIT": "1",
@@ -104,39 +106,39 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Networks:
-    """The two networks of the workers' addresses."""
+    """The networks of the workers' internal and external addresses."""
 
     internal: IPv4Network
     external: IPv4Network
 
 
 class Backend(Protocol):
-    """Runs the workers of the lab's nodes."""
+    """The interface of a backend, which runs the workers of the lab's nodes."""
 
     @property
     def networks(self) -> Networks:
-        """The networks of the workers' addresses; the first eight addresses of each are reserved."""
+        """The networks of the workers' addresses; the first eight addresses of each network are reserved."""
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
-        """Create and start these workers under exactly these addresses; return when each one serves ssh.
+        """Create and start these workers with exactly the addresses of their specs; return when each worker serves ssh.
 
-        Also used to start workers again after `halt`, possibly with other addresses.
+        Workers that `halt` has shut down are started again, possibly with other addresses.
 
         Raises:
-            BackendError: A worker did not start; the others may have.
+            BackendError: A worker did not start; the other workers might have started.
         """
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
-        """Shut these workers down and keep their disks. Workers that do not run are left unchanged."""
+        """Shut these workers down and keep their boot disks. Workers that do not run are left unchanged."""
 
     async def kill(self, workers: Sequence[WorkerSpec]) -> None:
-        """Kill these workers, as a preemption does; their disks are kept until `remove`."""
+        """Kill these workers, as a preemption does; their boot disks are kept until `remove`."""
 
     async def remove(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove these workers and their disks. Workers that do not exist are skipped."""
+        """Remove these workers and their boot disks. Workers that do not exist are skipped."""
 
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
-        """Attach and detach data disks to match the workers' specs, and pass the metadata to their guest agents.
+        """Attach and detach data disks as the workers' specs require; pass the metadata to the workers' guest agents.
 
         Raises:
             BackendError: A disk could not be attached.
@@ -146,29 +148,29 @@ class Backend(Protocol):
         """Return the attributes that the worker's guest agent published: namespace -> key -> value."""
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove everything of this instance's backend that belongs to none of these workers."""
+        """Remove all workers of the lab except these, and detach the data disks that these workers do not use."""
 
     def image(self, runtime_version: str) -> str:
-        """Return a description for users of the image that is used for a runtime version."""
+        """Return a description, for users, of the container image of a runtime version."""
 
 
 class NoWorkers:
-    """A backend for a fleet that exists only in the API: addresses and host keys are invented, nothing runs."""
+    """A backend that runs no workers: nodes exist only in the API, with invented addresses and host keys."""
 
     networks = Networks(IPv4Network("10.128.0.0/12"), IPv4Network("100.64.0.0/12"))
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
-        """There is nothing to boot."""
+        """Do nothing, since this backend has no workers."""
 
     halt = kill = remove = publish = prune = boot
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
-        """Return a host key derived from the node id and index: it has the right form, but no private key."""
+        """Return an invented host key, derived from the node id and the worker's index, without a private key."""
         seed = hashlib.sha256(f"{worker.node_id}/{worker.index}".encode()).digest()
         name = b"ssh-ed25519"
         blob = len(name).to_bytes(4, "big") + name + len(seed).to_bytes(4, "big") + seed
         return {"hostkeys": {name.decode(): b64encode(blob).decode()}}
 
     def image(self, runtime_version: str) -> str:
-        """There is no image for any runtime version."""
+        """Return a text for users that says that no image is used."""
         return "none (API only)"

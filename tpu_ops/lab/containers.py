@@ -1,4 +1,4 @@
-"""Pure functions for the lab's workers: names, labels, the engine's arguments, and parsers for its output."""
+"""Pure functions for workers' containers: names, arguments for the container engine, parsers of the engine's output."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.networks import LABEL, network_name
 
 CACHE_VOLUME = "tpu-ops-lab-cache"
-#: Directory of the download cache that all workers of all labs share.
+#: Directory in a worker with the download cache that all workers of all labs share.
 CACHE_MOUNT = "/var/cache/tpu-lab"
 STATE_MOUNT = "/var/lib/tpu-lab/worker"
-#: Capabilities of root on a TPU VM that the lab needs. CAP_SYS_RESOURCE is not among them: some machines cannot give
-#: it.
+#: Capabilities of a worker's container; root on a TPU VM has them too. CAP_SYS_RESOURCE is left out, since some
+#: machines do not allow it for containers.
 CAPABILITIES = (
-    "SYS_ADMIN",  # systemd mounts, and the boot id is a mount
+    "SYS_ADMIN",  # systemd mounts file systems; the worker's own boot id is mounted over the kernel's
     "NET_ADMIN",  # firewall rules and interface settings in a worker's own network
     "NET_RAW",  # ping; not in Podman's default set
-    "MKNOD",  # device nodes
+    "MKNOD",  # create device nodes
     "AUDIT_WRITE",  # sshd and sudo; not in Podman's default set
-    "SYS_PTRACE",  # root reads /proc/*/fd of other users' processes, to find holders of chips
-    "SYS_NICE",  # units with a scheduling priority
-    "IPC_LOCK",  # locked memory
+    "SYS_PTRACE",  # root reads /proc/*/fd of other users' processes, to find processes that use chips
+    "SYS_NICE",  # systemd units can set a scheduling priority
+    "IPC_LOCK",  # processes can lock memory
     "DAC_READ_SEARCH",  # an NFS server in user space opens files by handle
 )
 #: First major version of systemd that does not support cgroup v1.
 SYSTEMD_WITHOUT_V1 = 256
-#: Exit codes of the image's init.
+#: Exit codes of the init in a worker's image: its directory is not visible; the boot id cannot be replaced.
 STATE_UNSEEN, BOOT_ID_REFUSED = 78, 79
 
 
@@ -42,21 +42,21 @@ def container_name(instance: str, worker: WorkerSpec) -> str:
 
 
 def cgroup_args(layout: str, systemd: int) -> list[str]:
-    """Return the arguments that give a worker's systemd its cgroups.
+    """Return the container engine's arguments that give cgroups to the systemd in a worker.
 
     Args:
         layout: The machine's cgroup layout: ``v1``, ``hybrid`` or ``v2``.
         systemd: Major version of the image's systemd.
 
     Raises:
-        UsageError: This systemd cannot run on this machine.
+        UsageError: A systemd of this version cannot run on this machine.
     """
     source = "/sys/fs/cgroup"
     if systemd >= SYSTEMD_WITHOUT_V1 and layout != "v2":
         if layout == "v1":
             raise UsageError(
-                f"systemd {systemd} of the worker image needs cgroup v2, and this machine has none mounted",
-                fix="boot it with systemd.unified_cgroup_hierarchy=1, or mount a cgroup2 file system on "
+                f"systemd {systemd} of the worker image needs cgroup v2, which is not mounted on this machine",
+                fix="boot this machine with systemd.unified_cgroup_hierarchy=1, or mount a cgroup2 file system on "
                 "/sys/fs/cgroup/unified",
             )
         source = "/sys/fs/cgroup/unified"
@@ -76,7 +76,7 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
     Args:
         instance: Name of the lab.
         worker: The worker.
-        image: Tag of its image.
+        image: Tag of the worker's image.
         directory: The directory that the lab and the worker's guest agent share.
         cgroup: The result of `cgroup_args`.
     """
@@ -88,32 +88,34 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
     }
     args = ["create", "--name", container_name(instance, worker), "--hostname", worker.hostname]
     args += [part for name, value in labels.items() for part in ("--label", f"{name}={value}")]
-    # `reboot` in a worker ends its container: the engine starts it again, unless the lab itself has stopped it.
+    # `reboot` in a worker ends its container. The engine then starts the container again, unless the lab has stopped
+    # it.
     args += ["--restart", "unless-stopped"]
     args += ["--network", network_name(instance, "internal"), "--ip", worker.internal_ip]
     args += [part for name in CAPABILITIES for part in ("--cap-add", name)]
     args += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
-    # As on a TPU VM. By default, Docker lets every user bind privileged ports.
+    # As on a TPU VM, only root can bind ports below 1024; Docker's default allows these ports to every user.
     args += ["--sysctl", "net.ipv4.ip_unprivileged_port_start=1024"]
     args += [*cgroup, "--tmpfs", "/run", "--tmpfs", "/run/lock", "--shm-size", "1g"]
     args += ["--mount", f"type=bind,source={directory},target={STATE_MOUNT}"]
     args += ["--volume", f"{CACHE_VOLUME}:{CACHE_MOUNT}"]
-    # The null device stands for a chip: a process can open and hold it.
+    # The device file of each chip is /dev/null: like a chip, a process can open it and keep it open.
     args += [part for path in worker.chip_devices for part in ("--device", f"/dev/null:{path}")]
-    # Data disks are loop devices. They change while a container runs, but the rules of a container cannot. So all are
-    # allowed, and the guest agent makes the device nodes of the worker's own disks only.
+    # Data disks are loop devices, which are attached and detached while a container runs. A container's device rules
+    # cannot change, so all loop devices are allowed. The guest agent creates device nodes only for the worker's own
+    # disks.
     args += ["--device-cgroup-rule", "b 7:* rwm"]
     return [*args, image]
 
 
 def connect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
-    """Return the engine's arguments that give a worker its address on one of the two networks."""
+    """Return the engine's arguments that connect a worker's container to a network, with the worker's address."""
     address = worker.internal_ip if kind == "internal" else worker.external_ip
     return ["network", "connect", "--ip", address, network_name(instance, kind), container_name(instance, worker)]
 
 
 def disconnect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
-    """Return the engine's arguments that disconnect a worker from a network."""
+    """Return the engine's arguments that disconnect a worker's container from a network."""
     return ["network", "disconnect", "--force", network_name(instance, kind), container_name(instance, worker)]
 
 
@@ -122,10 +124,11 @@ class Container:
     """A container as the engine describes it.
 
     Attributes:
-        name: Its name.
+        name: The container's name.
         status: The engine's status: ``created``, ``running``, ``paused``, ``restarting``, ``exited``, ``dead``.
-        exit_code: The exit code of its last run.
-        addresses: Addresses by network name; the configured ones if the container does not run.
+        exit_code: The exit code of the container's last run.
+        addresses: Name of each network -> the container's address in it; while the container does not run, the
+            configured address.
     """
 
     name: str
@@ -135,7 +138,7 @@ class Container:
 
 
 def parse_container(description: Mapping[str, Any]) -> Container:
-    """Return a container from an entry of the engine's `container inspect`."""
+    """Return a container from one entry of the output of `container inspect`."""
     addresses = {}
     for name, network in (description["NetworkSettings"].get("Networks") or {}).items():
         configured = (network.get("IPAMConfig") or {}).get("IPv4Address")
@@ -145,7 +148,7 @@ def parse_container(description: Mapping[str, Any]) -> Container:
 
 
 def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> tuple[list[str], list[str]]:
-    """Return the kinds of networks that a container has to leave, and those that it then has to join."""
+    """Return the kinds of networks to disconnect a container from, and the kinds of networks to connect it to then."""
     leave, join = [], []
     for kind, address in (("internal", worker.internal_ip), ("external", worker.external_ip)):
         have = container.addresses.get(network_name(instance, kind))
@@ -157,14 +160,14 @@ def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> t
 
 
 def metadata_file(worker: WorkerSpec, disks: Sequence[Mapping[str, object]] = ()) -> bytes:
-    """Return the file that a worker's guest agent reads.
+    """Return the content of the file ``metadata.json`` that a worker's guest agent reads.
 
     Args:
         worker: The worker.
-        disks: Its data disks, from `tpu_ops.lab.disks.Attachments.devices`.
+        disks: The worker's data disks, from `tpu_ops.lab.disks.Attachments.devices`.
     """
     content = {
-        # All workers of the node know each other's names, which mean internal addresses, as on a TPU VM.
+        # As on a TPU VM, a worker can resolve the host names of all workers of its node to their internal addresses.
         "hosts": {replace(worker, index=index).hostname: address for index, address in enumerate(worker.peers)},
         "environment": worker.environment,
         "disks": list(disks),
@@ -184,7 +187,7 @@ class Status:
 
 
 def parse_status(text: str) -> Status:
-    """Parse the agent's status file; a worker's root user may have written anything there."""
+    """Parse a guest agent's status file; an invalid file is ignored, since root in the worker can write to it."""
     try:
         data = json.loads(text)
         fault = str(data.get("disk_fault", ""))[:300]
@@ -194,7 +197,7 @@ def parse_status(text: str) -> Status:
 
 
 def parse_attributes(text: str) -> dict[str, dict[str, str]]:
-    """Parse the agent's guest attributes file into namespace -> key -> value, ignoring values that are not text."""
+    """Parse a guest agent's file of guest attributes into namespace -> key -> value; only text values are kept."""
     try:
         data = json.loads(text)
     except ValueError:

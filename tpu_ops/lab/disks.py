@@ -1,8 +1,8 @@
 """Data disks of the lab: sparse files in the lab's directory, attached to loop devices of this machine.
 
-Loop devices belong to the whole machine. The lab's own are those whose file is in its directory. No other state is
-kept, so that the devices of a killed process are found again. A file has at most one loop device, which all workers
-with the disk share.
+Loop devices belong to the whole machine; the lab's loop devices are those whose file is in the lab's directory. The
+devices are not recorded elsewhere, so that a new process also finds the devices of a killed process. A file has at most
+one loop device, which all workers with this disk share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tpu_ops.lab.backend import DataDisk, WorkerSpec, disk_resource
 #: Size of every disk in bytes, the minimum of Compute Engine's persistent disks. The files are sparse.
 SIZE = 10 * 2**30
 SYSFS = Path("/sys/block")
-#: Seconds that a device may stay in use after its last worker was removed.
+#: Maximum number of seconds to wait until loop devices of removed workers are no longer in use.
 RELEASE_TIMEOUT = 10.0
 _DELETED = " (deleted)"
 
@@ -39,11 +39,11 @@ class Loop:
     """A loop device of the lab.
 
     Attributes:
-        path: For example ``/dev/loop0``.
-        number: Major and minor number, ``7:0``.
-        file: The disk's file, as the kernel knows it.
+        path: The device file, for example ``/dev/loop0``.
+        number: Major and minor number, for example ``7:0``.
+        file: The disk's file, as the kernel reports it.
         read_only: Whether the device is read-only.
-        leaving: Whether it was detached while in use; the kernel removes it when it is closed.
+        leaving: Whether the device was detached while in use; the kernel removes it when its last user closes it.
     """
 
     path: str
@@ -54,10 +54,10 @@ class Loop:
 
 
 class Attachments:
-    """The disks of one lab's workers, attached to loop devices.
+    """Attaches the data disks of one lab's workers to loop devices, and detaches unused disks.
 
     Args:
-        folder: The result of `directory`.
+        folder: The directory of the lab's disks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,11 +66,15 @@ class Attachments:
         self._changing = asyncio.Lock()
 
     def count(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Record the disks that these workers, by the names of their containers, have from now on."""
+        """Record which disks these workers use from now on.
+
+        Args:
+            workers: Name of the container -> worker.
+        """
         self._files |= {name: frozenset(file_name(d.source) for d in each.disks) for name, each in workers.items()}
 
     async def attach(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Attach these workers' disks to loop devices.
+        """Record which disks these workers use from now on, and attach the disks to loop devices.
 
         Raises:
             DiskError: A disk cannot be attached.
@@ -81,7 +85,10 @@ class Attachments:
                 await asyncio.to_thread(attach, self._folder, disk)
 
     async def release(self, gone: Iterable[str] = ()) -> None:
-        """Detach the disks that no worker uses any more, after these workers were removed.
+        """Detach the disks that no worker uses any more.
+
+        Args:
+            gone: Names of the containers of removed workers.
 
         Raises:
             DiskError: A disk cannot be detached.
@@ -92,7 +99,7 @@ class Attachments:
             await asyncio.to_thread(keep, self._folder, frozenset[str]().union(*self._files.values()))
 
     def devices(self, worker: WorkerSpec) -> list[dict[str, object]]:
-        """Return the attached disks for a worker's guest agent, which makes device nodes and links for them."""
+        """Return a worker's attached disks in the form that its guest agent reads."""
         attached = {loop.file.name: loop for loop in (loops(self._folder) if worker.disks else ()) if not loop.leaving}
         return [
             {"number": disk.number, "device": loop.number, "file": str(loop.file)}
@@ -107,7 +114,7 @@ def directory(instance: str) -> Path:
 
 
 def file_name(source: str) -> str:
-    """Return the name of a disk's file; a client may give any text as the disk's name."""
+    """Return a safe file name for a disk, since a client can send any text as the disk's name."""
     resource = disk_resource(source)
     readable = re.sub(r"[^a-z0-9]+", "-", resource.rsplit("/", 1)[-1].lower())[:40]
     return f"{readable}-{hashlib.sha256(resource.encode()).hexdigest()[:12]}.img"
@@ -124,14 +131,14 @@ def loops(folder: Path, sysfs: Path = SYSFS) -> list[Loop]:
                 continue
             number, read_only = (entry / "dev").read_text().strip(), (entry / "ro").read_text().strip() == "1"
             leaving = (entry / "loop" / "autoclear").read_text().strip() == "1"
-        except OSError:  # not attached, or detached meanwhile
+        except OSError:  # the loop device has no file, or has just been detached
             continue
         found.append(Loop(f"/dev/{entry.name}", number, file, read_only, leaving))
     return found
 
 
 def attach(folder: Path, disk: DataDisk) -> None:
-    """Create a disk's file and attach it to a loop device, unless this is already done.
+    """Create a disk's file and attach the file to a loop device, unless this was done before.
 
     Raises:
         DiskError: The disk cannot be attached; the text names the disk and the reason.
@@ -144,9 +151,9 @@ def attach(folder: Path, disk: DataDisk) -> None:
     present = [loop for loop in loops(folder) if loop.file.name == name]
     if any(loop.leaving for loop in present):
         raise DiskError(
-            "a worker still has it mounted, although it was detached there",
+            "a worker still has the disk mounted, although the disk was detached from this worker",
             where=f"data disk {disk.source}",
-            fix="unmount it on that worker, then attach it again",
+            fix="unmount the disk on this worker, then attach the disk again",
         )
     if present:
         return
@@ -158,15 +165,15 @@ def attach(folder: Path, disk: DataDisk) -> None:
                 os.truncate(stream.fileno(), SIZE)
     except OSError as exc:
         raise DiskError(
-            f"its file cannot be created: {exc.strerror or exc}",
+            f"the disk's file cannot be created: {exc.strerror or exc}",
             where=f"data disk {disk.source}, {file}",
-            fix="free some space or make it writable, then try again",
+            fix="free some disk space or make the directory writable, then try again",
         ) from exc
     _losetup("--find", *(["--read-only"] if disk.read_only else []), str(file), what=f"data disk {disk.source}")
 
 
 def detach(loop: Loop) -> None:
-    """Detach a loop device; if it is in use, the kernel removes it when it is closed.
+    """Detach a loop device; a device in use is removed by the kernel when its last user closes it.
 
     Raises:
         DiskError: The kernel or this machine's permissions do not allow it.
@@ -175,7 +182,7 @@ def detach(loop: Loop) -> None:
 
 
 def keep(folder: Path, names: Collection[str]) -> None:
-    """Detach every loop device of the lab whose file has none of these names.
+    """Detach all loop devices of the lab, except the devices of the files with these names.
 
     Raises:
         DiskError: A device cannot be detached.
@@ -195,7 +202,7 @@ def remove_all(folder: Path) -> list[str]:
     keep(folder, ())
     deadline = time.monotonic() + RELEASE_TIMEOUT
     while loops(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)  # polls until the kernel has removed the last one, or the deadline
+        time.sleep(0.05)  # polls until the kernel has removed the last device, or the deadline
     removed += [f"disk {path}" for path in sorted(folder.glob("*"))]
     shutil.rmtree(folder, ignore_errors=True)
     return removed
@@ -220,5 +227,5 @@ def _losetup(*args: str, what: str) -> None:
         raise DiskError(
             f"losetup failed: {said.splitlines()[-1]}",
             where=what,
-            fix="loop devices need a kernel that has them, and root or passwordless sudo",
+            fix="use a kernel with loop devices, and root or passwordless sudo",
         )

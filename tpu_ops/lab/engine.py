@@ -1,7 +1,7 @@
-"""The container engine's command line: finding an engine, and calling it.
+"""Find a container engine, Docker or Podman, and call its command line.
 
-Docker and Podman are called by their command lines; the flags used here are the same for both. A rootless Podman is not
-supported: workers need fixed addresses that the controller can reach.
+The flags that are used here are the same for Docker and Podman. A rootless Podman is not supported: workers need fixed
+addresses that the controller can reach.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import PurePath
 
 from tpu_ops.errors import OpsError, UsageError
 
-#: Tried in this order; sudo is for a daemon that only root may use.
+#: Command lines of container engines, tried in this order; sudo is for an engine that only root can use.
 CANDIDATES = (("docker",), ("podman",), ("sudo", "-n", "docker"), ("sudo", "-n", "podman"))
-_FIX = "run `make demo`, or `tools/setup.sh engine`, which installs and starts one; or start yours"
+_FIX = "run `make demo`, or install and start an engine with `tools/setup.sh engine`, or start your own engine"
 
 
 class EngineError(OpsError):
@@ -27,7 +27,7 @@ class EngineError(OpsError):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an engine's command: exit code and both outputs."""
+    """The result of an engine's command: exit code, standard output and standard error."""
 
     code: int
     stdout: str
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Engine:
-    """One container engine.
+    """A container engine with its command line.
 
     Attributes:
         command: The first words of every call, for example ``("sudo", "-n", "docker")``.
@@ -46,16 +46,16 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """``docker`` or ``podman``."""
+        """The engine's name, ``docker`` or ``podman``."""
         return PurePath(self.command[-1]).name
 
     @property
     def is_podman(self) -> bool:
-        """Whether this is Podman."""
+        """Whether the engine is Podman."""
         return self.name == "podman"
 
     async def run(self, *args: str, timeout: float = 120, check: bool = True) -> Result:  # noqa: ASYNC109 - the deadline of one process
-        """Run one command without blocking the event loop.
+        """Run one command of the engine without blocking the event loop.
 
         Args:
             args: The arguments after the engine's name.
@@ -86,7 +86,7 @@ class Engine:
         return _checked(self, args, result) if check else result
 
     def call(self, *args: str, timeout: float = 120, check: bool = True) -> Result:
-        """Run one command and wait for it, as `run` does, outside of an event loop."""
+        """Run one command of the engine like `run`, but without an event loop."""
         try:
             done = subprocess.run(
                 [*self.command, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
@@ -98,14 +98,14 @@ class Engine:
 
 
 def _shown(engine: Engine, args: Sequence[str]) -> str:
-    """Return the first words of a command, for messages."""
+    """Return the first words of an engine's command, for messages."""
     return " ".join([engine.name, *args[:2]])
 
 
 def _too_long(engine: Engine, args: Sequence[str], timeout: float) -> EngineError:
     return EngineError(
         f"`{_shown(engine, args)}` did not end within {timeout:.0f} s",
-        fix="look at the engine's own log, then try again",
+        fix="look at the container engine's log, then try again",
     )
 
 
@@ -116,9 +116,9 @@ def _checked(engine: Engine, args: Sequence[str], result: Result) -> Result:
 
 
 def reason(text: str) -> str:
-    """Return the line of an engine's error output that has the reason, or the empty string.
+    """Return the line of an engine's error output that says why a command failed; empty if there is no such line.
 
-    Docker's client prints a last line that only repeats the container's name; the daemon's answer comes before it.
+    The last line of Docker's client only repeats the container's name; the daemon's reason is in an earlier line.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     daemon = [line for line in lines if "response from daemon" in line]
@@ -126,10 +126,10 @@ def reason(text: str) -> str:
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Engine:
-    """Return the engine that TPU_OPS_ENGINE names, else the first one that answers.
+    """Return the engine that TPU_OPS_ENGINE names; if this variable is not set, the first engine that answers.
 
     Raises:
-        UsageError: No engine answers; the error has the reason for each.
+        UsageError: No engine answers; the error has the reason for each engine.
     """
     named = environ.get("TPU_OPS_ENGINE", "")
     candidates = [tuple(words) for words in CANDIDATES if not named or words[-1] == named]
@@ -149,7 +149,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Engine:
 
 
 def _refusal(engine: Engine) -> str | None:
-    """Return why this engine cannot be used, or None if it can."""
+    """Return the reason why an engine cannot be used, or None if it can be used."""
     template = "{{.Host.Security.Rootless}}" if engine.is_podman else "{{.ServerVersion}}"
     try:
         answer = engine.call("info", "--format", template, timeout=20, check=False)
@@ -162,5 +162,5 @@ def _refusal(engine: Engine) -> str | None:
     if answer.code or not answer.stdout.strip():
         return reason(answer.stderr) or f"exit code {answer.code}"
     if engine.is_podman and answer.stdout.strip() == "true":
-        return "rootless, so the controller could not reach its workers' addresses"
+        return "rootless, so the controller could not reach the workers' addresses"
     return None

@@ -1,4 +1,4 @@
-"""The environment variables of a shell that uses the lab, and the group_vars for workers in containers."""
+"""The environment variables of a shell that uses the lab, and the group_vars for the lab's workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpu_ops.lab.api.catalogue import ZONES
 from tpu_ops.lab.containers import CACHE_MOUNT
 from tpu_ops.lab.instance import PROJECT, USER, Endpoints, Instance
 
-#: File on the lab's workers with the variables that replace a pod's metadata.
+#: File on the lab's workers with the environment variables that replace a real pod's metadata.
 WORKER_ENVIRONMENT = "/etc/tpu-lab/environment"
 
 
@@ -23,12 +23,11 @@ def variables(
     """Return the environment variables for ansible, tpu_ops and gcloud.
 
     Args:
-        lab: The instance.
-        endpoints: The endpoints of its API.
-        fleet_inventory: The fleet's file; None means the plain one that the lab keeps.
-        tool_config: The ansible.cfg of this clone, for a fleet directory that has none.
-        keys: The keys that the fleet's file sets. If it sets zones or a published snapshot, the lab's own values
-            override them.
+        lab: The lab.
+        endpoints: The endpoints of the lab's API.
+        fleet_inventory: The fleet's file; None means the lab's own fleet file, which sets no keys.
+        tool_config: The ansible.cfg of this clone, for a fleet directory without an ansible.cfg.
+        keys: The keys that the fleet's file sets. If zones or snapshot is among them, the lab's value overrides it.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
     file = fleet_inventory or own
@@ -41,11 +40,12 @@ def variables(
         "TPU_OPS_PROJECT": PROJECT,
         "TPU_OPS_USER": USER,
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
-        # Use the fleet's directory instead of its file if the file has the default name.
+        # TPU_OPS_FLEET is the fleet's directory if the fleet's file has the default name.
         "TPU_OPS_FLEET": str(fleet if file.parts[-2:] == own.parts[-2:] else file),
         **({"TPU_OPS_ZONES": ",".join(ZONES)} if "zones" in keys else {}),
         **({"TPU_OPS_SNAPSHOT": "api"} if "snapshot" in keys else {}),
-        # Without this, Ansible would find plugins and roles only in the clone, and an empty inventory elsewhere.
+        # Without ANSIBLE_CONFIG, Ansible would find plugins and roles only if started in the clone; in other
+        # directories, the inventory would be empty.
         "ANSIBLE_CONFIG": str(own_config if own_config.is_file() else tool_config),
         "ANSIBLE_INVENTORY": f"{file},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
@@ -55,15 +55,16 @@ def variables(
         "CLOUDSDK_CORE_PROJECT": PROJECT,
         "CLOUDSDK_CONFIG": str(lab.directory / "gcloud"),
         "STORAGE_EMULATOR_HOST": endpoints.rest,
-        # A path that does not exist: a command that lost its endpoint fails instead of reaching the real service.
+        # A path that does not exist: a command that does not use the lab's endpoint fails instead of reaching the real
+        # API.
         "GOOGLE_APPLICATION_CREDENTIALS": str(lab.directory / "no-credentials.json"),
     }
 
 
 def last_fleet(lab: Instance) -> Path | None:
-    """Return the fleet file of the shell that last used this lab; None if there was none or it no longer exists.
+    """Return the fleet's file of the shell that last used this lab; None if there is no such file.
 
-    The lab's workers are configured with its users and settings.
+    The lab's workers are configured with the users and settings of this fleet.
     """
     try:
         file = Path(os.fsdecode(lab.fleet_file.read_bytes()))
@@ -73,31 +74,34 @@ def last_fleet(lab: Instance) -> Path | None:
 
 
 def remember_fleet(lab: Instance, file: Path) -> None:
-    """Remember a shell's fleet file for the next shell, which may be opened in another directory."""
-    # On a full disk, the shell still works.
+    """Store the path of a shell's fleet file for the next shell, which might be opened in another directory."""
+    # The error is ignored: on a full disk, the shell works without the stored path.
     with contextlib.suppress(OSError):
         shared.replace(lab.fleet_file, os.fsencode(file))
 
 
 def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> None:
-    """Write the inventory files that are used beside the fleet's own while the lab is used.
+    """Write the lab's inventory files, which Ansible reads in addition to the fleet's inventory.
 
-    They are JSON, which is YAML. Their variables override the fleet's own group_vars (docs/lab.md lists them).
+    The files are JSON, which is also valid YAML. Their variables override the fleet's group_vars; docs/lab.md lists
+    these variables.
     """
     bundle = shared.certificate_bundle(environ)
     public_key = lab.private_key.with_suffix(".pub").read_text().strip()
     group_vars = {
         "base_ca_certificates": [str(bundle)] if bundle else [],
-        # Debian's own Python is new enough for JAX; that of Ubuntu 22.04 is not.
+        # Debian's Python is new enough for JAX; Ubuntu 22.04's Python is too old.
         "python_source": "{{ 'deadsnakes' if ansible_facts['distribution_version'] == '22.04' else 'distribution' }}",
         "python_version": "3.12",
-        # Workers on one machine share their downloads.
+        # All workers are on this machine, so they share one cache of downloads.
         "python_uv_cache_dir": f"{CACHE_MOUNT}/uv",
         "jax_platform": "cpu",
         "launcher_environment_files": [WORKER_ENVIRONMENT],
-        # Containers use this machine's kernel, which may have no NFS client, and cannot load its module.
+        # Containers use this machine's kernel, which might have no NFS client; a container cannot load the kernel
+        # module.
         "nfs_client_units_only": True,
-        # Root in a container lacks a right that nfs-ganesha 5 needs; older versions do not know this setting.
+        # nfs-ganesha 5 (in Debian 13, "trixie") needs a capability that root in a container lacks, unless this option
+        # is set. Older versions do not know the option.
         "nfs_ganesha_core": (
             "{{ {'allow_set_io_flusher_fail': true} if ansible_facts['distribution_release'] == 'trixie' else {} }}"
         ),

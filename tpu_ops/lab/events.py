@@ -1,4 +1,4 @@
-"""The workers of a running lab, and simulated events of its nodes, requested from its API."""
+"""Requests to a running lab's API: list the workers, preempt a node, simulate a maintenance event of a node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.lab.instance import Instance, call
 
-#: Seconds for a maintenance event, in which every worker of the node shuts down and boots.
+#: Maximum duration of a maintenance event in seconds: every worker of the node shuts down and boots.
 MAINTENANCE_TIMEOUT = 300.0
-#: Seconds for which the API may delay its answer to a request that waits for an operation.
+#: Seconds for which the API waits for the end of an operation before it answers a ``wait`` request.
 _WAIT = 10
 
 
@@ -19,7 +19,9 @@ def workers(lab: Instance) -> list[dict[str, Any]]:
     rows = call(lab, "GET", "/lab/workers")["workers"]
     if not isinstance(rows, list):
         raise CloudError(
-            "the lab's API returned no list of workers", where="/lab/workers", fix="start it again: `tpu_ops lab up`"
+            "the lab's API returned no list of workers",
+            where="/lab/workers",
+            fix="start the API again: `tpu_ops lab up`",
         )
     found = []
     for row in rows:
@@ -29,17 +31,17 @@ def workers(lab: Instance) -> list[dict[str, Any]]:
 
 
 def node_name(lab: Instance, node: str, zone: str | None) -> str:
-    """Return the resource name of the only node with this name.
+    """Return the full name of the lab's node with this short name.
 
     Raises:
-        UsageError: There is none, or there are several.
+        UsageError: No node, or more than one node, has this short name.
     """
     found = {str(row["name"]) for row in workers(lab) if row["node"] == node and zone in (None, row["zone"])}
     if len(found) != 1:
         raise UsageError(
             f"{'no node' if not found else 'more than one node'} of the lab is named {node!r}",
             where=f"lab {lab.name!r}",
-            fix="`tpu_ops lab status` lists them; --zone selects one of several with the same name",
+            fix="`tpu_ops lab status` lists the nodes; --zone selects one of several nodes with the same name",
         )
     return found.pop()
 
@@ -48,7 +50,7 @@ def preempt(lab: Instance, name: str) -> None:
     """Kill the workers of a node, as a preemption does.
 
     Raises:
-        CloudError: The API refuses, for example because the node is not READY.
+        CloudError: The API refuses the request, for example because the node is not READY.
     """
     call(lab, "POST", "/lab/preempt", {"node": name})
 
@@ -57,7 +59,7 @@ def maintain(lab: Instance, name: str) -> None:
     """Simulate a maintenance event of a node; return when its workers serve again, with new addresses.
 
     Raises:
-        CloudError: The API refuses, or the event failed or did not end in time.
+        CloudError: The API refuses the request, or the event failed or did not end in time.
     """
     operation = call(lab, "POST", f"/v2alpha1/{name}:simulateMaintenanceEvent", {})
     deadline = time.monotonic() + MAINTENANCE_TIMEOUT
@@ -66,9 +68,9 @@ def maintain(lab: Instance, name: str) -> None:
             raise CloudError(
                 f"the maintenance event did not end within {MAINTENANCE_TIMEOUT:.0f} s",
                 where=name,
-                fix="`tpu_ops lab status` shows its state; the event continues",
+                fix="`tpu_ops lab status` shows the node's state; the event continues",
             )
         operation = call(lab, "POST", f"/v2/{operation['name']}:wait", {"timeout": f"{_WAIT}s"}, timeout=_WAIT + 20)
     if failure := operation.get("error"):
-        fix = "`tpu_ops lab status` shows its state"
+        fix = "`tpu_ops lab status` shows the node's state"
         raise CloudError(f"the maintenance event failed: {failure}", where=name, fix=fix)

@@ -1,4 +1,4 @@
-"""The two container networks of a lab, with subnets that do not overlap others on this machine."""
+"""The two container networks of a lab, with subnets that do not overlap other subnets on this machine."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from tpu_ops.lab.backend import Networks
 from tpu_ops.lab.engine import Engine, EngineError
 
 KINDS = ("internal", "external")
-#: Key of the label that names the lab of a container or network.
+#: Key of the label on containers and networks that has the lab's name as its value.
 LABEL = "tpu-ops.lab"
-#: The ranges of the subnets. External addresses are from the range for benchmarks (RFC 2544): it cannot be confused
-#: with a private network, and no real host has an address in it.
+#: Kind of network -> the range of its possible subnets. The external range is reserved for benchmarks (RFC 2544): it is
+#: not a private range, and no real host has an address in it.
 POOLS = {"internal": IPv4Network("10.160.0.0/12"), "external": IPv4Network("198.18.0.0/15")}
-#: Prefix length: 1022 addresses each, for more workers than any machine can run.
+#: Prefix length of a subnet: it has 1022 addresses, more than the number of workers that a machine can run.
 PREFIX = 22
 
 
 def network_name(instance: str, kind: str) -> str:
-    """Return the engine's name of a lab's network."""
+    """Return the name of a lab's network in the container engine."""
     return f"tpu-lab-{instance}-{kind}"
 
 
 def candidates(instance: str, kind: str) -> Iterator[IPv4Network]:
-    """Yield every subnet of a range, from one given by the instance's name on, so that a lab tends to keep its own."""
+    """Yield all subnets for a kind of network; which subnet is the first depends on the lab's name.
+
+    A lab therefore usually gets the same subnet again after it was removed and created.
+    """
     subnets = list(POOLS[kind].subnets(new_prefix=PREFIX))
     start = int.from_bytes(hashlib.sha256(f"{instance}/{kind}".encode()).digest()[:4], "big") % len(subnets)
     yield from subnets[start:]
@@ -37,10 +40,10 @@ def candidates(instance: str, kind: str) -> Iterator[IPv4Network]:
 
 
 def choose(instance: str, kind: str, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """Return the first candidate that overlaps none of the taken subnets.
+    """Return the first subnet for a lab's network that overlaps none of the taken subnets.
 
     Raises:
-        OpsError: All candidates overlap.
+        OpsError: Every possible subnet overlaps a taken subnet.
     """
     taken = list(taken)
     for subnet in candidates(instance, kind):
@@ -53,7 +56,7 @@ def choose(instance: str, kind: str, taken: Iterable[IPv4Network]) -> IPv4Networ
 
 
 def parse_routes(text: str) -> list[IPv4Network]:
-    """Return the destinations in /proc/net/route, without the default route."""
+    """Return the destinations of all routes in the text of /proc/net/route, except the default route."""
     found = []
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -66,7 +69,7 @@ def parse_routes(text: str) -> list[IPv4Network]:
 
 
 def default_device(text: str) -> str:
-    """Return the device of the default route in /proc/net/route, or the empty string."""
+    """Return the network device of the default route in the text of /proc/net/route; empty without such a route."""
     for line in text.splitlines()[1:]:
         words = line.split()
         if len(words) >= 8 and words[1] == words[7] == "00000000":
@@ -75,14 +78,14 @@ def default_device(text: str) -> str:
 
 
 def subnets_of(description: dict[str, Any]) -> list[IPv4Network]:
-    """Return the IPv4 subnets of a network from the description by Docker or Podman."""
+    """Return the IPv4 subnets in the description of a network by Docker or Podman."""
     entries = (description.get("IPAM") or {}).get("Config") or description.get("subnets") or []
     texts = [entry.get("Subnet") or entry.get("subnet") or "" for entry in entries]
     return [IPv4Network(text) for text in texts if text and ":" not in text]
 
 
 def create_args(engine: Engine, instance: str, kind: str, subnet: IPv4Network, mtu: int) -> list[str]:
-    """Return the engine's arguments that create a lab's network."""
+    """Return the container engine's arguments that create a lab's network."""
     option = "mtu" if engine.is_podman else "com.docker.network.driver.mtu"
     return [
         *("network", "create", "--driver", "bridge"),
@@ -93,10 +96,10 @@ def create_args(engine: Engine, instance: str, kind: str, subnet: IPv4Network, m
 
 
 def ensure(engine: Engine, instance: str) -> Networks:
-    """Return the instance's networks; create them if they do not exist.
+    """Return the lab's two networks; create them if they do not exist.
 
     Raises:
-        OpsError: The engine cannot create them.
+        OpsError: The container engine cannot create a network.
     """
     found = {}
     for kind in KINDS:
@@ -127,7 +130,7 @@ def _create(engine: Engine, instance: str, kind: str) -> IPv4Network:
         try:
             engine.call(*create_args(engine, instance, kind, subnet, mtu))
         except EngineError as exc:
-            # Another lab on this machine may have taken the subnet or created this network meanwhile.
+            # Since the check above, another process might have taken the subnet or created this network.
             if existing := _existing(engine, instance, kind):
                 return existing
             if "overlap" not in exc.what.lower() and "already" not in exc.what.lower():
@@ -136,5 +139,5 @@ def _create(engine: Engine, instance: str, kind: str) -> IPv4Network:
         else:
             return subnet
     raise OpsError(
-        f"the engine refused eight subnets for {network_name(instance, kind)}", fix="look at the engine's own log"
+        f"the engine refused eight subnets for {network_name(instance, kind)}", fix="look at the container engine's log"
     )

@@ -1,7 +1,7 @@
-"""The API's process: its record on this machine, and whether a running process is the recorded one.
+"""The record of the API's process, and the check that the recorded process still runs.
 
-The process may receive signals, so the record is not trusted: another program may have written the file. The kernel may
-also have given the process id to another process.
+The lab sends signals to the recorded process, so the record is checked first: another program might have written the
+file, or the kernel might have given the process id to another process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Record:
 
     Attributes:
         pid: Process id.
-        started: When it started, in clock ticks since boot, because process ids are used again.
-        grpc: The gRPC endpoint; port 0 if not known yet.
-        rest: The REST endpoint; port 0 if not known yet.
-        serves: Whether it has reported that it serves.
+        started: When the process started, in clock ticks since boot. The id alone is not enough, since ids are reused.
+        grpc: The gRPC endpoint; its port is 0 if not known yet.
+        rest: The REST endpoint; its port is 0 if not known yet.
+        serves: Whether the process has reported that it serves requests.
     """
 
     pid: int
@@ -61,20 +61,20 @@ class Record:
 
 
 def read(path: Path) -> Record | None:
-    """Return the record in a file, of a process that runs or ran; None if there is no valid one."""
+    """Return the record in a file, even if its process has ended; None if the file is missing or invalid."""
     try:
         found = json.loads(path.read_bytes())
         record = Record(found["pid"], found["started"], found["grpc"], found["rest"], found.get("serves", True))
         sound = _GRPC.fullmatch(record.grpc) and _REST.fullmatch(record.rest) and max(record.ports) < 1 << 16
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    # A bool is an int too. Process 1 and process groups (0, negative) are never valid.
+    # isinstance() would accept a bool as an int. Process id 1, 0 and negative numbers (process groups) are invalid.
     whole = type(record.pid) is int and record.pid > 1 and type(record.started) is str and type(record.serves) is bool
     return record if sound and whole else None
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; empty if it does not run.
+    """Return when a process started, in clock ticks since boot; empty if the process does not run.
 
     A zombie does not count as running.
     """
@@ -86,7 +86,7 @@ def start_time(pid: int) -> str:
 
 
 def arguments(pid: int) -> list[str]:
-    """Return the command line of a process; empty if it cannot be read."""
+    """Return the words of a process's command line; empty if the command line cannot be read."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except OSError:
@@ -94,12 +94,12 @@ def arguments(pid: int) -> list[str]:
 
 
 def serves_api(words: list[str]) -> bool:
-    """Return whether a command line is that of the lab's API; an editor's may contain the module's name as well."""
+    """Return whether a command line runs the lab's API: an editor's command line can contain the module's name."""
     return ("-m", MODULE) in itertools.pairwise(words)
 
 
 def unrecorded(state_file: Path, instance: str) -> Record | None:
-    """Return a running API process of this lab that has no record, for example because the file was removed."""
+    """Return a running API process of this lab without a record, for example because the record's file was removed."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or not serves_api(words := arguments(int(entry.name))):
             continue

@@ -1,6 +1,6 @@
 """Find and remove all parts of a lab, in the container engine and on this machine.
 
-They are found by the lab's label and directory, without its state file.
+The parts are found by the lab's label and directory; the API's state file is not used.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tpu_ops.lab import containers, disks, networks, shared
 from tpu_ops.lab.engine import Engine, find
 from tpu_ops.lab.image import bootstrap
 
-#: Maximum number of concurrent commands of the engine; more would only wait for the same two cores.
+#: Maximum number of concurrent commands of the container engine; on two cores, more commands would not be faster.
 PARALLEL = 4
 
 
 async def container_names(engine: Engine, instance: str) -> list[str]:
-    """Return the names of all containers of a lab in any state."""
+    """Return the names of all containers of a lab, running or not."""
     shown = await engine.run("ps", "-a", "--filter", f"label={networks.LABEL}={instance}", "--format", "{{.Names}}")
     return shown.stdout.split()
 
 
 async def remove_containers(engine: Engine, names: Sequence[str]) -> None:
-    """Remove containers, a few at a time."""
+    """Remove the containers with these names, at most `PARALLEL` at a time."""
     slots = asyncio.Semaphore(PARALLEL)
 
     async def remove(name: str) -> None:
@@ -41,7 +41,7 @@ async def _network_names(engine: Engine, instance: str) -> list[str]:
 
 async def _teardown(engine: Engine, instance: str) -> list[str]:
     removed = []
-    # A command of a killed lab may still be creating a container: repeat until there is none.
+    # A command of a killed API process might still create a container: repeat until no container is left.
     while names := await container_names(engine, instance):
         await remove_containers(engine, names)
         removed += [f"container {name}" for name in names]
@@ -67,18 +67,18 @@ async def _leftovers(engine: Engine, instance: str) -> list[str]:
 def teardown(instance: str, engine: Engine | None = None) -> list[str]:
     """Remove all parts of a lab, even incomplete ones; return descriptions of what was removed.
 
-    They are found by the lab's label and directory, whatever the API's state file says. The images, and the cache that
-    all labs share, stay.
+    The parts are found by the lab's label and directory, whatever the API's state file contains. The images and the
+    download cache are kept, since all labs share them.
 
     Raises:
         UsageError: No container engine answers.
-        EngineError: The engine failed to remove something.
+        EngineError: The container engine failed to remove a part.
     """
     return asyncio.run(_teardown(engine or find(), instance))
 
 
 def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
-    """Return descriptions of the remaining parts of a lab; none after `teardown`."""
+    """Return descriptions of the remaining parts of a lab; empty after `teardown`."""
     return asyncio.run(_leftovers(engine or find(), instance))
 
 
@@ -86,7 +86,8 @@ async def _instances(engine: Engine) -> list[str]:
     ids = (await engine.run("ps", "-a", "-q", "--filter", f"label={networks.LABEL}")).stdout.split()
     found: set[str] = set()
     for each in ids:
-        # Inspect one at a time: a container that is removed meanwhile must not hide the others.
+        # Inspect each container separately: if one has just been removed, a common command would fail for all
+        # containers.
         shown = await engine.run(
             "inspect",
             "--type",
@@ -101,11 +102,11 @@ async def _instances(engine: Engine) -> list[str]:
 
 
 def instances(engine: Engine | None = None) -> list[str]:
-    """Return the labs that have containers, also those of other state directories.
+    """Return the names of all labs that have containers, also of labs with another TPU_OPS_STATE.
 
     Raises:
         UsageError: No container engine answers.
-        EngineError: The engine failed.
+        EngineError: A command of the container engine failed.
     """
     return asyncio.run(_instances(engine or find()))
 
@@ -128,6 +129,6 @@ def remove_shared(engine: Engine | None = None) -> list[str]:
 
     Raises:
         UsageError: No container engine answers.
-        EngineError: A worker still uses one of them.
+        EngineError: A worker still uses an image or the cache.
     """
     return asyncio.run(_remove_shared(engine or find()))

@@ -13,9 +13,9 @@ from pathlib import Path
 from tpu_ops.files import state_root
 from tpu_ops.lab.backend import BackendError
 
-#: Maximum size of an agent's file in bytes; a worker's root user may write anything.
+#: Maximum number of bytes that are read from a guest agent's file: root in the worker can write files of any size.
 MAX_BYTES = 1 << 20
-#: inotify instances of a worker after its boot, and with several users logged in (both measured).
+#: Number of inotify instances that a worker uses after its boot, and while several users are logged in (both measured).
 INOTIFY_AT_BOOT, INOTIFY_IN_USE = 7, 16
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 _SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
@@ -34,12 +34,12 @@ def certificate_bundle(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def entries(parent: Path) -> list[Path]:
-    """Return the entries of a directory; empty if it does not exist."""
+    """Return the paths of all files in a directory; empty if the directory does not exist."""
     return sorted(parent.iterdir()) if parent.is_dir() else []
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a worker's directory; with sudo if root has created files in it."""
+    """Remove a worker's directory; use sudo if root has created files in the directory."""
     shutil.rmtree(path, ignore_errors=True)
     if path.exists() and os.geteuid() != 0:
         command = ["sudo", "-n", "rm", "-rf", "--one-file-system", "--", str(path)]
@@ -47,7 +47,10 @@ def remove_directory(path: Path) -> None:
 
 
 def read(path: Path) -> str:
-    """Return a small file's text, or the empty string; a link that a worker has created is not followed."""
+    """Return a small file's text; empty if the file cannot be read.
+
+    Symbolic links are not followed, since a worker might have created them.
+    """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             return file.read(MAX_BYTES).decode(errors="replace")
@@ -56,7 +59,7 @@ def read(path: Path) -> str:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file atomically, readable by its owner only; do nothing if it has this content already."""
+    """Replace a file atomically by one that only its owner can read; do nothing if the content is the same."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if read(path) == content.decode():
         return
@@ -68,7 +71,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 async def ssh_answers(address: str, port: int = 22) -> bool:
-    """Return whether an ssh server sends its banner within two seconds."""
+    """Return whether an ssh server at this address sends its banner within two seconds."""
     try:
         async with asyncio.timeout(2):
             reader, writer = await asyncio.open_connection(address, port)
@@ -81,18 +84,18 @@ async def ssh_answers(address: str, port: int = 22) -> bool:
 
 
 def inotify_limit(workers: int, limit: int) -> int | None:
-    """Return the required limit of inotify instances, or None if the current one is sufficient.
+    """Return the required limit of inotify instances, or None if the current limit is sufficient.
 
     Args:
         workers: The number of running workers of all labs.
-        limit: fs.inotify.max_user_instances.
+        limit: The current limit, fs.inotify.max_user_instances.
     """
     wanted = workers * INOTIFY_IN_USE + 64
     return None if limit >= wanted else max(1024, 2 * wanted)
 
 
 def allow_inotify(workers: int) -> None:
-    """Raise the kernel's limit of inotify instances if this many workers need it: systemd uses several in each.
+    """Raise the kernel's limit of inotify instances if it is too low: systemd in each worker uses several instances.
 
     Raises:
         BackendError: The limit is too low and cannot be raised.
@@ -111,9 +114,9 @@ def allow_inotify(workers: int) -> None:
         _log.info("raised fs.inotify.max_user_instances from %d to %d for the lab's workers", limit, wanted)
         return
     if workers * INOTIFY_AT_BOOT < limit:
-        _log.warning("fs.inotify.max_user_instances stays at %d: logins on many workers at once may fail", limit)
+        _log.warning("fs.inotify.max_user_instances stays at %d: logins on many workers at once might fail", limit)
         return
     raise BackendError(
         f"{workers} workers need more than the {limit} inotify instances that this machine allows, and raising "
-        f"that was refused: run `sudo sysctl -w {setting}`, or ask for fewer workers"
+        f"this limit was refused: run `sudo sysctl -w {setting}`, or ask for fewer workers"
     )

@@ -1,7 +1,7 @@
-"""The lab's workers as containers: carry out the API's state through the container engine's command line.
+"""The backend that runs the lab's workers as containers, through the container engine's command line.
 
-Everything that is created has the instance's name and label, so that two labs can run side by side, and each can be
-removed completely. Each worker has a directory below the lab's own, shared with its guest agent.
+All containers and networks have the lab's name and label, so that two labs can run at the same time, and each lab can
+be removed completely. Each worker has a directory in the lab's directory, which its guest agent also uses.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class ContainerBackend:
 
     @property
     def networks(self) -> Networks:
-        """The two networks of the lab, which exist as long as the lab does."""
+        """The two networks of the lab, which exist as long as the lab."""
         return self._networks
 
     def image(self, runtime_version: str) -> str:
-        """Return a description for users of the image that is used for a runtime version."""
+        """Return a description, for users, of the container image of a runtime version."""
         return build.describe(self.engine, runtime_version)
 
     def directory(self, worker: WorkerSpec) -> Path:
@@ -59,10 +59,10 @@ class ContainerBackend:
         return self._directories / container_name(self.instance, worker)
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
-        """Create and start these workers under exactly these addresses; return when each one serves ssh.
+        """Create and start these workers with exactly the addresses of their specs; return when each worker serves ssh.
 
         Raises:
-            BackendError: A worker did not start; the others may have.
+            BackendError: A worker did not start; the other workers might have started.
         """
         with _as_backend_error():
             images = {
@@ -85,7 +85,7 @@ class ContainerBackend:
                     self.instance, worker, image=image.tag, directory=self.directory(worker), cgroup=cgroup
                 )
                 done = await self.engine.run(*args, check=False)
-                # A command of a lab that was killed may still run, and create the container first.
+                # A command that a killed API process has left running might have created this container first.
                 if done.code and "already in use" not in done.stderr:
                     raise BackendError(f"{name} could not be created: {reason(done.stderr)}")
 
@@ -104,7 +104,7 @@ class ContainerBackend:
                 (self.directory(worker) / "status.json").unlink(missing_ok=True)
                 await self.engine.run("start", container.name)
 
-        # Release all addresses before any is assigned, so that workers may swap them.
+        # Release the old addresses of all workers before a new address is assigned, so that workers can swap addresses.
         await self._each(workers, create)
         found = await self._found()
         await self._each(workers, leave)
@@ -114,7 +114,7 @@ class ContainerBackend:
         await self._release()
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
-        """Shut these workers down and keep their disks. Workers that do not run are left unchanged."""
+        """Shut these workers down and keep their boot disks. Workers that do not run are left unchanged."""
 
         async def stop(name: str) -> None:
             await self.engine.run("stop", "-t", str(HALT_SECONDS), name, timeout=HALT_SECONDS + 60)
@@ -122,11 +122,12 @@ class ContainerBackend:
         await self._end(workers, stop)
 
     async def kill(self, workers: Sequence[WorkerSpec]) -> None:
-        """Kill these workers, as a preemption does; their disks are kept until `remove`."""
+        """Kill these workers, as a preemption does; their boot disks are kept until `remove`."""
 
         async def kill(name: str) -> None:
             if (await self.engine.run("kill", name, check=False)).code:
-                # Between two starts there is no process to kill, but the engine would start the container again.
+                # While a container restarts, it has no process to kill. `stop` prevents that the engine starts it
+                # again.
                 await self.engine.run("stop", "-t", "0", name)
 
         await self._end(workers, kill)
@@ -147,7 +148,7 @@ class ContainerBackend:
         await self._each(workers, one)
 
     async def remove(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove these workers and their disks. Workers that do not exist are skipped."""
+        """Remove these workers and their boot disks. Workers that do not exist are skipped."""
         with _as_backend_error():
             found = await self._found()
 
@@ -163,7 +164,7 @@ class ContainerBackend:
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
         """Attach and detach data disks, and pass the workers' metadata to their guest agents.
 
-        Wait a moment for running workers to apply it.
+        Return when the running workers have applied the metadata, or after at most `PUBLISH_SECONDS`.
 
         Raises:
             BackendError: A disk could not be attached.
@@ -190,7 +191,7 @@ class ContainerBackend:
         return containers.parse_attributes(shared.read(self.directory(worker) / "guest_attributes.json"))
 
     async def prune(self, workers: Sequence[WorkerSpec]) -> None:
-        """Remove everything of this instance that belongs to none of these workers."""
+        """Remove all workers of this lab except these, and detach the data disks that these workers do not use."""
         keep = {container_name(self.instance, worker) for worker in workers}
         with _as_backend_error():
             extra = sorted(set(await self._found()) - keep)
@@ -202,11 +203,11 @@ class ContainerBackend:
         await self._release()
 
     async def _found(self) -> dict[str, Container]:
-        """Return the instance's containers by name."""
+        """Return name -> container for all containers of the lab."""
         names = await container_names(self.engine, self.instance)
         if not names:
             return {}
-        # A container that was removed meanwhile is missing in the answer.
+        # The command fails if a container was just removed, but still describes the other containers.
         shown = await self.engine.run("container", "inspect", *names, check=False)
         described = [containers.parse_container(entry) for entry in json.loads(shown.stdout or "[]")]
         return {container.name: container for container in described}
@@ -214,10 +215,10 @@ class ContainerBackend:
     async def _each(
         self, workers: Iterable[WorkerSpec], act: Callable[[WorkerSpec], Awaitable[None]], *, slots: bool = True
     ) -> None:
-        """Call a function for every worker, a few at a time; report all failures as one.
+        """Call a function for every worker (with `slots`, at most `PARALLEL` at a time); raise all failures as one.
 
         Raises:
-            BackendError: It failed for a worker; the text names up to three.
+            BackendError: The function failed for a worker; the text describes up to three failures.
         """
 
         async def guarded(worker: WorkerSpec) -> None:
@@ -250,7 +251,7 @@ class ContainerBackend:
         shared.replace(self.directory(worker) / "metadata.json", self._metadata(worker))
 
     def _complain_of_disks(self, worker: WorkerSpec) -> None:
-        """Raise BackendError if a worker's agent could not create the devices of its data disks."""
+        """Raise BackendError if a worker's guest agent could not create the devices of the worker's data disks."""
         if worker.disks and (fault := self._status(worker).disk_fault):
             raise BackendError(f"{worker.node} worker {worker.index}: data disk {fault}")
 
@@ -258,7 +259,7 @@ class ContainerBackend:
         return containers.parse_status(shared.read(self.directory(worker) / "status.json"))
 
     async def _wait_until_it_serves(self, worker: WorkerSpec) -> None:
-        """Return once a worker has applied its metadata, accepts logins, and its sshd answers on its address."""
+        """Return once a worker has applied its metadata and accepts logins, and its sshd answers on its address."""
         name, content = container_name(self.instance, worker), self._metadata(worker)
         loop = asyncio.get_running_loop()
         deadline, look = loop.time() + BOOT_TIMEOUT, loop.time() + 3
@@ -269,26 +270,29 @@ class ContainerBackend:
                 await self._complain_if_down(name)
             if loop.time() > deadline:
                 raise BackendError(
-                    f"sshd did not serve on {address} within {BOOT_TIMEOUT:.0f} s; last lines of its journal: "
+                    f"sshd did not serve on {address} within {BOOT_TIMEOUT:.0f} s; last lines of the worker's journal: "
                     f"{await self._journal(name)}"
                 )
             await asyncio.sleep(0.1)  # polls the agent's status until the deadline
         self._complain_of_disks(worker)
 
     async def _complain_if_down(self, name: str) -> None:
-        """Raise BackendError if a container has ended or keeps restarting."""
+        """Raise BackendError if a worker's container was removed, has ended, or restarts after an error."""
         container = (await self._found()).get(name)
         if container is None:
-            raise BackendError("its container was removed while it booted")
+            raise BackendError("the worker's container was removed during the boot")
         if container.status == "running" or (container.status == "restarting" and container.exit_code == 0):
             return
         await self.engine.run("stop", "-t", "0", name, check=False)
         hint = ""
         if container.exit_code == containers.STATE_UNSEEN:
-            hint = f" (it does not see {self._directories}: set TPU_OPS_STATE to a directory that the engine shares)"
+            hint = (
+                f" (the container does not see {self._directories}: "
+                "set TPU_OPS_STATE to a directory that the engine shares)"
+            )
         logs = await self.engine.run("logs", "--tail", "5", name, check=False)
         said = " / ".join((logs.stdout + logs.stderr).split("\n")[-6:]).strip(" /")
-        raise BackendError(f"its container ended with code {container.exit_code}{hint}: {said or 'without output'}")
+        raise BackendError(f"the worker's container ended with code {container.exit_code}{hint}: {said or 'no output'}")
 
     async def _journal(self, name: str) -> str:
         shown = await self.engine.run(
@@ -303,7 +307,7 @@ class ContainerBackend:
 
 @contextlib.contextmanager
 def _as_backend_error() -> Iterator[None]:
-    """Turn errors of lower layers into the one that the API expects."""
+    """Turn an OpsError in the block into the BackendError that the API expects."""
     try:
         yield
     except OpsError as exc:

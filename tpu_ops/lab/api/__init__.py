@@ -1,1 +1,1 @@
-"""The lab's Cloud TPU API: one state, served as gRPC and as REST/JSON from one process."""
+"""The lab's Cloud TPU API: one process serves the same state over gRPC and REST/JSON."""

@@ -23,32 +23,36 @@ from tpu_ops.lab.instance import DEFAULT_PORTS, PROJECT
 if TYPE_CHECKING:
     from tpu_ops.lab.api.service import Service
 
-_ROOM = "free some space, or make it writable"
+_ROOM = "free some disk space, or make the state file writable"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tpu_ops.lab.api", description="Serve a local Cloud TPU API over gRPC and REST."
     )
-    parser.add_argument("--state", type=Path, required=True, metavar="FILE", help="where the API keeps its state")
+    parser.add_argument(
+        "--state", type=Path, required=True, metavar="FILE", help="file in which the API stores its state"
+    )
     parser.add_argument("--bind", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
-        "--grpc-port", type=int, default=DEFAULT_PORTS[0], help="0 takes any free one (default %(default)s)"
+        "--grpc-port", type=int, default=DEFAULT_PORTS[0], help="gRPC port; 0 means any free port (default %(default)s)"
     )
     parser.add_argument(
-        "--rest-port", type=int, default=DEFAULT_PORTS[1], help="0 takes any free one (default %(default)s)"
+        "--rest-port", type=int, default=DEFAULT_PORTS[1], help="REST port; 0 means any free port (default %(default)s)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="shortest duration of an operation (default %(default)s)"
+        "--seconds", type=float, default=1.0, help="minimum seconds of a long-running operation (default %(default)s)"
     )
-    parser.add_argument("--projects", default=PROJECT, help="comma-separated projects that exist (default %(default)s)")
-    parser.add_argument("--containers", metavar="INSTANCE", help="play the workers as containers of this lab instance")
+    parser.add_argument(
+        "--projects", default=PROJECT, help="comma-separated ids of existing projects (default %(default)s)"
+    )
+    parser.add_argument("--containers", metavar="INSTANCE", help="run each worker as a container of this lab instance")
     options = parser.parse_args(argv)
     options.projects = [project for project in options.projects.split(",") if project]
     if not options.projects:
-        parser.error("--projects names none")
+        parser.error("--projects contains no project")
     if not 0 <= options.seconds < math.inf:
-        parser.error("--seconds must be a number that is not negative")
+        parser.error("--seconds must be a finite number, 0 or more")
     return options
 
 
@@ -61,11 +65,14 @@ def _backend(instance: str | None) -> Backend:
 
 
 async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack) -> Service:
-    """Create the service for the state file, after removing backend resources that the state does not contain."""
+    """Load the state file and create the API's service.
+
+    Workers that are not in the state are removed first, and data disks that no worker uses are detached.
+    """
     store = Store(options.state)
     stack.callback(store.close)
     data = store.read()
-    # Importing the wire definitions takes most of a second, so it follows all checks that do not need them.
+    # Imported only after the checks above: importing google-cloud-tpu takes most of a second.
     from tpu_ops.lab.api.service import Service
     from tpu_ops.lab.api.state import State
 
@@ -84,7 +91,7 @@ async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    """Serve until a signal requests the end."""
+    """Serve the API until the process receives SIGTERM or SIGINT."""
     bind, ports = options.bind, (options.grpc_port, options.rest_port)
     _check_free(bind, ports[0], "--grpc-port")
     _check_free(bind, ports[1], "--rest-port")
@@ -106,7 +113,7 @@ async def _serve(options: argparse.Namespace) -> None:
         await service.store.flush()
         host = f"[{bind}]" if ":" in bind else bind
         where = {"grpc": f"{host}:{grpc_port}", "rest": f"http://{host}:{rest_port}"}
-        # Handle signals before printing the line: its reader may end the process at once.
+        # Handle signals before printing the endpoints: the reader of the endpoints might send SIGTERM at once.
         asked = _asked_to_end()
         sys.stdout.write(json.dumps(where) + "\n")
         sys.stdout.flush()
@@ -126,10 +133,10 @@ async def _listen(starting: Awaitable[tuple[Any, int]], bind: str, port: int, op
 
 
 def _check_free(bind: str, port: int, option: str) -> None:
-    """Check that an address can be used, before anything else is done.
+    """Check that a server can listen on an address and port, before the state file is loaded.
 
     Raises:
-        UsageError: The address cannot be used.
+        UsageError: The address or the port cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
@@ -144,12 +151,12 @@ def _cannot_listen(failure: OSError, bind: str, port: int, option: str) -> Usage
     return UsageError(
         f"cannot listen on {bind} port {port}: {failure.strerror or failure}",
         where=f"{option} {port}",
-        fix=f"end the process that uses port {port}, or choose another with {option}",
+        fix=f"end the process that uses port {port}, or choose another port with {option}",
     )
 
 
 def _asked_to_end() -> asyncio.Event:
-    """Return an event that is set by SIGTERM and SIGINT, which no longer end the process."""
+    """Return an event that SIGTERM and SIGINT set; from now on, these signals do not end the process."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -158,16 +165,16 @@ def _asked_to_end() -> asyncio.Event:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT and return the exit code."""
+    """Serve the API until SIGTERM or SIGINT; return the exit code."""
     options = _arguments(argv)
     try:
         asyncio.run(_serve(options))
     except BackendError as failure:
         return _say(
             OpsError(
-                f"the lab's workers cannot be served: {failure}",
+                f"the lab cannot manage the containers of its workers: {failure}",
                 where="the container engine",
-                fix="check that it runs and has space, then `tpu_ops lab up` again",
+                fix="check that the container engine runs and has disk space, then run `tpu_ops lab up` again",
             )
         )
     except ApiError as failure:

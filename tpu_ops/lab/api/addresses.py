@@ -1,4 +1,4 @@
-"""The two address pools of workers."""
+"""The pools of internal and external addresses for workers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RESERVED = 8
 
 
 class Pool:
-    """The addresses of one network.
+    """Assigns and releases the IPv4 addresses of one network.
 
     Args:
         network: The network; its first eight addresses and its broadcast address are not used.
         used: Addresses in use.
-        cursor: Offset in the network from which the next free address is searched.
-        rotate: Whether the search only goes forward (and wraps), so that a freed address is used again as late as
-            possible; otherwise the lowest free address is taken.
+        cursor: Offset in the network at which the search for a free address begins.
+        rotate: If true, each search begins after the last assigned address and wraps at the end of the network, so that
+            a released address is reused as late as possible. If false, the lowest free address is assigned.
     """
 
     def __init__(self, network: IPv4Network, used: Iterable[str], cursor: int = RESERVED, *, rotate: bool) -> None:
@@ -31,10 +31,10 @@ class Pool:
         self.cursor = min(max(cursor, RESERVED), self._end)
 
     def take(self, count: int) -> list[str]:
-        """Mark this many free addresses as in use and return them.
+        """Assign this many free addresses and return them.
 
         Raises:
-            ApiError: RESOURCE_EXHAUSTED; there are not enough.
+            ApiError: RESOURCE_EXHAUSTED; the network has too few free addresses.
         """
         taken: list[int] = []
         offset = self.cursor
@@ -55,7 +55,7 @@ class Pool:
         return [str(IPv4Address(self._base + offset)) for offset in taken]
 
     def release(self, addresses: Iterable[str]) -> None:
-        """Free addresses; empty strings are ignored."""
+        """Make these addresses free again; empty strings are ignored."""
         for address in filter(None, addresses):
             offset = int(IPv4Address(address)) - self._base
             self._used.discard(offset)

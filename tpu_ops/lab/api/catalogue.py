@@ -1,7 +1,7 @@
 """The zones of the lab's cloud, their accelerator types, and the runtime versions.
 
-The zones follow the public documentation of regions and zones. That table changes often, so this one may differ from
-the real service. Sizes come from `tpu_ops.cloud.accelerators`.
+The zones follow the public documentation of regions and zones. Google's table of zones changes often, so the lab's
+zones might differ from the real API. The sizes of accelerator types come from `tpu_ops.cloud.accelerators`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 from tpu_ops.cloud.accelerators import AcceleratorType, catalogue
 from tpu_ops.lab.api.errors import ApiError, Code, invalid
 
-#: The generations of each zone.
+#: Zone -> the TPU generations that the zone offers.
 ZONES: dict[str, tuple[str, ...]] = {
     "asia-east1-c": ("v2",),
     "asia-northeast1-b": ("v6e",),
@@ -35,7 +35,8 @@ ZONES: dict[str, tuple[str, ...]] = {
     "us-west4-b": ("v5litepod",),
 }
 
-#: Google's runtime versions, and those of the lab, each of which is one release of a distribution.
+#: Google's runtime versions, and the lab's own (``lab-...``), each of which is named after a release of Debian or
+#: Ubuntu.
 RUNTIME_VERSIONS = (
     "lab-debian12",
     "lab-debian13",
@@ -56,10 +57,10 @@ RUNTIME_VERSIONS = (
 
 
 def check_zone(zone: str) -> str:
-    """Return the zone if the lab has it.
+    """Return the zone if the lab's cloud has this zone.
 
     Raises:
-        ApiError: PERMISSION_DENIED, as the service answers for an unknown location (seen in dstackai/gpuhunt issue 98).
+        ApiError: PERMISSION_DENIED, the real API's error for an unknown location (seen in dstackai/gpuhunt issue 98).
     """
     if zone not in ZONES:
         raise ApiError(Code.PERMISSION_DENIED, f"Location {zone} is not found or access is unauthorized.")
@@ -73,25 +74,25 @@ def types_of(zone: str) -> dict[str, AcceleratorType]:
 
 
 def find_type(zone: str, name: str) -> AcceleratorType:
-    """Return an accelerator type of the zone.
+    """Return the accelerator type of a zone with this name.
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the zone does not offer this type.
     """
     found = types_of(zone).get(name)
     if found is None:
         raise invalid(
             f"Cloud TPU received a bad request. the accelerator {name} was not found in zone {zone} "
-            f"(it has {', '.join(f'{generation}-*' for generation in ZONES[zone])})"
+            f"(the zone has {', '.join(f'{generation}-*' for generation in ZONES[zone])})"
         )
     return found
 
 
 def find_config(zone: str, label: str, topology: str) -> AcceleratorType:
-    """Return the zone's accelerator type for an AcceleratorConfig's type and number of chips.
+    """Return a zone's accelerator type for the type and topology of an AcceleratorConfig.
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the zone does not offer such a type.
     """
     sides = topology.split("x")
     if all(side.isdigit() and int(side) > 0 for side in sides):
@@ -106,8 +107,8 @@ def check_runtime(version: str) -> str:
     """Return the runtime version if it exists.
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the runtime version does not exist.
     """
     if version not in RUNTIME_VERSIONS:
-        raise invalid(f"runtime_version: {version!r} is unknown; known are {', '.join(RUNTIME_VERSIONS)}")
+        raise invalid(f"runtime_version: {version!r} is unknown; the known versions are {', '.join(RUNTIME_VERSIONS)}")
     return version

@@ -1,4 +1,4 @@
-"""The errors of the API as values: a code and a text, the same for gRPC and REST."""
+"""The errors that the API answers: a status code and a message, the same for gRPC and REST."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Code(Enum):
 
     @property
     def number(self) -> int:
-        """Number in google.rpc.Code."""
+        """The code's number in google.rpc.Code."""
         return self.value[0]
 
     @property
     def http(self) -> int:
-        """HTTP status."""
+        """The HTTP status of a REST answer with this code."""
         return self.value[1]
 
 
 class ApiError(Exception):
-    """An error answer of the API.
+    """An error that the API answers to a request.
 
     Args:
-        code: One of google.rpc.Code.
+        code: Status code of google.rpc.Code.
         message: One sentence that names the resource or the field.
     """
 

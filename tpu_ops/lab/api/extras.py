@@ -1,4 +1,4 @@
-"""Further routes on the REST port: a stub of the Compute Engine API, and the lab's own controls."""
+"""Further HTTP routes on the REST port: a stub of the Compute Engine API, and requests that only the lab offers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tpu_ops.lab.backend import WorkerSpec
 
 
 def _container_of(service: Service) -> Callable[[WorkerSpec], str]:
-    """Return a function that returns the name of a worker's container; empty without containers."""
+    """Return a function from a worker to the name of its container.
+
+    The name is empty if the lab runs no containers.
+    """
     instance = getattr(service.backend, "instance", None)
     if instance is None:
         return lambda worker: ""
@@ -28,15 +31,15 @@ def _container_of(service: Service) -> Callable[[WorkerSpec], str]:
 
 
 async def _images(service: Service, versions: Iterable[str]) -> dict[str, str]:
-    """Return a description of each runtime version's image; this may ask the container engine."""
+    """Return runtime version -> description of its container image; the container engine might be queried."""
     return {version: await asyncio.to_thread(service.backend.image, version) for version in sorted(set(versions))}
 
 
 def add_routes(app: web.Application, service: Service) -> None:
-    """Add ``/compute/v1/projects/P`` and all routes below ``/lab/``."""
+    """Add the routes ``/compute/v1/projects/P`` and ``/lab/...`` to the REST application."""
 
     async def compute_project(http: web.Request) -> web.Response:
-        # gcloud's ssh reads the project's keys from here before those of the node.
+        # `gcloud compute tpus tpu-vm ssh` reads the project's ssh keys with this request, before it reads the node's.
         project = service.check_project(http.match_info["project"])
         return json_response(
             json.dumps(
@@ -103,7 +106,7 @@ def add_routes(app: web.Application, service: Service) -> None:
 
 
 def _add_faults(app: web.Application, kept: faults.Faults) -> None:
-    """Add the routes by which tests make requests fail and count requests."""
+    """Add the routes with which tests inject faults into the API and read how many requests it has received."""
     known = methods.NAMES | storage_routes.NAMES
 
     def shown() -> web.Response:

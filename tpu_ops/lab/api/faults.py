@@ -1,4 +1,4 @@
-"""Faults that a test injects into the API, and the counts of its requests; both are kept in memory only."""
+"""Faults that a test injects into the API, and counts of the API's requests; both are kept in memory only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tpu_ops.lab.api.errors import ApiError, Code, invalid
 from tpu_ops.lab.api.names import ANY_LOCATION
 from tpu_ops.lab.api.wire import Json, Message
 
-#: Maximum delay of an answer, in seconds.
+#: Maximum number of seconds by which a fault can delay an answer.
 LONGEST = 3600.0
-#: The method that supports `unreachable`.
+#: The only API method for which a fault can set `unreachable`.
 LISTS = "ListNodes"
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -33,7 +33,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The subject of a request; fields that it does not name are empty."""
+    """The method, project and zone of a request; project and zone are empty if the request does not name them."""
 
     method: str
     project: str
@@ -41,7 +41,7 @@ class Target:
 
 
 def target_of(method: str, request: Message) -> Target:
-    """Return the subject of a request, from the resource name in it."""
+    """Return the method, project and zone of a request, from the resource name in the request."""
     node = getattr(request, "node", None)
     name: str = getattr(request, "parent", "") or getattr(request, "name", "") or getattr(node, "name", "")
     parts = [*name.split("/"), "", "", "", ""]
@@ -50,17 +50,18 @@ def target_of(method: str, request: Message) -> Target:
 
 @dataclass
 class Fault:
-    """A fault of requests.
+    """A fault that the API applies to matching requests.
 
     Attributes:
-        method: Method that it affects; empty for all.
-        project: Project that it affects; empty for all.
-        zone: Zone that it affects; empty for all. Lists of all zones have the zone ``-``.
-        code: The error code of the answer; None keeps the normal answer.
-        message: The error's text.
-        times: Number of requests that it still affects; None for all.
-        seconds: Delay of the answer.
-        unreachable: Omit the zone's nodes from lists, and report the zone as unreachable.
+        method: The API method whose requests are affected; empty for all methods.
+        project: The project whose requests are affected; empty for all projects.
+        zone: The zone whose requests are affected; empty for all zones. A request that lists all zones has the zone
+            ``-``.
+        code: The error code of the answer; None means that the request is answered normally.
+        message: The text of the error.
+        times: Number of requests that the fault will still affect; None for no limit.
+        seconds: Delay of the answer in seconds.
+        unreachable: Whether lists omit the nodes of the zone and report the zone as unreachable.
     """
 
     method: str = ""
@@ -82,17 +83,17 @@ class Fault:
         )
 
     def json(self) -> Json:
-        """Return the fault in the form of a request's JSON, without unset fields."""
+        """Return the fault as the JSON of the request that injects it; unset fields are left out."""
         values = {**vars(self), "code": self.code.name if self.code else None}
         return {key: value for key, value in values.items() if value not in ("", None, 0, False)}
 
 
 def parse(body: Json, methods: Collection[str]) -> Fault:
-    """Return the fault in a request.
+    """Return the fault that a request's JSON describes.
 
     Args:
         body: The request's JSON.
-        methods: The existing methods.
+        methods: Names of the existing API methods.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
@@ -100,37 +101,39 @@ def parse(body: Json, methods: Collection[str]) -> Fault:
     for key, value in body.items():
         kinds = _KINDS.get(key)
         if kinds is None:
-            raise invalid(f"{key}: a fault has no such field; it has {', '.join(_KINDS)}")
+            raise invalid(f"{key}: a fault has no such field; the fields are {', '.join(_KINDS)}")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise invalid(f"{key}: {value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
     fault = Fault(**{**body, "code": _code(body["code"]) if body.get("code") else None})
     if fault.unreachable:
         fault.method = fault.method or LISTS
     if fault.method and fault.method not in methods:
-        raise invalid(f"method: {fault.method!r} is not a method of the API; {', '.join(sorted(methods))} are")
+        raise invalid(
+            f"method: {fault.method!r} is not a method of the API; the methods are {', '.join(sorted(methods))}"
+        )
     if fault.zone not in ("", ANY_LOCATION, *ZONES):
-        raise invalid(f"zone: {fault.zone!r} is not a zone of the lab; {', '.join(sorted(ZONES))} are")
+        raise invalid(f"zone: {fault.zone!r} is not a zone of the lab; the zones are {', '.join(sorted(ZONES))}")
     if fault.times is not None and fault.times < 1:
         raise invalid(f"times: {fault.times} must be 1 or more")
     if not 0 <= fault.seconds <= LONGEST:
         raise invalid(f"seconds: {fault.seconds} must be between 0 and {LONGEST:.0f}")
     if not (fault.code or fault.seconds or fault.unreachable):
-        raise invalid("code, seconds, unreachable: a fault needs one of them")
+        raise invalid("code, seconds, unreachable: a fault needs one of these fields")
     if fault.message and not fault.code:
-        raise invalid("message: goes with a code only")
+        raise invalid("message: allowed only together with code")
     if fault.unreachable and (fault.code or fault.method != LISTS or fault.zone in ("", ANY_LOCATION)):
-        raise invalid(f"unreachable: needs a zone, goes without code, and only {LISTS} has it")
+        raise invalid(f"unreachable: allowed only for the method {LISTS}, with a zone and without code")
     return fault
 
 
 def _code(name: str) -> Code:
     if name not in Code.__members__:
-        raise invalid(f"code: {name!r} is not a status code; {', '.join(Code.__members__)} are")
+        raise invalid(f"code: {name!r} is not a status code; the codes are {', '.join(Code.__members__)}")
     return Code[name]
 
 
 class Faults:
-    """The injected faults in their order, and the counts of requests."""
+    """The injected faults, in the order of their injection, and the counts of requests."""
 
     def __init__(self) -> None:
         self.queue: list[Fault] = []
@@ -138,13 +141,13 @@ class Faults:
         self._requests: Counter[tuple[str, str]] = Counter()
 
     async def meet(self, target: Target) -> tuple[str, ...]:
-        """Apply the faults to a request; return the locations to report as unreachable.
+        """Count a request and apply the matching fault to it; return the locations to report as unreachable.
 
-        The first matching fault is used. If it is an `unreachable` one, all other matching ones of that kind are as
-        well.
+        Only the first matching fault is applied. If this fault sets `unreachable`, the other matching faults that set
+        `unreachable` are applied too.
 
         Raises:
-            ApiError: The error of the fault.
+            ApiError: The error that the fault describes.
         """
         self._requests[target.project, target.method] += 1
         if not self.queue or not (found := self._take(target)):
@@ -154,7 +157,7 @@ class Faults:
                 await asyncio.wait_for(self._removed.wait(), seconds)
         first = found[0]
         if first.code:
-            raise ApiError(first.code, first.message or f"the lab was told to answer {target.method} with this error")
+            raise ApiError(first.code, first.message or f"an injected fault makes {target.method} fail with this error")
         return tuple(f"projects/{target.project}/locations/{fault.zone}" for fault in found if fault.unreachable)
 
     def _take(self, target: Target) -> list[Fault]:
@@ -167,13 +170,13 @@ class Faults:
         return found
 
     def remove(self) -> None:
-        """Remove all faults; delayed answers are sent at once."""
+        """Remove all faults; answers that a fault delays are sent at once."""
         self.queue = []
         self._removed.set()
         self._removed = asyncio.Event()
 
     def forget_requests(self) -> None:
-        """Reset the counts."""
+        """Reset the counts of requests to zero."""
         self._requests.clear()
 
     def requests(self) -> dict[str, Any]:

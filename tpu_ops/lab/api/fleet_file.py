@@ -1,4 +1,4 @@
-"""Write any fleet as a state file, without creating it through an API."""
+"""Write a state file of the lab's API for any fleet, without creating the nodes through the API."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 
 def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a state file for a fleet of any size and state; an API process that gets this file serves the fleet.
+    """Write a state file with these nodes; an API process that is started with this file serves the nodes.
 
     Args:
         path: The state file.
-        nodes: The fields of each node as in the API's JSON, by full name. ``acceleratorType`` is required; the default
-            of ``state`` is READY, that of ``runtimeVersion`` is ``tpu-ubuntu2204-base``; ``networkConfig`` ``{}``
-            leaves out external addresses.
+        nodes: Full name of each node -> the node's fields, as in the API's JSON. ``acceleratorType`` is required. The
+            default of ``state`` is READY, the default of ``runtimeVersion`` is ``tpu-ubuntu2204-base``. If
+            ``networkConfig`` is ``{}``, the workers have no external addresses.
 
     Raises:
-        ApiError: The API would not accept a name or a field.
+        ApiError: A node's name or field is invalid for the API.
         OSError: The file cannot be written.
     """
-    # Importing the wire definitions takes most of a second, so it is done only here.
+    # Imported only here: importing google-cloud-tpu takes most of a second.
     from tpu_ops.lab.api.names import split
     from tpu_ops.lab.api.nodes import complete
     from tpu_ops.lab.api.records import NodeRecord, timestamp

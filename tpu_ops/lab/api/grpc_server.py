@@ -1,4 +1,4 @@
-"""The API as gRPC services on one port."""
+"""Serves the lab's API over gRPC on one port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _unary(service: Service, api: str, method: str, handler: Handler, request: C
 
     return grpc.unary_unary_rpc_method_handler(
         answer,
-        request_deserializer=request.FromString,  # type: ignore[attr-defined] # every message has it
+        request_deserializer=request.FromString,  # type: ignore[attr-defined] # every message class has FromString
         response_serializer=lambda response: response.SerializeToString(),
     )
 

@@ -1,7 +1,8 @@
-"""The lifecycle of nodes: the operations that boot, halt, renumber and remove their workers.
+"""The lifecycle of nodes: the operations that create, start, stop, update, maintain, preempt and delete nodes.
 
-Every effect may be repeated after a restart in the middle. It checks the node's state and its own notes in the
-operation's arguments, and calls the backend's idempotent methods again.
+If a restart of the API interrupts an operation, the operation is executed again from the beginning. Its function
+therefore checks the node's state and the arguments that are stored with the operation; the backend's methods are
+idempotent.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from tpu_ops.lab.backend import BackendError, disk_resource
 
 
 def add(service: Service, name: str, body: Json) -> NodeRecord:
-    """Add a new node with addresses to the state, in state CREATING.
+    """Add a node in state CREATING to the API's state, and assign addresses to its workers.
 
     Raises:
         ApiError: ALREADY_EXISTS; RESOURCE_EXHAUSTED if the lab's networks have no free addresses; FAILED_PRECONDITION
-            if another node has one of its disks.
+            if another node uses one of the node's disks.
     """
     state = service.state
     if name in state.nodes:
@@ -43,10 +44,10 @@ def add(service: Service, name: str, body: Json) -> NodeRecord:
 
 
 def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
-    """Reject data disks that another node has, unless both have them READ_ONLY.
+    """Reject data disks that are attached to another node, unless both nodes use them READ_ONLY.
 
     Raises:
-        ApiError: FAILED_PRECONDITION. Also for a disk that the node itself has in the other mode.
+        ApiError: FAILED_PRECONDITION; a disk is attached to another node, or to this node in the other mode.
     """
     asked = {disk_resource(disk["sourceDisk"]): disk for disk in wanted.get("dataDisks", [])}
     for node in service.state.nodes if asked else ():
@@ -58,16 +59,17 @@ def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
                 mode = "READ_ONLY" if disk.get("mode") == "READ_ONLY" else "READ_WRITE"
                 raise precondition(
                     f"disk {disk['sourceDisk']} is attached to node {node.name} in mode {mode}; "
-                    "several nodes may have it only if all have it READ_ONLY"
+                    "several nodes can use a disk only if all of them use it READ_ONLY"
                 )
             if "READ_ONLY" in (mine.get("mode"), disk.get("mode")):
                 raise precondition(
-                    f"disk {disk['sourceDisk']} is attached in the other mode: detach it, then attach it again"
+                    f"disk {disk['sourceDisk']} is already attached in the other mode: "
+                    "detach the disk, then attach it again"
                 )
 
 
 def become(service: Service, record: NodeRecord, state: str, health: str = "", description: str = "") -> Undo:
-    """Set a node's state; return a function that restores the old one, unless the state has changed since."""
+    """Set a node's state; return a function that restores the old state, unless the state has changed again."""
     before = (record.state, record.health, record.health_description)
 
     def undo() -> None:
@@ -84,7 +86,7 @@ async def ask(service: Service, record: NodeRecord, action: str) -> None:
     """Call a method of the backend for all workers of a node.
 
     Raises:
-        BackendError: The method failed, with any exception.
+        BackendError: The method raised any exception.
     """
     try:
         await getattr(service.backend, action)(record.workers())
@@ -96,7 +98,7 @@ async def ask(service: Service, record: NodeRecord, action: str) -> None:
 
 
 def renew_external(service: Service, record: NodeRecord) -> None:
-    """Give a node's workers new external addresses; the old ones become free."""
+    """Assign new external addresses to a node's workers and release the old addresses."""
     old = record.external_ips
     record.external_ips = _take_external(service, record)
     service.state.external.release(old)
@@ -118,7 +120,7 @@ def drop_external(service: Service, record: NodeRecord) -> None:
 
 
 def forget(service: Service, record: NodeRecord) -> None:
-    """Remove a node from the state and release its addresses."""
+    """Remove a node from the API's state and release the addresses of its workers."""
     service.state.nodes.remove(record.name)
     service.state.internal.release(record.internal_ips)
     service.state.external.release(record.external_ips)
@@ -127,34 +129,34 @@ def forget(service: Service, record: NodeRecord) -> None:
 
 
 def _target(service: Service, operation: OperationRecord) -> NodeRecord:
-    """Return the node on which the operation was started.
+    """Return the node for which the operation was started.
 
     Raises:
-        ApiError: CANCELLED; the node was deleted, and another one may have its name.
+        ApiError: CANCELLED; the node was deleted. Another node might have the same name now.
     """
     record = service.state.nodes.find(operation.target)
     if record is None or record.body["id"] != operation.args["id"]:
-        raise ApiError(Code.CANCELLED, f"node {operation.target} was deleted meanwhile")
+        raise ApiError(Code.CANCELLED, f"node {operation.target} was deleted during the operation")
     return record
 
 
 def _arrive(service: Service, record: NodeRecord, underway: str, state: str, health: str = "") -> None:
-    """Set the final state of an operation's node, unless the node is being deleted.
+    """Set a node's state at the end of an operation.
 
     Raises:
-        ApiError: CANCELLED.
+        ApiError: CANCELLED; the state has changed during the operation, for example because the node is being deleted.
     """
     if record.state != underway:
-        raise ApiError(Code.CANCELLED, f"node {record.name} is {record.state} meanwhile")
+        raise ApiError(Code.CANCELLED, f"node {record.name} became {record.state} during the operation")
     become(service, record, state, health)
 
 
 async def bring_up(service: Service, record: NodeRecord) -> None:
-    """Boot the workers of a node that is being created and set it READY; the caller holds the node's lock.
+    """Boot the workers of a node in state CREATING and set the node READY; the caller holds the node's lock.
 
     Raises:
-        ApiError: INTERNAL; they did not boot, and the node was removed (or is listed as UNKNOWN if removing its workers
-            failed too). CANCELLED; the node is being deleted.
+        ApiError: INTERNAL; the workers did not boot, and the node was removed (or is listed as UNKNOWN if removing its
+            workers failed too). CANCELLED; the node is being deleted.
     """
     try:
         await ask(service, record, "boot")
@@ -165,17 +167,17 @@ async def bring_up(service: Service, record: NodeRecord) -> None:
 
 
 async def abandon(service: Service, record: NodeRecord) -> None:
-    """Undo a creation; if that fails, the node stays listed."""
+    """Remove a node whose creation failed or was cancelled; if removing it fails, it stays listed as UNKNOWN."""
     try:
         await ask(service, record, "remove")
     except BackendError as failure:
-        become(service, record, "UNKNOWN", "TIMEOUT", f"its creation failed, and so did removing it: {failure}")
+        become(service, record, "UNKNOWN", "TIMEOUT", f"creating the node failed, and so did removing it: {failure}")
     else:
         forget(service, record)
 
 
 async def remove(service: Service, record: NodeRecord) -> None:
-    """Remove a node and its workers. If that fails, the node stays listed, so that it can be tried again.
+    """Remove a node and its workers; if this fails, the node stays listed, so that a client can delete it again.
 
     Raises:
         BackendError: A worker could not be removed.
@@ -186,7 +188,7 @@ async def remove(service: Service, record: NodeRecord) -> None:
         try:
             await ask(service, record, "remove")
         except BackendError as failure:
-            become(service, record, "UNKNOWN", "TIMEOUT", f"removing it failed: {failure}")
+            become(service, record, "UNKNOWN", "TIMEOUT", f"removing the node failed: {failure}")
             raise
         forget(service, record)
     service.unlock(record.name)
@@ -196,22 +198,22 @@ async def _halt(service: Service, record: NodeRecord) -> None:
     try:
         await ask(service, record, "halt")
     except BackendError as failure:
-        become(service, record, "UNKNOWN", "TIMEOUT", f"halting its workers failed: {failure}")
+        become(service, record, "UNKNOWN", "TIMEOUT", f"halting the workers failed: {failure}")
         raise
 
 
 async def _boot(service: Service, record: NodeRecord) -> None:
     try:
-        # Store the workers' new addresses before the workers use them.
+        # Write the workers' new addresses to the state file before the workers use these addresses.
         await service.store.flush()
         await ask(service, record, "boot")
     except (ApiError, BackendError) as failure:
-        become(service, record, "UNKNOWN", "TIMEOUT", f"its workers did not boot: {failure}")
+        become(service, record, "UNKNOWN", "TIMEOUT", f"the workers did not boot: {failure}")
         raise
 
 
 async def maintain(service: Service, record: NodeRecord, operation: OperationRecord) -> None:
-    """Halt a node's workers, give them new external addresses, and boot them again; the caller holds the lock."""
+    """Halt a node's workers, assign new external addresses and boot the workers; the caller holds the node's lock."""
     if record.state != "REPAIRING":
         return
     await _halt(service, record)
@@ -225,12 +227,12 @@ async def maintain(service: Service, record: NodeRecord, operation: OperationRec
 
 
 def resume(service: Service) -> None:
-    """Boot the workers of nodes that should be running: they may have stopped while the API was down."""
+    """Boot the workers of all READY nodes: workers might have stopped while the API was not running."""
 
     async def mind(record: NodeRecord) -> None:
         async with service.lock(record.name):
             if record.state == "READY":
-                with contextlib.suppress(ApiError, BackendError):  # the node's state is then UNKNOWN, with the reason
+                with contextlib.suppress(ApiError, BackendError):  # an error makes the node UNKNOWN, with the reason
                     await _boot(service, record)
 
     for record in service.state.nodes:
@@ -312,7 +314,7 @@ async def _update(service: Service, operation: OperationRecord) -> Json:
                 await ask(service, record, "publish")
             except BackendError:
                 _change(service, record, {**record.body, "dataDisks": before.get("dataDisks", [])}, numbers)
-                with contextlib.suppress(BackendError):  # detaches the disks that were attached before the failure
+                with contextlib.suppress(BackendError):  # detaches disks that the failed call has attached
                     await ask(service, record, "publish")
                 raise
         if record.state == "READY" and record.wants_external != any(record.external_ips):

@@ -1,4 +1,4 @@
-"""The table of all API methods and their handlers."""
+"""Tables of all API methods and the functions that handle them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf import empty_pb2
 from tpu_ops.lab.api import nodes, offers, operations, queued
 from tpu_ops.lab.api.service import Handler
 
-#: Methods of google.cloud.tpu.<version>.Tpu.
+#: Method of google.cloud.tpu.<version>.Tpu -> its handler.
 TPU: dict[str, Handler] = {
     "ListNodes": nodes.list_nodes,
     "GetNode": nodes.get_node,
@@ -35,7 +35,7 @@ TPU: dict[str, Handler] = {
     "ListReservations": offers.list_reservations,
 }
 
-#: The other services: full name -> method -> (request, response, handler).
+#: gRPC services other than Tpu: full name -> method -> (request class, response class, handler).
 MIXINS: dict[str, dict[str, tuple[type, type, Handler]]] = {
     "google.longrunning.Operations": {
         "GetOperation": (operations_pb2.GetOperationRequest, operations_pb2.Operation, operations.get_operation),
@@ -66,5 +66,5 @@ MIXINS: dict[str, dict[str, tuple[type, type, Handler]]] = {
     },
 }
 
-#: Short names of all methods.
+#: Names of all API methods, without the names of their services.
 NAMES = frozenset(TPU).union(*MIXINS.values())

@@ -1,4 +1,4 @@
-"""Resource names: ``projects/P``, ``projects/P/locations/Z`` and names below these."""
+"""Parsing of resource names: ``projects/P``, ``projects/P/locations/Z`` and the names of resources below these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpu_ops.lab.api.errors import invalid
 
-#: In lists: all locations of a project.
+#: The zone in a request that lists all zones of a project.
 ANY_LOCATION = "-"
 
 _LOCATION = re.compile(r"^projects/(?P<project>[^/]+)/locations/(?P<zone>[^/]+)$")
@@ -18,23 +18,23 @@ _QUEUED_ID = re.compile(r"^[A-Za-z0-9_.~+%-]{1,128}$")
 
 @dataclass(frozen=True)
 class Location:
-    """A zone of a project. The zone is ``-`` in a list of all zones."""
+    """A zone of a project. The zone is ``-`` in a request that lists all zones."""
 
     project: str
     zone: str
 
     @property
     def name(self) -> str:
-        """The resource name."""
+        """The location's resource name."""
         return f"projects/{self.project}/locations/{self.zone}"
 
     def child(self, collection: str, short: str) -> str:
-        """Return the name of a resource below this location."""
+        """Return the full name of a resource in this location."""
         return f"{self.name}/{collection}/{short}"
 
 
 def location(name: str, field: str = "parent") -> Location:
-    """Split ``projects/P/locations/Z`` into its parts.
+    """Split ``projects/P/locations/Z`` into project and zone.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the name has another form.
@@ -46,10 +46,10 @@ def location(name: str, field: str = "parent") -> Location:
 
 
 def resource(name: str, collection: str, field: str = "name") -> tuple[Location, str]:
-    """Split the name of a resource of a collection into its location and its short name.
+    """Split a resource's full name into its location and its short name.
 
     Raises:
-        ApiError: INVALID_ARGUMENT; the name has another form.
+        ApiError: INVALID_ARGUMENT; the name has another form, or is not in this collection (for example ``nodes``).
     """
     match = _RESOURCE.match(name)
     if match is None or match["collection"] != collection:
@@ -58,28 +58,28 @@ def resource(name: str, collection: str, field: str = "name") -> tuple[Location,
 
 
 def split(name: str) -> tuple[Location, str]:
-    """Split a resource name that is known to be valid into its location and its short name."""
+    """Split a resource's full name into its location and its short name, if the name is known to be valid."""
     parent, _, short = name.rsplit("/", 2)
     return location(parent), short
 
 
 def check_node_id(short: str, field: str = "node_id") -> str:
-    """Return a new node's short name if it is valid (a DNS label).
+    """Return the short name of a new node if the name is valid (a DNS label).
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the name is not valid.
     """
     if not _NODE_ID.match(short):
-        raise invalid(f"{field}: {short!r} must be 1 to 63 of a-z, 0-9 and '-', beginning with a letter")
+        raise invalid(f"{field}: {short!r} must be 1 to 63 characters of a-z, 0-9 and '-', and begin with a letter")
     return short
 
 
 def check_queued_id(short: str) -> str:
-    """Return a new queued resource's short name if it is valid.
+    """Return the short name of a new queued resource if the name is valid.
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the name is not valid.
     """
     if not _QUEUED_ID.match(short):
-        raise invalid(f"queued_resource_id: {short!r} must be 1 to 128 of A-Z, a-z, 0-9 and _.~+%-")
+        raise invalid(f"queued_resource_id: {short!r} must be 1 to 128 characters of A-Z, a-z, 0-9 and _.~+%-")
     return short

@@ -1,4 +1,4 @@
-"""The node methods of google.cloud.tpu.<version>.Tpu: validation of requests, and start of their operations."""
+"""Handlers of the API methods for nodes: they validate requests and start operations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
 from tpu_ops.lab.backend import MAX_DISKS, disk_resource
 
-#: Field mask path -> key of the internal form. The service documents the first five; gcloud's attach-disk and
-#: detach-disk send data_disks.
+#: Path in the update mask of UpdateNode -> key of the node's JSON. Google documents the first five paths; gcloud's
+#: attach-disk and detach-disk send data_disks.
 UPDATABLE = {
     "description": "description",
     "tags": "tags",
@@ -29,7 +29,7 @@ _EMPTY: Json = {"description": "", "tags": [], "labels": {}, "metadata": {}, "da
 
 
 def complete(location: Location, body: Json, field: str = "node") -> Json:
-    """Return a client's node with the service's defaults filled in.
+    """Check a node that a client has sent; return it with the real API's defaults filled in.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
@@ -49,8 +49,10 @@ def complete(location: Location, body: Json, field: str = "node") -> Json:
     check_runtime(body["runtimeVersion"])
     _check_disks(body.get("dataDisks", []), entry.workers, f"{field}.data_disks")
     if len(several := body.pop("networkConfigs", [])) > 1:
-        raise invalid(f"{field}.network_configs: workers of the lab have one network interface")
-    # Without a network configuration, workers get external addresses; with one, its flag decides.
+        raise invalid(
+            f"{field}.network_configs: only one is allowed, since workers of the lab have one network interface"
+        )
+    # Workers get external addresses if the node has no network configuration, or if its enableExternalIps is true.
     network = body["networkConfig"] if "networkConfig" in body else (several or [{"enableExternalIps": True}])[0]
     body["networkConfig"] = {**network, **_network_names(location, network)}
     body["schedulingConfig"] = body.get("schedulingConfig", {})
@@ -63,7 +65,7 @@ def complete(location: Location, body: Json, field: str = "node") -> Json:
 
 
 def _network_names(location: Location, network: Json) -> Json:
-    """Return network and subnetwork as full names; the default of both is ``default``."""
+    """Return the full names of a node's network and subnetwork; each is ``default`` if not set."""
     parents = {
         "network": f"projects/{location.project}/global/networks",
         "subnetwork": f"projects/{location.project}/regions/{location.zone.rsplit('-', 1)[0]}/subnetworks",
@@ -73,23 +75,23 @@ def _network_names(location: Location, network: Json) -> Json:
 
 
 def _check_disks(disks: list[Json], workers: int, field: str) -> None:
-    """Reject data disks that cannot be attached: a disk shared by several workers must be read-only."""
+    """Reject data disks that cannot be attached to a node with this many workers."""
     sources = [disk_resource(disk.get("sourceDisk", "")) for disk in disks]
     if "" in sources:
         raise invalid(f"{field}: source_disk is missing")
     if len(set(sources)) < len(sources):
         raise invalid(f"{field}: the same disk is listed twice")
     if len(disks) > MAX_DISKS:
-        raise invalid(f"{field}: {len(disks)} disks, and workers of the lab take at most {MAX_DISKS}")
+        raise invalid(f"{field}: {len(disks)} disks are too many; a worker of the lab can have {MAX_DISKS}")
     if workers > 1 and any(disk.get("mode") != "READ_ONLY" for disk in disks):
-        raise invalid(f"{field}: a node with {workers} workers takes disks in mode READ_ONLY only")
+        raise invalid(f"{field}: disks of a node with {workers} workers must have the mode READ_ONLY")
 
 
 def find(service: Service, name: str) -> NodeRecord:
-    """Return a node.
+    """Return the node with this full name.
 
     Raises:
-        ApiError: INVALID_ARGUMENT, PERMISSION_DENIED or NOT_FOUND.
+        ApiError: INVALID_ARGUMENT for an invalid name; PERMISSION_DENIED for an unknown project or zone; NOT_FOUND.
     """
     service.resource(name, "nodes")
     return service.state.nodes.get(name)
@@ -99,12 +101,12 @@ def require(record: NodeRecord, action: str, states: Collection[str]) -> None:
     """Reject an action that is not allowed in the node's state.
 
     Raises:
-        ApiError: FAILED_PRECONDITION.
+        ApiError: FAILED_PRECONDITION; the node is in another state.
     """
     if record.state not in states:
         hint = ": delete it and create it again" if record.state == "PREEMPTED" else ""
         raise precondition(
-            f"node {record.name} is {record.state} and cannot be {action} (only when {' or '.join(states)}){hint}"
+            f"node {record.name} is {record.state} and cannot be {action} (only in state {' or '.join(states)}){hint}"
         )
 
 
@@ -116,7 +118,7 @@ async def _begin(
 
 
 async def list_nodes(service: Service, api: str, request: Message) -> Page:
-    """ListNodes; the location ``-`` lists every zone of the project."""
+    """Handle ListNodes; the zone ``-`` means all zones of the project."""
     location = service.location(request.parent, wildcard=True)
     return paged(
         api,
@@ -128,12 +130,12 @@ async def list_nodes(service: Service, api: str, request: Message) -> Page:
 
 
 async def get_node(service: Service, api: str, request: Message) -> Message:
-    """GetNode."""
+    """Handle GetNode."""
     return find(service, request.name).pb(api)
 
 
 async def create_node(service: Service, api: str, request: Message) -> Message:
-    """CreateNode."""
+    """Handle CreateNode."""
     location = service.location(request.parent)
     name = location.child("nodes", check_node_id(request.node_id))
     request_id = getattr(request, "request_id", "")
@@ -149,7 +151,7 @@ async def create_node(service: Service, api: str, request: Message) -> Message:
 
 
 async def delete_node(service: Service, api: str, request: Message) -> Message:
-    """DeleteNode."""
+    """Handle DeleteNode."""
     service.resource(request.name, "nodes")
     request_id = getattr(request, "request_id", "")
     if earlier := operations.repeated(service, api, "delete", request.name, request_id):
@@ -162,7 +164,7 @@ async def delete_node(service: Service, api: str, request: Message) -> Message:
 
 
 async def stop_node(service: Service, api: str, request: Message) -> Message:
-    """StopNode."""
+    """Handle StopNode."""
     record = find(service, request.name)
     require(record, "stopped", ("READY",))
     undo = lifecycle.become(service, record, "STOPPING")
@@ -170,7 +172,7 @@ async def stop_node(service: Service, api: str, request: Message) -> Message:
 
 
 async def start_node(service: Service, api: str, request: Message) -> Message:
-    """StartNode."""
+    """Handle StartNode."""
     record = find(service, request.name)
     require(record, "started", ("STOPPED", "UNKNOWN"))
     lifecycle.renew_external(service, record)
@@ -185,7 +187,7 @@ async def start_node(service: Service, api: str, request: Message) -> Message:
 
 
 async def update_node(service: Service, api: str, request: Message) -> Message:
-    """UpdateNode: every field that the mask names is replaced as a whole."""
+    """Handle UpdateNode: each field in the update mask is replaced as a whole."""
     record = find(service, request.node.name)
     paths = list(request.update_mask.paths)
     if not paths:
@@ -195,7 +197,7 @@ async def update_node(service: Service, api: str, request: Message) -> Message:
     for path in paths:
         key = UPDATABLE.get(path)
         if key is None:
-            raise invalid(f"update_mask: {path!r} cannot be updated; {', '.join(UPDATABLE)} can")
+            raise invalid(f"update_mask: {path!r} cannot be updated; the updatable paths are {', '.join(UPDATABLE)}")
         if key == "networkConfig":
             flag = wanted.get(key, {}).get("enableExternalIps", False)
             changes[key] = {**record.body[key], "enableExternalIps": flag}
@@ -208,7 +210,7 @@ async def update_node(service: Service, api: str, request: Message) -> Message:
 
 
 async def simulate_maintenance_event(service: Service, api: str, request: Message) -> Message:
-    """SimulateMaintenanceEvent (v2alpha1): the event affects the whole slice, whichever worker is named."""
+    """Handle SimulateMaintenanceEvent (v2alpha1): all workers of the node are affected, even if only some are named."""
     record = find(service, request.name)
     for worker in request.worker_ids:
         _worker_index(record, worker)
@@ -216,7 +218,7 @@ async def simulate_maintenance_event(service: Service, api: str, request: Messag
 
 
 async def perform_maintenance(service: Service, api: str, request: Message) -> Message:
-    """PerformMaintenance (v2alpha1)."""
+    """Handle PerformMaintenance (v2alpha1)."""
     return await _maintain(service, api, find(service, request.name))
 
 
@@ -227,7 +229,7 @@ async def _maintain(service: Service, api: str, record: NodeRecord) -> Message:
 
 
 async def preempt(service: Service, name: str) -> Message:
-    """Preempt a node, which only the lab offers; return the operation that kills its workers."""
+    """Start to preempt a node (a request that only the lab offers); return the operation that kills its workers."""
     record = find(service, name)
     require(record, "preempted", ("READY",))
     undo = lifecycle.become(service, record, "PREEMPTED")
@@ -237,13 +239,17 @@ async def preempt(service: Service, name: str) -> Message:
 def _worker_index(record: NodeRecord, worker: str) -> int:
     if not worker.isdecimal() or int(worker) >= len(record.internal_ips):
         raise invalid(
-            f"worker_ids: {worker!r} is not a worker of {record.name}, which has 0 to {len(record.internal_ips) - 1}"
+            f"worker_ids: {worker!r} is not a worker of {record.name}, "
+            f"which has the workers 0 to {len(record.internal_ips) - 1}"
         )
     return int(worker)
 
 
 async def get_guest_attributes(service: Service, api: str, request: Message) -> Message:
-    """GetGuestAttributes: one entry for each requested worker, in their order; no ids, or one empty id, means all."""
+    """Handle GetGuestAttributes: return one entry for each requested worker, in the order of the request.
+
+    A request without worker ids, or with empty ids only, means all workers.
+    """
     record = find(service, request.name)
     asked = [worker for worker in request.worker_ids if worker]
     workers = record.workers()
@@ -254,7 +260,7 @@ async def get_guest_attributes(service: Service, api: str, request: Message) -> 
     for worker, attributes in zip(chosen, found, strict=True):
         entry = response.guest_attributes.add(query_path=request.query_path)
         entry.query_value.SetInParent()
-        # gcloud takes the instance's name from the key `hostname`, in any namespace.
+        # gcloud reads the worker's name from the key `hostname`, in any namespace.
         published = {**attributes, "instance": {"hostname": worker.hostname}} if attributes else {}
         for space, values in sorted(published.items()):
             for name, value in sorted(values.items()):

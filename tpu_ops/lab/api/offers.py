@@ -1,4 +1,4 @@
-"""The methods that list the offers of the lab's cloud: locations, accelerator types, runtime versions."""
+"""Handlers that list what the lab's cloud offers: locations, accelerator types, runtime versions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tpu_ops.lab.api.wire import Json, Message, Page
 
 @dataclass(frozen=True)
 class Offer:
-    """One entry of a list of offers, under its full name."""
+    """A location, accelerator type or runtime version that the lab's cloud offers."""
 
     name: str
     kind: str
     body: Json
 
     def pb(self, api: str) -> Message:
-        """Return the entry as a protobuf of one API version."""
+        """Return the offer as a protobuf message of one API version."""
         into = locations_pb2.Location() if self.kind == "Location" else wire.message(api, self.kind)()
         return wire.parse({"name": self.name, **self.body}, into)
 
     def text(self, api: str) -> str:
-        """Return the entry as JSON text of one API version."""
+        """Return the offer as JSON text of one API version."""
         return wire.json_text(self.pb(api))
 
 
@@ -85,27 +85,27 @@ def _get(service: Service, api: str, name: str, collection: str) -> Message:
 
 
 async def list_accelerator_types(service: Service, api: str, request: Message) -> Page:
-    """ListAcceleratorTypes."""
+    """Handle ListAcceleratorTypes."""
     return _list(service, api, request, "AcceleratorType", "accelerator_types")
 
 
 async def get_accelerator_type(service: Service, api: str, request: Message) -> Message:
-    """GetAcceleratorType."""
+    """Handle GetAcceleratorType."""
     return _get(service, api, request.name, "acceleratorTypes")
 
 
 async def list_runtime_versions(service: Service, api: str, request: Message) -> Page:
-    """ListRuntimeVersions."""
+    """Handle ListRuntimeVersions."""
     return _list(service, api, request, "RuntimeVersion", "runtime_versions")
 
 
 async def get_runtime_version(service: Service, api: str, request: Message) -> Message:
-    """GetRuntimeVersion."""
+    """Handle GetRuntimeVersion."""
     return _get(service, api, request.name, "runtimeVersions")
 
 
 async def generate_service_identity(service: Service, api: str, request: Message) -> Message:
-    """GenerateServiceIdentity: returns an invented address of the right form."""
+    """Handle GenerateServiceIdentity: return an invented email address in Google's form."""
     location = service.location(request.parent)
     number = int(hashlib.sha256(location.project.encode()).hexdigest()[:10], 16)
     response = wire.message(api, "GenerateServiceIdentityResponse")()
@@ -114,13 +114,13 @@ async def generate_service_identity(service: Service, api: str, request: Message
 
 
 async def list_reservations(service: Service, api: str, request: Message) -> Message:
-    """ListReservations (v2alpha1): the lab has none."""
+    """Handle ListReservations (v2alpha1): return an empty list, since the lab has no reservations."""
     service.location(request.parent, wildcard=True)
     return wire.message(api, "ListReservationsResponse")()
 
 
 async def list_locations(service: Service, api: str, request: Message) -> Message:
-    """google.cloud.location.Locations.ListLocations."""
+    """Handle google.cloud.location.Locations.ListLocations."""
     if request.filter:
         raise ApiError(Code.UNIMPLEMENTED, "filter: the lab does not filter locations")
     head, _, project = request.name.partition("/")
@@ -134,6 +134,6 @@ async def list_locations(service: Service, api: str, request: Message) -> Messag
 
 
 async def get_location(service: Service, api: str, request: Message) -> Message:
-    """google.cloud.location.Locations.GetLocation."""
+    """Handle google.cloud.location.Locations.GetLocation."""
     location = service.location(request.name)
     return next(offer.pb(api) for offer in _locations(location.project) if offer.name == location.name)

@@ -1,4 +1,4 @@
-"""Long-running operations: start, execution across restarts, list, wait, cancel."""
+"""Long-running operations: how they are started, executed (also after a restart), listed, awaited and cancelled."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tpu_ops.lab.backend import BackendError
 KEEP_COUNT = 1000
 KEEP_SECONDS = 600.0
 
-#: Verb -> the function that carries the operation out and returns the result's JSON form. After a restart it is called
-#: again, even if it was partly done.
+#: Verb of an operation -> the function that executes the operation and returns the JSON of its result. After a restart,
+#: the function of an unfinished operation is called again from the beginning.
 Effect = Callable[[Service, OperationRecord], Awaitable[Json]]
 EFFECTS: dict[str, Effect] = {}
 
-#: Reverts the changes of a request whose operation did not begin.
+#: A function that reverts the changes of a request whose operation could not be stored.
 Undo = Callable[[], None]
 
-#: Verbs without a minimum duration.
+#: Verbs of the operations that have no minimum duration.
 AT_ONCE = ("preempt",)
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
 
 
 def effect(verb: str) -> Callable[[Effect], Effect]:
-    """Register the function that carries out operations of this verb."""
+    """Return a decorator that registers the function for operations with this verb."""
 
     def register(function: Effect) -> Effect:
         EFFECTS[verb] = function
@@ -47,21 +47,21 @@ def effect(verb: str) -> Callable[[Effect], Effect]:
 
 
 def result(api: str, kind: str, record: Record) -> Json:
-    """Return a resource as the result of an operation of one API version."""
+    """Return a resource as the JSON of an operation's result, in one API version."""
     return {"@type": f"type.googleapis.com/google.cloud.tpu.{api}.{kind}", **wire.to_json(record.pb(api))}
 
 
 async def start(
     service: Service, api: str, verb: str, target: str, *, args: Json, undo: Undo, request_id: str = ""
 ) -> Message:
-    """Begin an operation; once it is on disk, return it.
+    """Start an operation, and return it once it is in the state file.
 
     Args:
-        service: The service.
+        service: The API's service.
         api: API version.
         verb: The verb of the operation.
-        target: Full name of the resource.
-        args: Values that its effect needs to continue after a restart.
+        target: Full name of the resource that the operation changes.
+        args: Values that the function of the operation needs to continue after a restart.
         undo: Reverts the changes that the request has made so far.
         request_id: The client's idempotency key.
 
@@ -73,7 +73,7 @@ async def start(
     record = OperationRecord(name, api, verb, target, time.time(), args=args, request_id=request_id)
     service.state.operations.add(record)
     service.store.changed()
-    # A task of its own: if the client disconnects, the stored operation is still carried out.
+    # The operation runs in its own task: if the client disconnects, the stored operation is still executed.
     accepted: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
     service.spawn(name, _accept(service, record, undo, accepted))
     if (failure := await asyncio.shield(accepted)) is not None:
@@ -84,7 +84,7 @@ async def start(
 async def _accept(
     service: Service, record: OperationRecord, undo: Undo, accepted: asyncio.Future[ApiError | None]
 ) -> None:
-    """Store an operation and carry it out, or revert it."""
+    """Store an operation and execute it; if it cannot be stored, revert the changes of its request."""
     try:
         await service.store.flush()
     except ApiError as failure:
@@ -101,7 +101,7 @@ async def _accept(
 
 
 def repeated(service: Service, api: str, verb: str, target: str, request_id: str) -> Message | None:
-    """Return the operation that an earlier request with the same idempotency key began; None if there is none."""
+    """Return the operation that an earlier request with the same idempotency key has started, or None."""
     if not request_id:
         return None
     for record in service.state.operations.below(split(target)[0]):
@@ -111,7 +111,7 @@ def repeated(service: Service, api: str, verb: str, target: str, request_id: str
 
 
 async def run(service: Service, record: OperationRecord) -> None:
-    """Carry out an operation, with at least the minimum duration."""
+    """Execute an operation after its minimum duration, and store its result or its error."""
     if record.verb not in AT_ONCE:
         await asyncio.sleep(record.created + service.seconds - time.time())
     try:
@@ -130,7 +130,7 @@ async def run(service: Service, record: OperationRecord) -> None:
 
 
 def resume(service: Service) -> None:
-    """Continue the operations that an earlier process left unfinished."""
+    """Continue the operations that an earlier process of the API left unfinished."""
     for record in sorted(service.state.operations, key=lambda record: record.created):
         if not record.done:
             service.spawn(record.name, run(service, record))
@@ -150,12 +150,12 @@ def _find(service: Service, name: str) -> OperationRecord:
 
 
 async def get_operation(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.GetOperation."""
+    """Handle google.longrunning.Operations.GetOperation."""
     return _find(service, request.name).pb(api)
 
 
 async def list_operations(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.ListOperations: sorted by name."""
+    """Handle google.longrunning.Operations.ListOperations; the list is sorted by name."""
     if request.filter:
         raise ApiError(Code.UNIMPLEMENTED, "filter: the lab does not filter operations")
     location = service.location(request.name, wildcard=True)
@@ -171,7 +171,7 @@ async def list_operations(service: Service, api: str, request: Message) -> Messa
 
 
 async def delete_operation(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.DeleteOperation."""
+    """Handle google.longrunning.Operations.DeleteOperation."""
     record = _find(service, request.name)
     if not record.done:
         raise precondition(f"operation {record.name} is still running")
@@ -186,18 +186,18 @@ async def delete_operation(service: Service, api: str, request: Message) -> Mess
 
 
 async def cancel_operation(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.CancelOperation: only the creation of a node can be cancelled."""
+    """Handle google.longrunning.Operations.CancelOperation: only the creation of a node can be cancelled."""
     record = _find(service, request.name)
     if not record.done:
         record.cancel_requested = True
         record.touch()
         service.store.changed()
-        await service.store.flush()  # if this fails, the client may repeat the request
+        await service.store.flush()  # after an error here, the client can repeat the request
     return empty_pb2.Empty()
 
 
 async def wait_operation(service: Service, api: str, request: Message) -> Message:
-    """google.longrunning.Operations.WaitOperation: return when the operation has ended or the timeout is over."""
+    """Handle google.longrunning.Operations.WaitOperation: wait until the operation ends or the timeout expires."""
     record = _find(service, request.name)
     task = service.running.get(record.name)
     if task is not None:

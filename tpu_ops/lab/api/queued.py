@@ -1,4 +1,4 @@
-"""The methods of queued resources; their state changes are in `queued_walk`."""
+"""Handlers of the API methods for queued resources; `queued_walk` has the automatic state changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, t
 from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
 
-#: States in which a queued resource with nodes may be deleted without force.
+#: States in which a queued resource with nodes can be deleted without force.
 _DELETABLE = ("ACCEPTED", "FAILED", "SUSPENDED")
 _RESETTABLE = ("ACTIVE", "FAILED", "SUSPENDED")
 _MAX_SLICES = 256
 
 
 def _check(location: Location, short: str, body: Json) -> Json:
-    """Return a client's queued resource with its nodes completed.
+    """Check a queued resource that a client has sent; return it with the defaults of its nodes filled in.
 
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
@@ -66,7 +66,7 @@ def _find(service: Service, name: str) -> QueuedRecord:
 
 
 async def list_queued_resources(service: Service, api: str, request: Message) -> Page:
-    """ListQueuedResources; the location ``-`` lists every zone of the project."""
+    """Handle ListQueuedResources; the zone ``-`` means all zones of the project."""
     location = service.location(request.parent, wildcard=True)
     return paged(
         api,
@@ -78,12 +78,12 @@ async def list_queued_resources(service: Service, api: str, request: Message) ->
 
 
 async def get_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """GetQueuedResource."""
+    """Handle GetQueuedResource."""
     return _find(service, request.name).pb(api)
 
 
 async def create_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """CreateQueuedResource."""
+    """Handle CreateQueuedResource."""
     location = service.location(request.parent)
     short = check_queued_id(request.queued_resource_id or f"qr-{secrets.token_hex(6)}")
     name = location.child("queuedResources", short)
@@ -120,7 +120,7 @@ async def _create(service: Service, operation: OperationRecord) -> Json:
 
 
 async def delete_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """DeleteQueuedResource: without force, only if no node is lost."""
+    """Handle DeleteQueuedResource: without force, a queued resource with nodes must be in one of `_DELETABLE`."""
     service.resource(request.name, "queuedResources")
     if earlier := operations.repeated(service, api, "deleteQueuedResource", request.name, request.request_id):
         return earlier
@@ -131,7 +131,7 @@ async def delete_queued_resource(service: Service, api: str, request: Message) -
     if nodes and not request.force and record.state not in _DELETABLE:
         raise precondition(
             f"queued resource {record.name} is {record.state} and has nodes "
-            f"({', '.join(node.short for node in nodes)}): delete them first, or set force"
+            f"({', '.join(node.short for node in nodes)}): delete the nodes first, or set force"
         )
     undo = walk.become(service, record, "DELETING", "USER")
     args = {"createTime": record.body["createTime"]}
@@ -151,12 +151,12 @@ async def _delete(service: Service, operation: OperationRecord) -> Json:
 
 
 async def reset_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """ResetQueuedResource: remove its nodes and begin again in state ACCEPTED."""
+    """Handle ResetQueuedResource: remove the queued resource's nodes and set its state to ACCEPTED again."""
     record = _find(service, request.name)
     if record.state not in _RESETTABLE:
         raise precondition(
             f"queued resource {record.name} is {record.state} and cannot be reset "
-            f"(only when {' or '.join(_RESETTABLE)})"
+            f"(only in state {' or '.join(_RESETTABLE)})"
         )
     undo = walk.become(service, record, "SUSPENDING", "USER")
     args = {"createTime": record.body["createTime"]}
@@ -175,7 +175,7 @@ async def _reset(service: Service, operation: OperationRecord) -> Json:
 
 
 async def perform_maintenance_queued_resource(service: Service, api: str, request: Message) -> Message:
-    """PerformMaintenanceQueuedResource (v2alpha1): for the named nodes, or all."""
+    """Handle PerformMaintenanceQueuedResource (v2alpha1): maintain the named nodes, or all nodes if none is named."""
     record = _find(service, request.name)
     nodes = walk.nodes_of(service, record)
     for asked in request.node_names:
@@ -210,5 +210,5 @@ async def _maintain(service: Service, operation: OperationRecord) -> Json:
 def _target(service: Service, operation: OperationRecord) -> QueuedRecord:
     record = service.state.queued.find(operation.target)
     if record is None or record.body["createTime"] != operation.args["createTime"]:
-        raise ApiError(Code.CANCELLED, f"queued resource {operation.target} was deleted meanwhile")
+        raise ApiError(Code.CANCELLED, f"queued resource {operation.target} was deleted during the operation")
     return record

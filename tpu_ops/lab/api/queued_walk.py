@@ -1,7 +1,8 @@
-"""The state changes of a queued resource.
+"""The automatic state changes of a queued resource.
 
-CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING (its nodes are created), ACTIVE; FAILED if that is not possible;
-SUSPENDING and SUSPENDED when a node was preempted or all were deleted; DELETING.
+The usual order is CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING (the nodes are being created), ACTIVE. The
+state becomes FAILED if the nodes cannot be created. It becomes SUSPENDING and then SUSPENDED after a node was preempted
+or all nodes were deleted, and DELETING when a client deletes the queued resource.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tpu_ops.lab.backend import BackendError
 def become(
     service: Service, record: QueuedRecord, state: str, initiator: str = "SERVICE", error: Json | None = None
 ) -> Undo:
-    """Set a queued resource's state; return a function that restores the old one, if the new one has not changed."""
+    """Set a queued resource's state; return a function that restores the old one, if the new one is still set."""
     before = (record.state, record.initiator, record.error)
 
     def undo() -> None:
@@ -32,7 +33,8 @@ def become(
             become(service, record, *before)
             begun = [operation for operation in service.state.operations if operation.target == record.name]
             if record.state == "CREATING" and all(operation.done for operation in begun):
-                # Its creation has ended meanwhile without effect, because of the state that is now reverted.
+                # The creating operation found another state than CREATING and ended without effect: accept the queued
+                # resource now.
                 become(service, record, "ACCEPTED", "USER")
             if record.state in _STEPS and record.name not in service.running:
                 set_out(service, record)
@@ -48,13 +50,13 @@ def _fail(service: Service, record: QueuedRecord, failure: ApiError) -> None:
 
 
 def nodes_of(service: Service, record: QueuedRecord) -> list[NodeRecord]:
-    """Return the existing nodes of a queued resource."""
+    """Return the existing nodes that a queued resource has created."""
     found = (service.state.nodes.find(name) for name, _, _ in record.specs())
     return [node for node in found if node is not None and node.queued == record.name]
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all coroutines, then raise the first error, if any."""
+    """Run coroutines concurrently until all have ended; then raise the first error, if there was one."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for found in results:
         if isinstance(found, BaseException):
@@ -71,7 +73,7 @@ async def remove_nodes(service: Service, record: QueuedRecord) -> None:
 
 
 def resume(service: Service) -> None:
-    """Continue queued resources in intermediate states, and watch the nodes of active ones."""
+    """Continue the state changes after a start of the API; from now on, suspend active resources that lose nodes."""
 
     def lost(node: NodeRecord) -> None:
         record = service.state.queued.find(node.queued) if node.queued else None
@@ -89,12 +91,12 @@ def resume(service: Service) -> None:
 
 
 def set_out(service: Service, record: QueuedRecord) -> None:
-    """Start the automatic state changes of a queued resource."""
+    """Start the automatic state changes of a queued resource in the background."""
     service.spawn(record.name, _walk(service, record))
 
 
 async def _walk(service: Service, record: QueuedRecord) -> None:
-    """Lead a queued resource from state to state until it reaches a stable one, or another request takes over."""
+    """Change a queued resource's state step by step, until no automatic change is left or the resource is removed."""
     while (step := _STEPS.get(record.state)) is not None and service.state.queued.find(record.name) is record:
         state = record.state
         await service.store.settle()
@@ -104,7 +106,7 @@ async def _walk(service: Service, record: QueuedRecord) -> None:
 
 
 def _times(record: QueuedRecord) -> tuple[float, float]:
-    """Return the time from which, and the time until which, resources may be created, in seconds since the epoch."""
+    """Return the earliest and the latest time for creating a queued resource's nodes, in seconds since the epoch."""
     policy = record.body.get("queueingPolicy", {})
     created = _seconds(record.body["createTime"])
     interval = policy.get("validInterval", {})
@@ -134,13 +136,20 @@ async def _waiting(service: Service, record: QueuedRecord) -> None:
     if record.state != "WAITING_FOR_RESOURCES":
         return
     if time.time() >= until:
-        _fail(service, record, ApiError(Code.FAILED_PRECONDITION, "the request was not fulfilled in its valid time"))
+        _fail(
+            service,
+            record,
+            ApiError(
+                Code.FAILED_PRECONDITION,
+                "the valid interval of the queued resource ended before its nodes were created",
+            ),
+        )
     else:
         _provision(service, record)
 
 
 def _provision(service: Service, record: QueuedRecord) -> None:
-    """Create the nodes of a queued resource, all or none."""
+    """Add all nodes of a queued resource to the API's state; if one cannot be added, add none."""
     added: list[NodeRecord] = []
     try:
         for name, body, several in record.specs():
@@ -180,7 +189,7 @@ async def _give_up(service: Service, record: QueuedRecord, failure: ApiError) ->
     try:
         await remove_nodes(service, record)
     except BackendError as second:
-        failure = ApiError(failure.code, f"{failure.message}; removing its nodes failed too: {second}")
+        failure = ApiError(failure.code, f"{failure.message}; removing the nodes failed too: {second}")
     if record.state == "PROVISIONING":
         _fail(service, record, failure)
 

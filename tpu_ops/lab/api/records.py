@@ -1,6 +1,6 @@
-"""The resources of the state. Each one can be rendered for both API versions and for the state file.
+"""The records of the API's state: nodes, queued resources and operations.
 
-Renderings are cached until `touch` reports a change of the record.
+A record can be rendered for both API versions and for the state file. Renderings are cached until `touch` is called.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PORT = 8470
 
 
 def by_number(name: str) -> str:
-    """Return a resource name in the form that the service uses for references from other resources.
+    """Return a resource's full name with the project's number instead of its id.
 
-    This form contains the project's number, which is derived from the project's id here.
+    The real API uses this form when a resource refers to another one. The lab derives the number from the project's id.
     """
     collection, project, rest = name.split("/", 2)
     return f"{collection}/{10**11 + zlib.crc32(project.encode())}/{rest}"
@@ -41,7 +41,7 @@ def timestamp(seconds: float) -> str:
 
 @dataclass
 class Record:
-    """A resource under its full name."""
+    """A resource of the API's state, with its full name."""
 
     name: str
 
@@ -55,15 +55,15 @@ class Record:
 
     @cached_property
     def short(self) -> str:
-        """The last part of the name."""
+        """The last part of the resource's name."""
         return split(self.name)[1]
 
     def touch(self) -> None:
-        """Discard the cached renderings because the record has changed."""
+        """Discard the cached renderings; to be called after each change of the record."""
         self._rendered.clear()
 
     def pb(self, api: str) -> Message:
-        """Return the resource as a protobuf of one API version. It is shared: copy it before changing it."""
+        """Return the resource as a protobuf message of one API version. The message is cached: copy it to change it."""
         if api not in self._rendered:
             self._rendered[api] = self._render(api)
         return self._rendered[api]
@@ -85,7 +85,7 @@ class Record:
 
     @classmethod
     def from_file(cls, data: Json) -> Self:
-        """Return the record from the parsed result of `file_text`.
+        """Create a record from the parsed JSON of `file_text`.
 
         Raises:
             TypeError: A field is missing or unknown.
@@ -101,13 +101,13 @@ class NodeRecord(Record):
     """A TPU node.
 
     Attributes:
-        body: Internal form of the Node, without state, health and endpoints.
-        state: Name of Node.State.
-        internal_ips: One address for each worker, from creation to deletion.
-        external_ips: One address, or an empty string, for each worker.
-        health: Name of Node.Health, or empty.
+        body: The node's internal JSON, without state, health and endpoints.
+        state: Name of the state in Node.State.
+        internal_ips: The internal address of each worker; also kept while the node is stopped.
+        external_ips: The external address of each worker; an empty string if the worker has none.
+        health: Name of the node's health in Node.Health, or empty.
         health_description: The reason for bad health, or empty.
-        disk_numbers: Number of each data disk by its source, unchanged while the disk is attached.
+        disk_numbers: Source of each data disk -> the disk's number, which stays the same while the disk is attached.
     """
 
     body: Json
@@ -123,7 +123,7 @@ class NodeRecord(Record):
         self.number_disks()
 
     def number_disks(self) -> None:
-        """Give every data disk a number: its current one, or the lowest free one."""
+        """Assign a number to every data disk: its current number, or else the lowest free number."""
         sources = [disk["sourceDisk"] for disk in self.body.get("dataDisks", [])]
         kept = {source: number for source, number in self.disk_numbers.items() if source in sources}
         free = (number for number in range(1, len(sources) + len(kept) + 1) if number not in kept.values())
@@ -131,12 +131,12 @@ class NodeRecord(Record):
 
     @property
     def accelerator(self) -> AcceleratorType:
-        """The table entry of the accelerator type."""
+        """The node's accelerator type."""
         return accelerator_type(self.body["acceleratorType"])
 
     @property
     def wants_external(self) -> bool:
-        """Whether running workers have external addresses."""
+        """Whether the node's workers have external addresses while they run."""
         return bool(self.body.get("networkConfig", {}).get("enableExternalIps", False))
 
     @property
@@ -146,7 +146,7 @@ class NodeRecord(Record):
         return name
 
     def workers(self) -> list[WorkerSpec]:
-        """Return the workers in the backend's form."""
+        """Return the specification of each worker for the backend."""
         accelerator, peers = self.accelerator, tuple(self.internal_ips)
         chips = tuple(f"{accelerator.device_files}{chip}" for chip in range(accelerator.chips_per_worker))
         return [
@@ -196,11 +196,11 @@ class QueuedRecord(Record):
     """A queued resource.
 
     Attributes:
-        body: Internal form of the QueuedResource, without state.
-        state: Name of QueuedResourceState.State.
-        since: When it entered this state, in seconds since the epoch.
-        initiator: Name of QueuedResourceState.StateInitiator.
-        error: The google.rpc.Status of a failed queued resource.
+        body: The queued resource's internal JSON, without state.
+        state: Name of the state in QueuedResourceState.State.
+        since: When the state was set, in seconds since the epoch.
+        initiator: Name of the state's initiator in QueuedResourceState.StateInitiator.
+        error: The google.rpc.Status of a failed queued resource, as JSON.
     """
 
     body: Json
@@ -210,7 +210,7 @@ class QueuedRecord(Record):
     error: Json | None = None
 
     def specs(self) -> list[tuple[str, Json, bool]]:
-        """Return full name, body and whether it is one of several slices, for every requested node."""
+        """Return the full name and the JSON of every requested node, and whether the node is part of a multislice."""
         found = []
         for spec in self.body["tpu"]["nodeSpec"]:
             parent = spec.get("parent") or self.location.name
@@ -237,16 +237,16 @@ class OperationRecord(Record):
     """A long-running operation.
 
     Attributes:
-        api: API version of the request that started it, also used for its metadata and result.
-        verb: The verb, for example ``create``.
-        target: Full name of the resource.
-        created: When it was created, in seconds since the epoch.
-        ended: When it ended, in seconds since the epoch; 0 while it runs.
-        args: Values that its effect needs to continue after a restart.
+        api: API version of the request that started the operation; its metadata and result have the same version.
+        verb: What the operation does, for example ``create``.
+        target: Full name of the resource that the operation changes.
+        created: When the operation was created, in seconds since the epoch.
+        ended: When the operation ended, in seconds since the epoch; 0 while the operation runs.
+        args: Values that the function of the operation needs to continue after a restart.
         request_id: The client's idempotency key, or empty.
-        cancel_requested: Whether a client has asked to cancel it.
-        error: The google.rpc.Status of a failed operation.
-        response: JSON form of its result.
+        cancel_requested: Whether a client has asked to cancel the operation.
+        error: The google.rpc.Status of a failed operation, as JSON.
+        response: JSON of the operation's result.
     """
 
     api: str

@@ -1,4 +1,4 @@
-"""The API as REST/JSON: the same handlers with Google's HTTP rules."""
+"""Serves the lab's API as REST/JSON: HTTP requests are mapped to the handlers that gRPC calls, by Google's rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _NODE = f"{_LOCATION}/nodes/*"
 _QUEUED = f"{_LOCATION}/queuedResources/*"
 _OPERATION = f"{_LOCATION}/operations/*"
 
-#: HTTP method, {field=path}rest, API method, field that the body fills ("*": all, "": no body).
+#: HTTP method, URL path (the part in braces is a field of the request and its pattern), API method, field of the
+#: request that the body fills ("*": the whole request, "": no body).
 RULES = (
     ("GET", f"{{parent={_LOCATION}}}/nodes", "ListNodes", ""),
     ("POST", f"{{parent={_LOCATION}}}/nodes", "CreateNode", "node"),
@@ -53,13 +54,13 @@ RULES = (
     ("POST", f"{{name={_OPERATION}}}:cancel", "google.longrunning.Operations.CancelOperation", "*"),
     ("POST", f"{{name={_OPERATION}}}:wait", "google.longrunning.Operations.WaitOperation", "*"),
 )
-#: Methods that v1 still serves: gcloud uses it to list locations and accelerator types.
+#: API methods that are also served as version v1: gcloud lists locations and accelerator types with v1.
 _V1 = ("Locations.ListLocations", "Locations.GetLocation", "ListAcceleratorTypes", "GetAcceleratorType")
 
 
 @dataclass(frozen=True)
 class Route:
-    """A compiled rule."""
+    """A row of `RULES` for one API version, with the URL path as a regular expression."""
 
     verb: str
     pattern: re.Pattern[str]
@@ -77,7 +78,7 @@ def _routes() -> list[Route]:
         for verb, template, method, body in RULES:
             if prefix == "v1" and not method.endswith(_V1):
                 continue
-            # Every template of the table above has one such field.
+            # Every URL path in RULES has exactly one part in braces.
             field, path, rest = re.fullmatch(r"\{([a-z.]+)=([^}]+)\}(.*)", template).groups()  # type: ignore[union-attr]
             pattern = f"/{prefix}/({path.replace('*', '[^/:]+')}){re.escape(rest)}"
             mixin, _, name = method.rpartition(".")
@@ -97,7 +98,7 @@ def _snake(path: str) -> str:
 
 
 def _query_value(descriptor: Any, text: str) -> Any:
-    """Return a query parameter in the JSON form of its field."""
+    """Convert the text of a query parameter to the JSON value of a request's field."""
     if descriptor.type == descriptor.TYPE_BOOL:
         if text.lower() not in {"true", "false"}:
             raise invalid(f"{descriptor.name}: {text!r} is neither true nor false")
@@ -108,7 +109,7 @@ def _query_value(descriptor: Any, text: str) -> Any:
 
 
 def _fill_query(request: Message, query: Any) -> None:
-    """Fill a request's simple fields from query parameters; unknown parameters are ignored."""
+    """Set scalar fields and field masks of a request from query parameters; unknown parameters are ignored."""
     fields = {**request.DESCRIPTOR.fields_by_camelcase_name, **request.DESCRIPTOR.fields_by_name}
     values: dict[str, Any] = {}
     for key, text in query.items():
@@ -118,7 +119,8 @@ def _fill_query(request: Message, query: Any) -> None:
         if descriptor.message_type is None:
             values[descriptor.name] = _query_value(descriptor, text)
         elif descriptor.message_type.full_name == "google.protobuf.FieldMask":
-            # Clients write masks in both cases; the protobuf parser accepts only one.
+            # Clients write the paths of a mask in snake_case or camelCase; the protobuf parser accepts only one of
+            # these.
             getattr(request, descriptor.name).paths.extend(_snake(path.strip()) for path in text.split(",") if path)
     wire.parse(values, request)
 
@@ -131,10 +133,10 @@ def _set(request: Message, path: str, value: str) -> None:
 
 
 async def read_json(http: web.Request) -> Any:
-    """Return the body as a JSON object; a missing body is an empty object.
+    """Return the JSON object in an HTTP request's body; an empty object if there is no body.
 
     Raises:
-        ApiError: INVALID_ARGUMENT.
+        ApiError: INVALID_ARGUMENT; the body is not a JSON object.
     """
     content = await http.read()
     try:
@@ -143,9 +145,9 @@ async def read_json(http: web.Request) -> Any:
     except (ValueError, LookupError) as failure:
         raise invalid(f"Invalid JSON payload received. {failure}") from failure
     except RecursionError as failure:
-        raise invalid("Invalid JSON payload received. It is nested too deeply") from failure
+        raise invalid("Invalid JSON payload received. The JSON is nested too deeply") from failure
     if not isinstance(body, dict):
-        raise invalid("Invalid JSON payload received. It is not an object")
+        raise invalid("Invalid JSON payload received. The JSON is not an object")
     return body
 
 
@@ -162,19 +164,19 @@ async def _build(http: web.Request, route: Route, name: str) -> Message:
 
 
 def json_response(text: str, status: int = 200) -> web.Response:
-    """Return a response with JSON text."""
+    """Return an HTTP response with this JSON text."""
     return web.Response(text=text, status=status, content_type="application/json", charset="utf-8")
 
 
 def error_response(failure: ApiError) -> web.Response:
-    """Return an error in the service's form."""
+    """Return the HTTP response for an error, as JSON in the form of Google's APIs."""
     error = {"code": failure.code.http, "message": failure.message, "status": failure.code.name}
     return json_response(json.dumps({"error": error}), failure.code.http)
 
 
 @web.middleware
 async def errors(request: web.Request, handler: Handling) -> web.StreamResponse:
-    """Turn every error into the service's JSON error, also for unknown paths."""
+    """Turn errors, also for unknown paths, into JSON answers in the form of Google's APIs."""
     try:
         answer: web.StreamResponse = await handler(request)
     except ApiError as failure:
@@ -188,7 +190,7 @@ async def errors(request: web.Request, handler: Handling) -> web.StreamResponse:
 
 
 def application(service: Service) -> web.Application:
-    """Return the REST side of the API."""
+    """Return the web application that serves the API as REST/JSON."""
     routes = _routes()
 
     async def answer(http: web.Request) -> web.Response:
@@ -207,7 +209,7 @@ def application(service: Service) -> web.Application:
 
 
 async def serve(app: web.Application, bind: str, port: int) -> tuple[web.AppRunner, int]:
-    """Serve an application; return its runner and its port.
+    """Serve a web application over HTTP; return its runner and its port.
 
     Raises:
         OSError: The port cannot be used.

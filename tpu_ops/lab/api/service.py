@@ -1,4 +1,4 @@
-"""The service behind gRPC and REST: access checks, calls of handlers, and storage of changes."""
+"""The service behind gRPC and REST: it checks access, calls the handlers and stores changes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.api.wire import Message, Page
 from tpu_ops.lab.backend import Backend
 
-#: Default and maximum number of resources on one page.
+#: Default and maximum number of resources on one page of a list.
 PAGE_LIMIT = 1000
-#: Maximum size of a page in bytes: gRPC channels accept 4 MiB by default.
+#: Maximum size in bytes of one page of a list: gRPC clients accept messages of up to 4 MiB by default.
 PAGE_BYTES = 2 * 1024 * 1024
 
 Handler = Callable[["Service", str, Message], Awaitable[Message | Page]]
 
 
 class Service:
-    """The state, the backend, and everything else that handlers share.
+    """The API's state, the backend, and all other objects that the handlers share.
 
     Args:
-        state: The resources.
-        store: The state file.
+        state: The resources of the lab's cloud.
+        store: Writes the state file.
         backend: Runs the workers.
         seconds: Minimum duration of a long-running operation.
-        projects: The existing projects; requests for others are forbidden.
+        projects: Ids of the existing projects; requests for other projects are refused.
     """
 
     def __init__(
@@ -46,18 +46,19 @@ class Service:
         self.backend = backend
         self.seconds = seconds
         self.projects = tuple(projects)
-        #: Tasks of running operations and of queued resources in intermediate states, by resource name.
+        #: Name of an operation, queued resource or node -> its running background task.
         self.running: dict[str, asyncio.Task[None]] = {}
-        #: Called for every node that was preempted or deleted.
+        #: Function that is called for every node that was preempted or deleted.
         self.on_lost: Callable[[NodeRecord], None] | None = None
         self.faults = Faults()
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def call(self, method: str, handler: Handler, api: str, request: Message) -> Message | Page:
-        """Handle one request; its changes are on disk before the answer is sent.
+        """Handle one request; its changes are in the state file before the answer is sent.
 
-        Handlers that change the state flush it themselves, and revert the change if that fails. Other pending changes
-        are only awaited, so that reading still works on a full disk.
+        A handler that changes the state writes the state file itself, and reverts the change if writing fails. After
+        the handler has returned, an error in writing other changes is only logged, so that requests that only read work
+        on a full disk.
 
         Raises:
             ApiError: The request failed.
@@ -74,7 +75,7 @@ class Service:
         return answer.without(unreachable) if isinstance(answer, Page) and unreachable else answer
 
     def lost(self, record: NodeRecord) -> None:
-        """Report that a node's workers are lost for good."""
+        """Call `on_lost` for a node that was preempted or deleted."""
         if self.on_lost is not None:
             self.on_lost(record)
 
@@ -83,13 +84,13 @@ class Service:
         return self._locks.setdefault(name, asyncio.Lock())
 
     def unlock(self, name: str) -> None:
-        """Remove the lock of a removed node, unless another operation waits for it."""
+        """Discard the lock of a removed node, unless an operation holds the lock."""
         lock = self._locks.get(name)
         if lock is not None and not lock.locked():
             del self._locks[name]
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a resource's coroutine in the background."""
+        """Run a coroutine in the background, as the task of the resource with this name."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self.running[name] = task
         task.add_done_callback(lambda done: self._ended(name, done))
@@ -103,7 +104,7 @@ class Service:
             )
 
     async def close(self) -> None:
-        """Cancel background tasks; unfinished operations continue when the state is served again."""
+        """Cancel background tasks and write the state file; unfinished operations continue after a restart."""
         tasks = list(self.running.values())
         for task in tasks:
             task.cancel()
@@ -114,17 +115,17 @@ class Service:
         """Return the project if it exists.
 
         Raises:
-            ApiError: PERMISSION_DENIED.
+            ApiError: PERMISSION_DENIED; the project does not exist.
         """
         if project not in self.projects:
             raise ApiError(Code.PERMISSION_DENIED, f"Permission denied on resource project {project}.")
         return project
 
     def location(self, name: str, *, wildcard: bool = False) -> Location:
-        """Return the location with this name if it exists; with ``wildcard``, the zone may be ``-``.
+        """Return the location with this name if it exists; with ``wildcard``, the zone can be ``-``.
 
         Raises:
-            ApiError: INVALID_ARGUMENT or PERMISSION_DENIED.
+            ApiError: INVALID_ARGUMENT for an invalid name; PERMISSION_DENIED for an unknown project or zone.
         """
         found = names.location(name)
         self.check_project(found.project)
@@ -133,10 +134,10 @@ class Service:
         return found
 
     def resource(self, name: str, collection: str, field: str = "name") -> tuple[Location, str]:
-        """Split a resource name into location and short name; the location has to exist.
+        """Split a resource's full name into location and short name; the project and the zone must exist.
 
         Raises:
-            ApiError: INVALID_ARGUMENT or PERMISSION_DENIED.
+            ApiError: INVALID_ARGUMENT for an invalid name; PERMISSION_DENIED for an unknown project or zone.
         """
         location, short = names.resource(name, collection, field)
         self.check_project(location.project)
@@ -157,12 +158,12 @@ def paged(
 
     Args:
         api: API version.
-        request: Has ``page_size`` (0 for the default), ``page_token`` and the parent of the list.
-        after: Yields the records after the one with a given name.
+        request: The request for the list: ``page_size`` (0 for the default), ``page_token`` and the parent of the list.
+        after: Function that yields the records whose names come after a given name, in order.
         response: Name of the response message.
-        field: Its repeated field.
-        parent: The parent of the list, if the request has no field ``parent``. A token is only valid for the parent
-            whose list returned it.
+        field: The field of the response message that holds the records.
+        parent: The parent of the list, if the request has no field ``parent``. A page token is valid only for the
+            parent whose list returned the token.
 
     Raises:
         ApiError: INVALID_ARGUMENT for a negative size or an invalid token.
@@ -193,5 +194,5 @@ def _read_token(parent: str, token: str) -> str:
     except ValueError:
         origin = last = ""
     if origin != parent:
-        raise invalid("page_token: not one that a list of this parent returned")
+        raise invalid("page_token: no list of this parent has returned this token")
     return last

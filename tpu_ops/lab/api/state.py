@@ -1,4 +1,4 @@
-"""The API's state in memory: the resources by name, and the address pools."""
+"""The API's state in memory: the resources by name, and the pools of workers' addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Collection(Generic[R]):
-    """Records of one kind by full name, sorted by name."""
+    """All records of one kind, for example nodes, sorted by full name."""
 
     def __init__(self, records: list[R]) -> None:
         self._records = {record.name: record for record in records}
@@ -37,10 +37,10 @@ class Collection(Generic[R]):
         return iter([self._records[name] for name in self._names])
 
     def get(self, name: str) -> R:
-        """Return a record.
+        """Return the record with this full name.
 
         Raises:
-            ApiError: NOT_FOUND.
+            ApiError: NOT_FOUND; no record has this name.
         """
         record = self._records.get(name)
         if record is None:
@@ -48,22 +48,22 @@ class Collection(Generic[R]):
         return record
 
     def find(self, name: str) -> R | None:
-        """Return a record; None if it does not exist."""
+        """Return the record with this full name; None if it does not exist."""
         return self._records.get(name)
 
     def add(self, record: R) -> R:
-        """Add a record, whose name must be free, and return it."""
+        """Add a record and return it; no other record must have its name."""
         self._records[record.name] = record
         bisect.insort(self._names, record.name)
         return record
 
     def remove(self, name: str) -> None:
-        """Remove a record if it exists."""
+        """Remove the record with this full name, if it exists."""
         if self._records.pop(name, None) is not None:
             del self._names[bisect.bisect_left(self._names, name)]
 
     def below(self, location: Location, after: str = "") -> Iterator[R]:
-        """Yield the records of a location (``-``: of the whole project) with names after the given one."""
+        """Yield a location's records whose names come after the given name; the zone ``-`` means all zones."""
         prefix = f"projects/{location.project}/locations/"
         if location.zone != ANY_LOCATION:
             prefix += f"{location.zone}/"
@@ -79,10 +79,10 @@ class State:
 
     Args:
         networks: The networks of the workers' addresses.
-        data: The parsed result of `text`; empty for a new state.
+        data: The parsed JSON of the state file; None for a new state.
 
     Raises:
-        ValueError: The data is invalid.
+        ValueError: The JSON is no valid state.
     """
 
     def __init__(self, networks: Networks, data: Json | None = None) -> None:
@@ -100,10 +100,13 @@ class State:
             self.internal = Pool(networks.internal, internal, rotate=False)
             self.external = Pool(networks.external, external, int(data.get("next_external", RESERVED)), rotate=True)
         except (ApiError, TypeError, KeyError, AttributeError, IndexError, ValueError) as failure:
-            raise ValueError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
+            raise ValueError(f"the file is damaged ({type(failure).__name__}: {failure})") from failure
 
     def renumber(self, networks: Networks) -> None:
-        """Give new addresses to workers whose addresses are in other networks, because these were created again."""
+        """Assign new addresses to workers whose addresses are outside these networks.
+
+        The lab's networks can have other subnets after they were created again.
+        """
         for node in self.nodes:
             if any(IPv4Address(address) not in networks.internal for address in node.internal_ips):
                 node.internal_ips = self.internal.take(len(node.internal_ips))
@@ -113,7 +116,7 @@ class State:
                 node.touch()
 
     def text(self) -> str:
-        """Return the whole state as JSON text; only changed records are rendered again."""
+        """Return the content of the state file; only changed records are rendered again."""
         parts: dict[str, Any] = {
             "nodes": self.nodes,
             "queued_resources": self.queued,
@@ -126,7 +129,7 @@ class State:
         return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
 
     def new_node_id(self) -> str:
-        """Return a new id: a random positive int64 as digits, so that no two nodes share one."""
+        """Return a new node's id: a random positive int64 as decimal digits, so that no two ids are equal."""
         return str(secrets.randbelow(2**63 - 10**17) + 10**17)
 
     def new_operation_name(self, location: Location) -> str:

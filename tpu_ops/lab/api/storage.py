@@ -1,8 +1,8 @@
-"""Buckets and their objects as files: the lab's storage for the API of Google Cloud Storage.
+"""Buckets and their objects as files: the lab's storage behind the API of Google Cloud Storage.
 
-A bucket is a directory with ``bucket.json`` and two files for each object, both named by a digest of the object's name.
-One is the content, the other is JSON that names the valid content. An upload takes effect when the JSON is replaced. An
-object's name is never used as a path.
+A bucket is a directory with ``bucket.json`` and two files for each object: the content, and JSON with the object's
+metadata and the generation of the valid content. An upload takes effect when this JSON is replaced. The names of both
+files contain a digest of the object's name; the object's name itself is never used as a path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-import google_crc32c  # comes with google-cloud-storage, which checks what it uploads and downloads with it
+import google_crc32c  # installed with google-cloud-storage, which verifies this checksum
 
 from tpu_ops import files
 from tpu_ops.errors import UsageError
@@ -38,7 +38,7 @@ class Upload:
     """The content of an object that is being uploaded.
 
     Args:
-        path: The temporary file of the content.
+        path: The temporary file for the content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class Upload:
         self._crc32c = 0
 
     def write(self, data: bytes) -> None:
-        """Append data."""
+        """Append data to the content."""
         self._file.write(data)
         self._md5.update(data)
         self._crc32c = google_crc32c.extend(self._crc32c, data)
@@ -57,36 +57,36 @@ class Upload:
 
     @property
     def md5(self) -> str:
-        """MD5 digest of the data so far, in base64."""
+        """MD5 digest of the data written so far, in base64."""
         return b64encode(self._md5.digest()).decode()
 
     @property
     def crc32c(self) -> str:
-        """CRC32C checksum of the data so far, in base64."""
+        """CRC32C checksum of the data written so far, in base64."""
         return b64encode(self._crc32c.to_bytes(4, "big")).decode()
 
     def finish(self) -> None:
-        """Write all data to the disk."""
+        """Write all data to the disk and close the temporary file."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def discard(self) -> None:
-        """Remove the temporary file, if it has not become an object."""
+        """Close and remove the temporary file, unless `Buckets.commit` has made it the content of an object."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 class Buckets:
-    """All buckets below one directory.
+    """All buckets of the lab, stored in one directory.
 
-    Methods that change data block until it is on disk; only one of them may run at a time.
+    A method that changes data returns when the data is on the disk. Only one such method must run at a time.
 
     Args:
-        directory: The directory, created with the first bucket.
+        directory: The directory of the buckets, which is created with the first bucket.
 
     Raises:
-        UsageError: A file in it is damaged.
+        UsageError: A file in the directory is damaged.
         OSError: The directory cannot be read, or temporary files of an earlier process cannot be removed.
     """
 
@@ -113,7 +113,7 @@ class Buckets:
             logging.getLogger(__name__).warning("%s is gone: the object cannot be downloaded", missing)
 
     def buckets(self, project: str, prefix: str = "") -> list[Bucket]:
-        """Return a project's buckets, sorted by name."""
+        """Return a project's buckets whose names begin with a prefix, sorted by name."""
         found = [bucket for bucket in self._buckets.copy().values() if bucket.project == project]
         return sorted((bucket for bucket in found if bucket.name.startswith(prefix)), key=lambda bucket: bucket.name)
 
@@ -122,10 +122,10 @@ class Buckets:
         return self._buckets[name].project if name in self._buckets else ""
 
     def bucket(self, name: str) -> Bucket:
-        """Return a bucket.
+        """Return the bucket with this name.
 
         Raises:
-            StorageError: 404.
+            StorageError: 404; the bucket does not exist.
         """
         if name not in self._buckets:
             raise StorageError(404, "notFound", "The specified bucket does not exist.")
@@ -135,11 +135,11 @@ class Buckets:
         """Create a bucket and return it.
 
         Args:
-            project: Its project.
-            body: The client's JSON.
+            project: The project that owns the bucket.
+            body: The JSON that the client has sent.
 
         Raises:
-            StorageError: 400 or 409.
+            StorageError: 400; the name or a setting is invalid. 409; the name is in use.
         """
         name = body.get("name")
         if not isinstance(name, str) or not _BUCKET.fullmatch(name) or ".." in name:
@@ -159,7 +159,7 @@ class Buckets:
         """Delete an empty bucket.
 
         Raises:
-            StorageError: 404 or 409.
+            StorageError: 404; the bucket does not exist. 409; the bucket has objects.
         """
         self.bucket(name)
         if self._objects[name]:
@@ -168,7 +168,7 @@ class Buckets:
         del self._buckets[name], self._objects[name]
 
     def find(self, bucket: str, name: str) -> Stored | None:
-        """Return an object; None if it does not exist.
+        """Return the object with this name; None if it does not exist.
 
         Raises:
             StorageError: 404; the bucket does not exist.
@@ -176,16 +176,16 @@ class Buckets:
         return self._objects[self.bucket(bucket).name].get(name)
 
     def get(self, bucket: str, name: str, conditions: Conditions, generation: int | None = None) -> Stored:
-        """Return an object.
+        """Return the object with this name.
 
         Args:
-            bucket: Its bucket.
-            name: Its name.
-            conditions: The conditions for the request.
-            generation: The requested generation; only the latest one exists.
+            bucket: Name of the bucket.
+            name: Name of the object.
+            conditions: The preconditions of the request.
+            generation: The requested generation; only the latest generation exists.
 
         Raises:
-            StorageError: 304, 404 or 412.
+            StorageError: 404; the object does not exist. 304 or 412; a precondition does not hold.
         """
         found = self.find(bucket, name)
         if found is None or generation not in (None, found.generation):
@@ -194,23 +194,23 @@ class Buckets:
         return found
 
     def content(self, stored: Stored) -> Path:
-        """Return the file with an object's content."""
+        """Return the path of the file with an object's content."""
         return self.directory / stored.bucket / f"{_digest(stored.name)}.{stored.generation}.content"
 
     def _entry(self, bucket: str, name: str) -> Path:
         return self.directory / bucket / f"{_digest(name)}.object.json"
 
     def upload(self) -> Upload:
-        """Begin an upload."""
+        """Begin an upload, and return its empty content."""
         folder = self.directory / _PARTIAL
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return Upload(folder / str(next(self._uploads)))
 
     def check(self, bucket: str, name: str, conditions: Conditions) -> None:
-        """Reject an upload that could not be stored.
+        """Reject an upload that could not become an object.
 
         Raises:
-            StorageError: 400, 404 or 412.
+            StorageError: 400; the name is invalid. 404; the bucket does not exist. 412; a precondition does not hold.
         """
         try:
             size = len(name.encode())
@@ -224,8 +224,8 @@ class Buckets:
         """Create an object from an upload and return it; an existing object of this name is replaced.
 
         Raises:
-            StorageError: 400, 404 or 412.
-            OSError: The object cannot be written; an existing one stays.
+            StorageError: 400; the name is invalid. 404; the bucket does not exist. 412; a precondition does not hold.
+            OSError: The object cannot be written; an existing object of this name is kept.
         """
         upload.finish()
         self.check(bucket, name, conditions)
@@ -250,7 +250,7 @@ class Buckets:
         """Delete an object.
 
         Raises:
-            StorageError: 404 or 412.
+            StorageError: 404; the object does not exist. 412; a precondition does not hold.
         """
         found = self.get(bucket, name, Conditions(), generation)
         conditions.check(found)
@@ -259,10 +259,10 @@ class Buckets:
         self.content(found).unlink(missing_ok=True)
 
     def objects(self, bucket: str) -> dict[str, Stored]:
-        """Return a bucket's current objects by name.
+        """Return name -> object for all objects of a bucket.
 
         Raises:
-            StorageError: 404.
+            StorageError: 404; the bucket does not exist.
         """
         return self._objects[self.bucket(bucket).name].copy()
 
@@ -278,5 +278,5 @@ def _read(path: Path, kind: type[T]) -> T:
         raise UsageError(
             f"cannot use the lab's buckets: a file is damaged ({type(failure).__name__}: {failure})",
             where=str(path),
-            fix="move it away",
+            fix="move the damaged file away",
         ) from failure

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Question:
-    """The parameters of a list.
+    """The parameters of a request that lists a bucket's objects.
 
     Attributes:
-        prefix: Only names with this beginning.
-        delimiter: Names with this text after the prefix are combined up to its end; empty for none.
-        start: The first name.
-        end: The name after the last; empty for no limit.
+        prefix: Only names that begin with this text are listed.
+        delimiter: Names that contain this text after the prefix are combined into one entry, which ends with this text;
+            if empty, names are not combined.
+        start: Names before this name are not listed.
+        end: This name and all names after it are not listed; empty for no limit.
         after: The last entry of the previous page.
         limit: Maximum number of entries on the page.
     """
@@ -30,7 +31,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Listing:
-    """One page: object names, prefixes that stand for several names, and the last entry if there are more pages."""
+    """One page of a list of objects.
+
+    Attributes:
+        names: Names of objects.
+        prefixes: Entries that each stand for all names with this beginning.
+        last: The last entry of the page; empty if there is no further page.
+    """
 
     names: list[str]
     prefixes: list[str]
@@ -38,8 +45,8 @@ class Listing:
 
 
 def listing(names: Iterable[str], question: Question) -> Listing:
-    """Return one page of a list, from the names of all objects."""
-    # Sorting by code points equals sorting by UTF-8 bytes.
+    """Return one page of a list of objects, given the names of all objects in the bucket."""
+    # Google sorts names by their UTF-8 bytes. sorted() compares code points, which gives the same order.
     entries = list(itertools.islice(_entries(sorted(names), question), question.limit + 1))
     page = entries[: question.limit]
     return Listing(
@@ -50,7 +57,7 @@ def listing(names: Iterable[str], question: Question) -> Listing:
 
 
 def _entries(names: list[str], question: Question) -> Iterator[tuple[str, bool]]:
-    """Yield the entries after the previous page in order, each with whether it is a prefix."""
+    """Yield all entries after the previous page in order, each with a flag: whether the entry is a prefix."""
     last = question.after
     for name in names:
         if not name.startswith(question.prefix) or name < question.start or (question.end and name >= question.end):

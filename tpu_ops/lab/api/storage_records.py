@@ -1,4 +1,4 @@
-"""Buckets, objects and conditions of requests as values."""
+"""Buckets and objects of the lab's storage, and preconditions of requests, as values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _REGION = re.compile(r"[A-Z]+(-[A-Z]+[0-9]+)+")
 
 
 class StorageError(Exception):
-    """An error answer of the service.
+    """An error that the lab's storage answers to a request.
 
     Args:
         status: HTTP status.
-        reason: The reason in the JSON error.
-        message: One sentence.
+        reason: The field ``reason`` of the JSON error.
+        message: The text of the error, one sentence.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -36,13 +36,13 @@ def bad(message: str) -> StorageError:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket.
+    """A bucket of the lab's storage.
 
     Attributes:
-        name: Its name, unique in all projects.
-        project: Its project.
-        created: When it was created, in the API's format.
-        fields: The client's settings: location, its type, storage class, labels.
+        name: The bucket's name, unique in all projects.
+        project: The project that owns the bucket.
+        created: When the bucket was created, as RFC 3339 text.
+        fields: The client's settings: location, type of the location, storage class, labels.
     """
 
     name: str
@@ -53,16 +53,16 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Stored:
-    """An object.
+    """An object in a bucket.
 
     Attributes:
-        bucket: Its bucket.
-        name: Its name, which can be any text.
-        generation: The number of the content: microseconds since 1970, but always increasing.
-        size: Size in bytes.
+        bucket: Name of the bucket.
+        name: The object's name, which can be any text.
+        generation: Number of the content: microseconds since 1970, but always greater than earlier numbers.
+        size: Size of the content in bytes.
         md5: MD5 digest of the content, in base64.
         crc32c: CRC32C checksum of the content, in base64.
-        created: When it was uploaded, in the API's format.
+        created: When the content was uploaded, as RFC 3339 text.
         fields: The metadata that the client has set.
     """
 
@@ -78,7 +78,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of a request for an object; None means no condition."""
+    """The preconditions of a request for an object; None means that the request does not set the condition."""
 
     generation: int | None = None
     generation_not: int | None = None
@@ -86,27 +86,29 @@ class Conditions:
     metageneration_not: int | None = None
 
     def check(self, found: Stored | None, *, reading: bool = False) -> None:
-        """Raise an error unless the conditions hold.
+        """Raise an error unless an object meets the preconditions.
 
         Args:
-            found: The object; None if it does not exist, which counts as generation 0.
-            reading: Whether the request only reads; the error for an unchanged object is then 304.
+            found: The object; None if it does not exist. A missing object counts as generation 0.
+            reading: Whether the request only reads the object; if so, the error for an unchanged object is 304.
 
         Raises:
-            StorageError: 412, or 304.
+            StorageError: 412 or 304; a precondition does not hold.
         """
         generation, metageneration = (found.generation, 1) if found else (0, 0)
         if self.generation not in (None, generation) or self.metageneration not in (None, metageneration):
             raise StorageError(412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.")
         if self.generation_not == generation or self.metageneration_not == metageneration:
-            raise StorageError(304 if reading else 412, "conditionNotMet", "The object is the one named.")
+            raise StorageError(
+                304 if reading else 412, "conditionNotMet", "The object still has the excluded generation."
+            )
 
 
 def bucket_fields(body: Json) -> Json:
     """Return the settings to store for a bucket that a client creates.
 
     Raises:
-        StorageError: 400; the location is invalid.
+        StorageError: 400; the location or the placement is invalid.
     """
     location = str(body.get("location") or "US").upper()
     placement = body.get("customPlacementConfig") or {}

@@ -1,4 +1,4 @@
-"""The JSON API of Google Cloud Storage on the REST port: what clients need to create buckets, upload, list and read."""
+"""A part of Google Cloud Storage's JSON API, on the REST port: requests for buckets and objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Answer = Callable[["Routes", web.Request, str, str], Awaitable[web.StreamRespons
 
 @dataclass
 class Session:
-    """An upload in progress; a resumable one takes several requests."""
+    """An upload in progress; a resumable upload takes several requests."""
 
     bucket: str
     name: str
@@ -44,7 +44,7 @@ class Session:
 
 
 class Routes:
-    """Handlers of requests for the buckets."""
+    """Handlers of HTTP requests for buckets and objects."""
 
     def __init__(self, service: Service, buckets: Buckets) -> None:
         self._service = service
@@ -53,7 +53,7 @@ class Routes:
         self._sessions: dict[str, Session] = {}
 
     async def answer(self, http: web.Request) -> web.StreamResponse:
-        """Handle one request."""
+        """Handle one HTTP request for a bucket or an object."""
         base, _, rest = http.rel_url.raw_path.removeprefix("/").partition("storage/v1/")
         try:
             form, bucket, name = wire.split(rest)
@@ -64,10 +64,10 @@ class Routes:
             return _refuse(http, StorageError(failure.code.http, failure.code.name, failure.message))
         except StorageError as failure:
             return _refuse(http, failure)
-        except ConnectionError:  # the client has disconnected and does not read this
+        except ConnectionError:  # the client has disconnected and does not read the answer
             return web.Response(status=499)
         except OSError as failure:
-            why = f"the lab cannot store it: {failure.strerror or failure}"
+            why = f"the lab cannot use the files of its buckets: {failure.strerror or failure}"
             return _refuse(http, StorageError(507, "insufficientStorage", why))
         except web.HTTPException:
             raise
@@ -77,16 +77,18 @@ class Routes:
 
     def _method(self, base: str, verb: str, form: str) -> tuple[str, Answer]:
         if (base, verb, form) not in METHODS:
-            raise StorageError(501, "notImplemented", f"{verb} of {base} {form}: the lab's buckets do not have it")
+            raise StorageError(
+                501, "notImplemented", f"{verb} of {base} {form}: the lab's storage does not support this request"
+            )
         return METHODS[base, verb, form]
 
     async def _change(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a blocking function that changes data; one at a time."""
+        """Call a blocking function that changes data in a thread; only one such call runs at a time."""
         async with self._changing:
             return await asyncio.to_thread(function, *args, **kwargs)
 
     def _project(self, http: web.Request) -> str:
-        # The client sends <none> if the environment names an emulator but no project.
+        # google-cloud-storage sends <none> if STORAGE_EMULATOR_HOST is set and no project is.
         asked = http.query.get("project", "<none>")
         return self._service.projects[0] if asked == "<none>" else asked
 
@@ -128,7 +130,7 @@ class Routes:
         first, end = wire.byte_range(http.headers.get("Range", ""), found.size)
         try:
             file = await asyncio.to_thread(self._buckets.content(found).open, "rb")
-        except FileNotFoundError as failure:  # deleted meanwhile
+        except FileNotFoundError as failure:  # another request has just deleted the object
             raise StorageError(404, "notFound", f"No such object: {bucket}/{name}") from failure
         with file:
             file.seek(first)
@@ -179,7 +181,7 @@ class Routes:
         return Session(bucket, name, fields, expected, conditions, self._buckets.upload())
 
     async def _finish(self, session: Session) -> Stored:
-        """Create an object from a complete upload."""
+        """Verify the digests of a complete upload and create the object."""
         upload = session.upload
         try:
             for kind, found in (("md5", upload.md5), ("crc32c", upload.crc32c)):
@@ -194,7 +196,7 @@ class Routes:
     def _known(self, http: web.Request) -> Session:
         session = self._sessions.get(http.query.get("upload_id", ""))
         if session is None:
-            raise StorageError(404, "notFound", "No such upload; begin it again.")
+            raise StorageError(404, "notFound", "No such upload; begin the upload again.")
         return session
 
     async def _resume(self, http: web.Request, _bucket: str, _name: str) -> web.Response:
@@ -207,9 +209,9 @@ class Routes:
         return _json(wire.object_json(stored, _origin(http)))
 
     async def _complete(self, http: web.Request, session: Session) -> Stored | None:
-        """Continue a resumable upload; return the object once it is complete.
+        """Handle a request that continues a resumable upload; return the object if the upload is complete, else None.
 
-        A lost connection only interrupts the upload; any other error ends it.
+        The client can continue the upload after a lost connection; any other error ends the upload.
         """
         said = http.headers.get("Content-Range")
         try:
@@ -236,7 +238,7 @@ class Routes:
         return web.Response(status=499)
 
 
-#: First word of the path, HTTP method, form of the rest -> name of the method, handler.
+#: First word of the path, HTTP method, form of the path after ``/storage/v1/`` -> name of the API method, handler.
 METHODS: dict[tuple[str, str, str], tuple[str, Answer]] = {
     ("storage", "GET", "b"): ("storage.buckets.list", Routes._list_buckets),
     ("storage", "POST", "b"): ("storage.buckets.insert", Routes._insert_bucket),
@@ -254,15 +256,15 @@ NAMES = frozenset(name for name, _ in METHODS.values())
 
 
 async def _receive(chunks: AsyncIterable[bytes], session: Session, first: int = 0) -> None:
-    """Append content to an upload; bytes that it has already are skipped.
+    """Append content to an upload; bytes that were received before are skipped.
 
     Args:
-        chunks: The content.
+        chunks: The content of the request, in pieces.
         session: The upload.
-        first: Offset of the content in the whole object.
+        first: Offset of this content in the whole object.
 
     Raises:
-        StorageError: 400; bytes before the content are missing.
+        StorageError: 400; bytes before this content are missing.
     """
     known = session.upload.size - first
     if known < 0:
@@ -293,7 +295,7 @@ def _refuse(http: web.Request, failure: StorageError) -> web.Response:
 
 
 def add_routes(app: web.Application, service: Service) -> None:
-    """Add the routes for buckets, which are stored beside the service's state.
+    """Add the routes for buckets and objects; their files are stored beside the state file.
 
     Raises:
         UsageError: A stored file is damaged.

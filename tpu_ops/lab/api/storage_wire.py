@@ -1,4 +1,4 @@
-"""The JSON and HTTP of Google Cloud Storage: parsing of requests for buckets and objects, and forms of answers."""
+"""Google Cloud Storage's JSON API: parsing of requests for buckets and objects, and rendering of answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpu_ops.lab.api.storage_lists import Question
 from tpu_ops.lab.api.storage_records import Bucket, Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.wire import Json
 
-#: Metadata of an object that a client may set, and the header with it in downloads.
+#: Metadata field of an object that a client can set -> the header with this field in downloads (empty: no header).
 SETTABLE = {
     "cacheControl": "Cache-Control",
     "contentDisposition": "Content-Disposition",
@@ -27,7 +27,7 @@ SETTABLE = {
     "metadata": "",
     "storageClass": "X-Goog-Storage-Class",
 }
-#: Parameters that the lab does not support, and that cannot be ignored without a wrong answer.
+#: Parameters of lists that the lab refuses: it does not support them, and a list that ignores them would be wrong.
 REFUSED = ("includeTrailingDelimiter", "matchGlob", "softDeleted")
 
 _LIMIT = 1000
@@ -35,9 +35,9 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(?:(\d+)|\*)")
 
 
 def split(path: str) -> tuple[str, str, str]:
-    """Split the quoted path after ``/storage/v1/`` into its form, the bucket and the object.
+    """Split the percent-encoded path after ``/storage/v1/`` into its form and the names of bucket and object.
 
-    The form is ``b``, ``b/B``, ``b/B/o`` or ``b/B/o/O``; any other path is returned unchanged.
+    The form is ``b``, ``b/B``, ``b/B/o`` or ``b/B/o/O``; for any other path, the form is the unchanged path.
 
     Raises:
         StorageError: 400; a name is not UTF-8.
@@ -54,11 +54,11 @@ def split(path: str) -> tuple[str, str, str]:
 
 
 def bucket_json(bucket: Bucket, origin: str) -> Json:
-    """Return a bucket in the service's form.
+    """Return a bucket as JSON in Google's form.
 
     Args:
         bucket: The bucket.
-        origin: ``http://host:port`` as the client uses it.
+        origin: ``http://host:port`` of the client's request.
     """
     return {
         "kind": "storage#bucket",
@@ -76,11 +76,11 @@ def bucket_json(bucket: Bucket, origin: str) -> Json:
 
 
 def object_json(stored: Stored, origin: str) -> Json:
-    """Return an object in the service's form; 64-bit numbers are strings.
+    """Return an object as JSON in Google's form; 64-bit numbers are strings.
 
     Args:
         stored: The object.
-        origin: ``http://host:port`` as the client uses it.
+        origin: ``http://host:port`` of the client's request.
     """
     path = f"storage/v1/b/{stored.bucket}/o/{quote(stored.name, safe='')}"
     return {
@@ -105,12 +105,12 @@ def object_json(stored: Stored, origin: str) -> Json:
 
 
 def etag(stored: Stored) -> str:
-    """Return a text that differs for different content."""
+    """Return an object's entity tag, which is different for each upload."""
     return b64encode(str(stored.generation).encode()).decode()
 
 
 def content_headers(stored: Stored) -> dict[str, str]:
-    """Return the headers of an object's content, except its length."""
+    """Return the HTTP headers for the download of an object, except Content-Length."""
     said = {SETTABLE[key]: value for key, value in stored.fields.items() if SETTABLE[key]}
     return {
         "Content-Type": "application/octet-stream",
@@ -127,7 +127,7 @@ def content_headers(stored: Stored) -> dict[str, str]:
 
 
 def error_response(failure: StorageError, *, plain: bool) -> web.Response:
-    """Return an error in the service's form: text for downloads, else JSON."""
+    """Return the HTTP response for an error: plain text for downloads, else JSON in Google's form."""
     if failure.status == 304:
         return web.Response(status=304)
     if plain:
@@ -138,10 +138,10 @@ def error_response(failure: StorageError, *, plain: bool) -> web.Response:
 
 
 def number(query: Mapping[str, str], key: str) -> int | None:
-    """Return a numeric query parameter; None if it is missing.
+    """Return the number in a query parameter; None if the parameter is missing.
 
     Raises:
-        StorageError: 400.
+        StorageError: 400; the parameter is not a number.
     """
     text = query.get(key)
     if text is None:
@@ -152,24 +152,24 @@ def number(query: Mapping[str, str], key: str) -> int | None:
 
 
 def conditions(query: Mapping[str, str]) -> Conditions:
-    """Return the preconditions of a request.
+    """Return the preconditions in the query of a request.
 
     Raises:
-        StorageError: 400.
+        StorageError: 400; a precondition is not a number.
     """
     names = ("ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch")
     return Conditions(*(number(query, name) for name in names))
 
 
 def question(query: Mapping[str, str]) -> Question:
-    """Return the parameters of a list.
+    """Return the parameters of a list from the query of a request.
 
     Raises:
-        StorageError: 400 or 501.
+        StorageError: 400; a parameter is invalid. 501; a parameter is not supported.
     """
     for key in REFUSED:
         if query.get(key, "false").lower() != "false":
-            raise StorageError(501, "notImplemented", f"{key}: the lab's buckets do not have it")
+            raise StorageError(501, "notImplemented", f"{key}: the lab's storage does not support this parameter")
     limit = number(query, "maxResults")
     try:
         after = b64decode(query.get("pageToken", ""), altchars="-_", validate=True).decode()
@@ -186,7 +186,7 @@ def question(query: Mapping[str, str]) -> Question:
 
 
 def page_token(last: str) -> str:
-    """Return the token of the page after an entry."""
+    """Return the page token for the page that begins after this entry."""
     return urlsafe_b64encode(last.encode()).decode()
 
 
@@ -195,24 +195,24 @@ def fields_of(metadata: Json, content_type: str) -> Json:
 
     Args:
         metadata: The client's metadata.
-        content_type: The content type in the request's headers; may be empty.
+        content_type: The content type in the request's headers; can be empty.
 
     Raises:
-        StorageError: 400.
+        StorageError: 400; a field is invalid.
     """
     found = {key: metadata[key] for key in SETTABLE if metadata.get(key)}
     found.setdefault("contentType", content_type or "application/octet-stream")
     for key, value in found.items():
         if key == "metadata":
             if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-                raise bad("Invalid value for metadata: not an object of strings")
+                raise bad("Invalid value for metadata: not a JSON object of strings")
         elif not isinstance(value, str) or not value.isprintable() or not value.isascii():
             raise bad(f"Invalid value for {key}: {value!r}")
     return found
 
 
 def hashes(text: str) -> dict[str, str]:
-    """Return the digests in an ``X-Goog-Hash`` header by their names."""
+    """Return name -> value of each digest in an ``X-Goog-Hash`` header."""
     return dict(part.strip().split("=", 1) for part in text.split(",") if "=" in part)
 
 
@@ -220,11 +220,11 @@ def multipart(content_type: str, body: bytes) -> tuple[Json, str, bytes]:
     """Return the metadata, the content type and the content of a multipart/related upload.
 
     Raises:
-        StorageError: 400.
+        StorageError: 400; the body is malformed.
     """
     header = Message()
     header["Content-Type"] = content_type
-    # gcloud quotes the boundary differently, and uses line feeds only.
+    # gcloud writes the boundary in single quotes, and ends lines with a line feed only.
     boundary = b"--" + str(header.get_param("boundary") or "").strip("'").encode()
     end = b"\r\n" if body.partition(boundary)[2].startswith(b"\r") else b"\n"
     pieces = (end + body).split(end + boundary)
@@ -238,17 +238,18 @@ def multipart(content_type: str, body: bytes) -> tuple[Json, str, bytes]:
     except ValueError as failure:
         raise bad(f"Malformed multipart body: {failure}") from failure
     if not isinstance(metadata, dict):
-        raise bad("Malformed multipart body: its metadata is not an object.")
+        raise bad("Malformed multipart body: the metadata is not a JSON object.")
     return metadata, kind, content
 
 
 def content_range(text: str | None) -> tuple[int | None, int | None]:
-    """Return the first byte and the total size from the ``Content-Range`` header of a resumable upload.
+    """Return the offset of the first byte, and the total size, from a resumable upload's ``Content-Range`` header.
 
-    Both may be None if not given. Without a header, the body is the whole content.
+    A value that the header does not contain is None. Without the header, the body is the whole content, and the offset
+    is 0.
 
     Raises:
-        StorageError: 400.
+        StorageError: 400; the header is invalid.
     """
     if text is None:
         return 0, None
@@ -260,10 +261,10 @@ def content_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def byte_range(text: str, size: int) -> tuple[int, int]:
-    """Return the first byte in a ``Range`` header, and the one after the last.
+    """Return the offset of the first requested byte, and the offset after the last requested byte.
 
     Args:
-        text: The header; one with several ranges, or an unknown form, means the whole content.
+        text: The ``Range`` header. A header with several ranges, or in an unknown form, means the whole content.
         size: Size of the content in bytes.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The wire definitions from google-cloud-tpu, and the internal form that both API versions share.
+"""Conversion between the protobuf messages of both API versions and the lab's internal JSON.
 
-Internally, a resource is the JSON of v2 plus the fields that exist only in v2alpha1. Differences between the versions
-are translated only here.
+The protobuf classes are from google-cloud-tpu. The internal JSON of a resource is the JSON of v2, plus the fields that
+exist only in v2alpha1. Only this module handles differences between the versions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from google.protobuf import json_format
 from tpu_ops.lab.api.errors import invalid
 
 Json = dict[str, Any]
-#: A protobuf message; the protobuf package has no more precise types.
+#: Type of a protobuf message; the protobuf package has no more precise type.
 Message = Any
 
 VERSIONS = {"v2": v2, "v2alpha1": v2alpha1}
 
 OPERATION = "google.longrunning.Operation"
-#: Method of google.cloud.tpu.<version>.Tpu -> its response message. The request is <method>Request.
+#: Method of google.cloud.tpu.<version>.Tpu -> its response message. The request message is <method>Request.
 METHODS = {
     "ListNodes": "ListNodesResponse",
     "GetNode": "Node",
@@ -45,7 +45,7 @@ METHODS = {
     "GetRuntimeVersion": "RuntimeVersion",
     "GetGuestAttributes": "GetGuestAttributesResponse",
 }
-#: Methods that exist only in v2alpha1.
+#: Methods that exist only in v2alpha1 -> their response messages.
 ALPHA_METHODS = {
     "SimulateMaintenanceEvent": OPERATION,
     "PerformMaintenance": OPERATION,
@@ -53,7 +53,7 @@ ALPHA_METHODS = {
     "ListReservations": "ListReservationsResponse",
 }
 
-#: Fields of a Node that only the service sets.
+#: Fields of a Node that only the API sets, not the client.
 NODE_OUTPUT = (
     "name",
     "state",
@@ -72,12 +72,12 @@ NODE_OUTPUT = (
 
 
 def methods(api: str) -> dict[str, str]:
-    """Return the methods of one API version."""
+    """Return method -> response message for all methods of one API version."""
     return METHODS | ALPHA_METHODS if api == "v2alpha1" else METHODS
 
 
 def message(api: str, name: str) -> Callable[..., Message]:
-    """Return the protobuf class of a message of one API version."""
+    """Return the protobuf class of the message with this name in one API version."""
     found: Callable[..., Message] = getattr(VERSIONS[api], name).pb()
     return found
 
@@ -88,18 +88,18 @@ def request_class(api: str, method: str) -> Callable[..., Message]:
 
 
 def to_json(value: Message) -> Json:
-    """Return a message as the dictionary of its JSON form."""
+    """Return a protobuf message as a dictionary in its JSON form."""
     found: Json = json_format.MessageToDict(value)
     return found
 
 
 def json_text(value: Message) -> str:
-    """Return a message as JSON text."""
+    """Return a protobuf message as JSON text."""
     return json.dumps(to_json(value))
 
 
 def parse(value: Json, into: Message) -> Message:
-    """Fill a message from its JSON form; unknown fields, which newer clients may send, are ignored.
+    """Fill a protobuf message from JSON and return it; unknown fields, which newer clients might send, are ignored.
 
     Raises:
         ApiError: INVALID_ARGUMENT; a value has the wrong type.
@@ -112,13 +112,13 @@ def parse(value: Json, into: Message) -> Message:
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a list, as records that each wire renders in its own form.
+    """One page of a list, which gRPC and REST render in different forms.
 
     Attributes:
         response: Name of the list's response message.
-        field: Its repeated field, as in the protobuf.
-        items: Records with ``pb(api)`` and ``text(api)``.
-        token: Token of the next page, or empty.
+        field: The response message's field for the records, as in the protobuf.
+        items: Records with the methods ``pb(api)`` and ``text(api)``.
+        token: Token of the next page; empty on the last page.
         unreachable: Names of locations that could not be listed.
     """
 
@@ -129,13 +129,13 @@ class Page:
     unreachable: tuple[str, ...] = ()
 
     def without(self, locations: tuple[str, ...]) -> Page:
-        """Return the page as if these locations could not be reached."""
+        """Return a copy of the page without the records of these locations, which it names as unreachable."""
         lost = tuple(f"{location}/" for location in locations)
         items = tuple(item for item in self.items if not item.name.startswith(lost))
         return replace(self, items=items, unreachable=locations)
 
     def message(self, api: str) -> Message:
-        """Return the page as a protobuf."""
+        """Return the page as a protobuf message of one API version."""
         response = message(api, self.response)()
         getattr(response, self.field).extend(item.pb(api) for item in self.items)
         response.next_page_token = self.token
@@ -144,7 +144,7 @@ class Page:
         return response
 
     def text(self, api: str) -> str:
-        """Return the page as JSON text."""
+        """Return the page as JSON text of one API version."""
         head, *rest = self.field.split("_")
         parts = []
         if self.items:
@@ -158,13 +158,13 @@ class Page:
 
 
 def node_input(node: Message) -> Json:
-    """Return the fields that a client may set, from a Node of either version."""
+    """Return the fields that a client can set, from a Node message of either API version."""
     body = to_json(node)
     return {key: value for key, value in body.items() if key not in NODE_OUTPUT}
 
 
 def queued_input(queued: Message) -> Json:
-    """Return the internal form of a client's QueuedResource of either version."""
+    """Return the internal JSON of a QueuedResource message that a client has sent in either API version."""
     body = to_json(queued)
     for key in ("name", "createTime", "state"):
         body.pop(key, None)
@@ -175,7 +175,7 @@ def queued_input(queued: Message) -> Json:
 
 
 def queued_message(api: str, body: Json) -> Message:
-    """Return a protobuf of one version from a queued resource's internal form."""
+    """Return the QueuedResource message of one API version for a queued resource's internal JSON."""
     if api == "v2alpha1":
         specs = [dict(spec) for spec in body.get("tpu", {}).get("nodeSpec", [])]
         for spec in specs:
