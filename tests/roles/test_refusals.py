@@ -362,7 +362,7 @@ Refused = Callable[[Run, Path, Patch], str]
         ),
         (
             disk_mounted_twice,
-            ("disks_mounts: /mnt/second: ", "/mnt/none-such; remove one of them, or name another disk"),
+            ("disks_mounts: /mnt/second: ", "/mnt/none-such; remove one of the two entries, or name another disk"),
         ),
         (exported_read_only, ("nfs_exports: ", ": Read-only file system; where it can only be read, name a directory")),
         (
@@ -380,7 +380,7 @@ Refused = Callable[[Run, Path, Patch], str]
             exported_mount,
             (
                 "disks_mounts: /mnt/none-such ",
-                "the NFS export of /mnt/none-such/share (if it is no longer in nfs_exports",
+                "the NFS export of /mnt/none-such/share (if nfs_exports no longer lists it",
             ),
         ),
     ],
@@ -488,7 +488,7 @@ PUBLIC = "copy the whole line of the .pub file"
         ),
         (lambda: of_disks({"read_only": True, "mode": "0755"}), "disks_mounts[0]: ", "remove one of them"),
         (lambda: of_disks({"options": ["a,b"]}), "disks_mounts[0]: ", "list each separately, for example noatime"),
-        (lambda: of_disks({"options": ["ro"]}), "disks_mounts[0]: ", "remove it"),
+        (lambda: of_disks({"options": ["ro"]}), "disks_mounts[0]: ", "remove this option"),
         (lambda: of_disks({"path": "/mnt/a"}, {"path": "/mnt/a"}), "disks_mounts: ", "remove one of them"),
         (
             lambda: of_disks({"device": "a"}, {"device": "a"}),
@@ -581,13 +581,17 @@ PUBLIC = "copy the whole line of the .pub file"
         (
             lambda: of_credentials({"secret": "", "from_env": "a-b"}),
             "credentials_entries[0]: ",
-            "give only the name, such as HF_TOKEN",
+            "give only its name, such as HF_TOKEN",
         ),
-        (lambda: of_credentials({"secret": ""}), "credentials_entries[0]: ", "add it, or its variable as from_env"),
+        (
+            lambda: of_credentials({"secret": ""}),
+            "credentials_entries[0]: ",
+            "add it, or name an environment variable in from_env",
+        ),
         (
             lambda: of_credentials({"login": ""}),
             "credentials_entries[0]: ",
-            "add it, or its variable as login_from_env",
+            "add it, or name an environment variable in login_from_env",
         ),
         (lambda: of_credentials({"host": "", "state": "absent"}), "credentials_entries[0]: ", "add it"),
         (lambda: of_credentials({"secret": "s3cret x"}), "credentials_entries[0]: ", "remove these"),

@@ -98,7 +98,7 @@ def test_mirrors_and_indexes_are_addresses() -> None:
         "local": "/srv/simple",
     }
     faults = values.address_faults(lists | {"mirrors": wrong})
-    assert [fault.partition(": is not an address")[0] for fault in faults] == [
+    assert [fault.partition(": must be a URL")[0] for fault in faults] == [
         "index",
         "url",
         "two",
