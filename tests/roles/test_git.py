@@ -298,7 +298,7 @@ def test_a_gitconfig_link_into_a_missing_directory_is_named(
 ) -> None:
     (tmp_path / ".gitconfig").symlink_to("none/config")
     message = run(git_includes, person, check=check)["msg"]
-    assert f"it is a link to {tmp_path}/none/config, whose directory is missing; create it, or remove" in message
+    assert f"the file is a link to {tmp_path}/none/config, whose directory is missing; create the directory" in message
     assert "Errno" not in message
     assert ".new" not in message
 

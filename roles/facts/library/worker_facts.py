@@ -379,7 +379,8 @@ def main() -> None:
         facts["worker"].update(packages={}, programs={}, files={}, signing_keys={}, mentions={}, hugepages="")
     for line in busy():
         module.warn(
-            "another playbook is at work on this worker: %s; where both change the same thing, this one waits for the other"
+            "another playbook is at work on this worker: %s; where both change the same thing, this one waits for the"
+            " other"
             % line
         )
     module.exit_json(changed=False, ansible_facts=facts)
