@@ -44,16 +44,17 @@ def test_groups_are_made_with_their_numbers(
         ({"name": "R&D"}, {}, "R&D: name must be a group name other than root"),
         ({"name": "sudo"}, {}, "name must be a group name other than root, sudo,"),
         ({"name": "tpu-run"}, {}, "and tpu-run; use at most"),
-        ({"name": "bea"}, {}, "bea: is the name of a listed person"),
-        ({"name": "backup"}, {}, "backup: is the name of an account here"),
+        ({"name": "bea"}, {}, "bea: the name is that of a listed person"),
+        ({"name": "backup"}, {}, "backup: the name is that of an account on this worker"),
         ({"gid": 99}, {}, "gid must be a number from 100 to 59999, not 99"),
         ({"gid": 60000}, {}, "gid must be a number from 100 to 59999, not 60000"),
-        ({"gid": 998}, {}, "gid: 998 belongs to the group systemd-network here; choose another"),
+        ({"gid": 998}, {}, "gid: 998 belongs to the group systemd-network on this worker; choose another"),
         ({"gid": 5001}, {}, "gid 5001 is the uid of bea in users_people[0], whose own group gets this number"),
         (
             {},
             {"research": 997},
-            f"gid: the group has 997 here, the list says 5000; list 997, or change the group while {CHANGE}",
+            "gid: the group has gid 997 on this worker, users_groups says 5000; list 997, or change the group while"
+            f" {CHANGE}",
         ),
     ],
 )
@@ -73,7 +74,7 @@ def test_a_group_that_cannot_have_its_number_is_refused(
         ({"name": "research", "gid": 5002}, "research: listed twice, first as users_groups[0]"),
         (
             {"name": "vision", "gid": 5000},
-            "vision: gid 5000 is already that of research; give each a different one",
+            "vision: gid 5000 is already the gid of research; give each group a different gid",
         ),
         ({"name": "vision", "gid": 5002}, None),
     ],

@@ -380,8 +380,7 @@ def main() -> None:
     for line in busy():
         module.warn(
             "another playbook is at work on this worker: %s; where both change the same thing, this one waits for the"
-            " other"
-            % line
+            " other" % line
         )
     module.exit_json(changed=False, ansible_facts=facts)
 

@@ -75,8 +75,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         ):
             self.module.warn(
                 "%s is in use, or its server does not answer; the new mount options take effect when the path is"
-                " mounted again"
-                % path
+                " mounted again" % path
             )
 
     def unmount(self, path: str, *, lazy: bool) -> None:
@@ -152,6 +151,5 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
                 " the server's node runs, with `systemctl status nfs-server nfs-ganesha` the service there, and the"
                 " firewall. If"
                 " the server is deleted for good, list its mounts with state absent; --skip-tags nfs runs the other"
-                " roles without NFS"
-                % "; ".join(faults)
+                " roles without NFS" % "; ".join(faults)
             )
