@@ -707,8 +707,8 @@ def test_a_mirror_without_a_source_warns_with_the_present_addresses(
     mirrors = {"http://ada:s3cret@archive.ubuntu.com/ubuntu": "http://m.example", REGIONAL: "http://m.example"}
     there = f"http://a.example/ubuntu, {REGIONAL}/, http://security.example/ubuntu, https://***@a.example/debian"
     said = (
-        "base_apt_mirrors: no source here has the address http://***@archive.ubuntu.com/ubuntu;"
-        f" the sources are: {there}"
+        "base_apt_mirrors: no source here has the address http://***@archive.ubuntu.com/ubuntu; the sources are:"
+        f" {there}"
     )
     # Also after the other one was replaced: these are the addresses by which a mirror is named.
     for check in (True, False, False):

@@ -53,8 +53,7 @@ def test_groups_are_made_with_their_numbers(
         (
             {},
             {"research": 997},
-            "gid: the group has gid 997 on this worker, users_groups says 5000; list 997, or change the group while"
-            f" {CHANGE}",
+            f"group has gid 997 on this worker, users_groups says 5000; list 997, or change the group while {CHANGE}",
         ),
     ],
 )

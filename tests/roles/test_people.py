@@ -591,8 +591,7 @@ def test_a_home_of_somebody_else_and_a_line_before_the_role_s_are_refused() -> N
     assert accounts.people_refusals([here()], facts(), found) == [
         (
             "ada: the home of the new account would be /home/ada, which belongs to zed; move that directory away, or"
-            " choose"
-            " another name"
+            " choose another name"
         ),
         "/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out",
     ]
@@ -671,8 +670,7 @@ def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
     assert "rule for ada (pod-w0, pod-w1)" in by_rule
     assert docker == (
         "ada: members of the group docker can become root, whatever users_people says; remove ada from the group:"
-        " gpasswd --delete ada docker,"
-        " or set sudo: full (pod-w0, pod-w1)"
+        " gpasswd --delete ada docker, or set sudo: full (pod-w0, pod-w1)"
     )
     assert eve.startswith("/keys/eve does not belong to this role and stays;")
     assert absent == ("bob: ssh-keys in the metadata name this account and would recreate it: SHA256:c (pod-w1)")

@@ -571,7 +571,7 @@ PUBLIC = "copy the whole line of the .pub file"
         (
             lambda: environments.python_faults([{"version": "3.12"}] * 2, "distribution", "", "0.13.9", []),
             "python_more_versions: ",
-            "remove one of them",
+            "remove one of the two entries",
         ),
         (lambda: of_python({}, {"path": "/opt/b"}), "python_environments: ", "change one of the two"),
         (lambda: of_python({"path": "venv"}), "python_environments[0].path: ", "give a path such as /opt/venvs/a"),

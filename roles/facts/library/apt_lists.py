@@ -64,8 +64,8 @@ unread:
 #: apt-get update with retries: of itself, apt retries a failed download only for a short time, with growing pauses.
 UPDATE = ("-q", "-o", "Acquire::Retries=3", "update")
 
-#: apt-get install that only prints the URLs of packages. It fetches nothing and waits for no lock, and a name with a
-#: dot or a plus is a name, not a pattern.
+#: apt-get install that only prints the URLs of packages. It fetches nothing and waits for no lock, and it does not take
+#: names for regular expressions.
 WHERE = ("-qq", "-y", "--print-uris", "-o", "Debug::NoLocking=1", "-o", "APT::Cmd::Pattern-Only=true", "install", "--")
 
 #: The server in a URL, without login; in a file: URL, the topmost directory.

@@ -240,16 +240,14 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
         if path != export["path"] and nested(path, str(export["path"])):
             faults.append(
                 f"on its server {server}, of this path and the export {export['path']}, one is inside the other; choose"
-                " a"
-                " path next to the exported one, or the same path"
+                " a path next to the exported one, or the same path"
             )
         return faults
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     if nfs["host"] not in client_hosts(export, hosts, groups):
         faults.append(
             f"{nfs['host']} is not a client of the export {export['path']} of {server}; add the host to the clients, or"
-            " remove this mount"
-            " from the host's nfs_mounts"
+            " remove this mount from the host's nfs_mounts"
         )
     return faults
 
@@ -318,14 +316,12 @@ def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
             names = ", ".join(missing)
             lines.append(
                 f"{where}no group, node or host is called {names}; use names that `ansible-inventory --graph` shows,"
-                " unless"
-                " the node will be created again"
+                " unless the node will be created again"
             )
         if not client_hosts(export, hosts, groups):
             lines.append(
                 f"{where}the listed clients do not exist, so the directory is not exported; name a group with hosts, or"
-                " omit clients for"
-                " all hosts"
+                " omit clients for all hosts"
             )
     return lines
 

@@ -98,14 +98,12 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
         ):
             refusals.append(
                 "nfs_mounts: the kernel %s has no NFS client, its module is nfsv4; boot a kernel with this module, or"
-                " set"
-                " nfs_client_units_only to write the units without starting them" % platform.release()
+                " set nfs_client_units_only to write the units without starting them" % platform.release()
             )
         if parameters["kind"] == "kernel" and parameters["files"] and not self.kernel_has("nfsd", "nfsd"):
             refusals.append(
                 "nfs_exports: the kernel %s has no NFS server, its module is nfsd; boot a kernel with this module, or"
-                " set"
-                " nfs_server_kind: ganesha" % platform.release()
+                " set nfs_server_kind: ganesha" % platform.release()
             )
         mounts = self.mounts()
         for export in parameters["directories"]:
@@ -115,8 +113,7 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
             if disk and not self.module.check_mode and all(mount.target != disk for mount in mounts):
                 refusals.append(
                     "nfs_exports: %s: the directory's disk is not mounted at %s; run again with --tags disks,nfs, which"
-                    " mounts"
-                    " the disk or says why not" % (path, disk)
+                    " mounts the disk or says why not" % (path, disk)
                 )
             if os.path.realpath(path) != path or (os.path.lexists(path) and not os.path.isdir(path)):
                 refusals.append(

@@ -147,9 +147,8 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
                 )
         if faults:
             self.fail(
-                "nfs_mounts: %s. The units are in place, and a mount will work once its server answers. Check that"
-                " the server's node runs, with `systemctl status nfs-server nfs-ganesha` the service there, and the"
-                " firewall. If"
-                " the server is deleted for good, list its mounts with state absent; --skip-tags nfs runs the other"
-                " roles without NFS" % "; ".join(faults)
+                "nfs_mounts: %s. The units are in place, and a mount will work once its server answers. Check the"
+                " server's node, the service on it (`systemctl status nfs-server nfs-ganesha`) and the firewall between"
+                " the hosts. If the server is deleted for good, list its mounts with state absent; --skip-tags nfs runs"
+                " the other roles without NFS" % "; ".join(faults)
             )

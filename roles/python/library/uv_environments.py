@@ -142,8 +142,7 @@ missing_pythons:
 #: If the project at its new commit does not work with the packages either, the role workspace reports an error.
 OVERRULED = (
     "environment %s: the project %s does not work with the listed packages; they are installed all the same, since the"
-    " role"
-    " workspace is about to bring the project to the commit that workspace_projects names"
+    " role workspace is about to bring the project to the commit that workspace_projects names"
 )
 
 STEPS = ["look", "pythons", "resolve", "fill", "record"]

@@ -147,8 +147,7 @@ def people_refusals(
     accounts = worker["accounts"]
     faults = [
         f"{name}: the home of the new account would be /home/{name}, which belongs to {owner}; move that directory"
-        " away, or choose"
-        " another name"
+        " away, or choose another name"
         for name, owner in state["taken_homes"].items()
     ]
     faults += [state["keys_fault"]] if state["keys_fault"] else []
@@ -214,8 +213,7 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
         ]
         lines += [
             f"{name}: the home belonged to uid {number}, which no account has; the role gives it to {name} with"
-            " everything"
-            " in it"
+            " everything in it"
             for name, number in state.get("numbered_homes", {}).items()
         ]
         for name, found in state.get("foreign", {}).items():
@@ -227,10 +225,9 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
     asked = json.dumps({"users_remove_metadata_keys": sorted(agents)})
     way = (
         "the guest agent gets its keys from ssh-keys in the metadata. To remove these people's keys from the nodes'"
-        " metadata:"
-        f" ansible-playbook playbooks/users.yml -e '{asked}'. Keys that are left after that are in the project's"
-        " metadata:"
-        " gcloud compute project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
+        f" metadata: ansible-playbook playbooks/users.yml -e '{asked}'. Keys that are left after that are in the"
+        " project's metadata: gcloud compute project-info describe, and add-metadata"
+        " --metadata-from-file=ssh-keys=keys.txt"
     )
     return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + ([way] if agents else [])
 

@@ -308,8 +308,7 @@ def shell_warnings(
     """Return a warning for each missing login shell that packages of this run may install; see `shell_faults`."""
     return [
         f"{where}: shell {shell} does not exist yet; unless one of {', '.join(coming)} installs the shell, the worker"
-        " will be"
-        " refused"
+        " will be refused"
         for where, shell in _lacking(lists, place, paths)
         if not _no_package_brings(shell, coming) and shell.rpartition("/")[2] not in coming
     ]
@@ -370,8 +369,8 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
     if number not in (None, int(uid)):
         faults.append(
             f"uid: the account has uid {number} on this worker, the list says {uid}; list {number}, or change the"
-            " account"
-            f" while {name} has no processes: usermod --uid {uid} {name}, and chown the person's files outside the home"
+            f" account while {name} has no processes: usermod --uid {uid} {name}, and chown the person's files outside"
+            " the home"
         )
     elif owner != name:
         faults.append(

@@ -347,8 +347,8 @@ def foreign(
     granted = {person["name"]} | {"%" + group for group in groups}
     found = {
         "agent": sorted({described(key) for key in others if key["agent"]}),
-        # Other keys of an absent person are removed with the home; only the guest agent's keys could recreate the
-        # account.
+        # Other keys of an absent person give no access without an account; only the guest agent's keys could recreate
+        # the account.
         "own": [] if absent else sorted({described(key) for key in others if not key["agent"]}),
         "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules) | set(alike)),
     }

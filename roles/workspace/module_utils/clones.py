@@ -44,8 +44,7 @@ class Local:
 
         Args:
             git: The program git, run in the clone.
-            everything: Whether to include other branches, stashes and ignored files, which a checkout keeps but a
-                removal loses.
+            everything: Whether to include other branches and ignored files, which a checkout keeps but a removal loses.
         """
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"]
         options += ["--ignored", "--ignore-submodules=none"] if everything else []

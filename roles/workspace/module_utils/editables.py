@@ -100,7 +100,7 @@ class Environment:
         self.later = later or []
 
     def install(self, projects: list[str], constraints: list[str], *, dry: bool) -> list[str]:
-        """Install projects as editable, so that the environment still meets all listed and other projects' requirements.
+        """Install projects as editable; the environment's listed requirements and other projects' are still met.
 
         Args:
             projects: The projects' directories, optionally with extras.
