@@ -137,13 +137,13 @@ def _suggestion(name: str, known: Iterable[str], cutoff: float = ALIKE) -> str:
 def unknown_faults(
     names: Iterable[str], roles: Collection[str], known: Collection[str], own: Collection[str]
 ) -> list[str]:
-    """Return the variables whose names look like those of roles but are unknown.
+    """Return a fault for each unknown variable whose name looks like that of a role's variable.
 
     Args:
         names: All variables of a host.
         roles: Names of the roles.
-        known: The variables of the roles.
-        own: facts_own_variables.
+        known: Names of the roles' variables.
+        own: The value of facts_own_variables: the user's own variables.
     """
     faults = []
     for name in sorted(names):

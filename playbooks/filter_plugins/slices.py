@@ -56,7 +56,8 @@ def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str])
             )
         elif silent:
             found[node] = (
-                f"{names(node, count, silent, workers)} does not answer; fix that, or leave its node out with --limit"
+                f"{names(node, count, silent, workers)} does not answer; repair the connection, or leave out the node"
+                " with --limit"
             )
     return found
 
@@ -99,7 +100,7 @@ def alone(variables: Mapping[str, Any]) -> list[str]:
     if variables.get("tpu_slice_index") is None:
         return []
     resource = variables["tpu_queued_resource"]
-    return [f"one of several slices of {resource}, verified alone: the network between them is not tested"]
+    return [f"the slice is one of several of {resource}, verified alone: the network between them is not tested"]
 
 
 def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -28,7 +28,7 @@ def programs(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def people(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the names and user ids of a worker's people, given its facts."""
+    """Given a worker's facts, return name -> user id of the people with an account on it."""
     return {name: entry["uid"] for name, entry in facts["worker"]["accounts"].items() if entry["uid"] in PEOPLE}
 
 

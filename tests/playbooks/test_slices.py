@@ -44,7 +44,7 @@ def fleet(**busy: str) -> dict[str, dict[str, Any]]:
             {},
             [*POD, "solo-w0"],
             ["pod-w2"],
-            {"pod": ["pod-w2 does not answer; fix that, or leave its node out with --limit"]},
+            {"pod": ["pod-w2 does not answer; repair the connection, or leave out the node with --limit"]},
         ),
         ({"pod_w3": "active"}, [*POD, "solo-w0"], [], {"pod": ["a run is active on pod-w3", "tpu_ops stop"]}),
         ({"pod_w3": "deactivating"}, POD, ["pod-w1"], {"pod": ["a run is active on pod-w3"]}),
@@ -113,7 +113,7 @@ def test_a_slice_of_several_is_said_to_be_verified_alone():
     lines = nodes_say(verified(POD, found, {}, "answer"), "lines")
     assert len(lines) == 2
     assert lines[1].startswith(
-        "pod: one of several slices of big, verified alone: the network between them is not tested"
+        "pod: the slice is one of several of big, verified alone: the network between them is not tested"
     )
 
 

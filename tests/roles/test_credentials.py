@@ -31,7 +31,7 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
     [
         ([WANDB, AWS, GIT, AWS | {"profile": "two"}, GIT | {"host": "gitlab.com"}, WANDB | {"person": "bob"}], None),
         ([ENV], None),
-        ([ENV | {"from_env": "EMPTY"}], "from_env: the variable EMPTY is not set or is empty"),
+        ([ENV | {"from_env": "EMPTY"}], "from_env: the environment variable EMPTY is not set or is empty"),
         ([ENV | {"secret": "s3cret"}], "both secret and from_env are given"),
         ([ENV | {"from_env": "A-B"}], "from_env is not the name of a variable"),
         ([WANDB | {"secret": ""}], "secret is missing"),

@@ -74,7 +74,7 @@ def test_entries_that_say_all_there_is_to_say(mount: dict[str, Any]) -> None:
             for path in ("mnt", "/mnt/a b", "/mnt/../etc", "/mnt/", "//mnt/a", "/mnt/%h")
         ),
         *(
-            ({"path": path}, "belongs to the system")
+            ({"path": path}, "is a directory of the system")
             for path in ("/", "/mnt", "/home", "/var/lib", "/etc/x", "/run/x", "/usr", "/usr/bin")
         ),
     ],

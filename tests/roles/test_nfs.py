@@ -95,9 +95,9 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
         ({"path": "/srv/share/"}, "path is not an absolute path"),
         ({"path": "/srv/../etc"}, "path is not an absolute path"),
         ({"path": '/srv/a"; Squash = None; #'}, "path is not an absolute path"),
-        ({"path": "/etc"}, "path belongs to the system"),
-        ({"path": "/srv"}, "path belongs to the system"),
-        ({"path": "/"}, "path belongs to the system"),
+        ({"path": "/etc"}, "path is a directory of the system"),
+        ({"path": "/srv"}, "path is a directory of the system"),
+        ({"path": "/"}, "path is a directory of the system"),
     ],
 )
 def test_exports_that_are_refused_before_anything_changes(change: dict[str, Any], fault: str) -> None:

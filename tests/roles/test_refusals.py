@@ -587,7 +587,7 @@ PUBLIC = "copy the whole line of the .pub file"
         (lambda: ports_faults([9000, 8000]), "launcher_ports: ", "swap them"),
         (lambda: ports_faults([80, 90]), "launcher_ports: ", "choose a range within these"),
         (lambda: ports_faults([8000, 8100]), "launcher_ports: ", "omit these"),
-        (lambda: of_credentials({"from_env": "TOKEN"}), "credentials_entries[0]: ", "remove one of them"),
+        (lambda: of_credentials({"from_env": "TOKEN"}), "credentials_entries[0]: ", "remove one of the two"),
         (
             lambda: of_credentials({"secret": "", "from_env": "a-b"}),
             "credentials_entries[0]: ",

@@ -53,7 +53,7 @@ def place(entry: Entry) -> tuple[str, ...]:
     file = "netrc" if kind in ("wandb", "netrc") else str(kind)
     key = {"netrc": "host", "git": "host", "aws": "profile", "file": "path"}.get(file, "")
     default = "default" if key == "profile" else ""
-    # ~/.git-credentials can have several logins for one host.
+    # The login is a part of the key for git, since ~/.git-credentials can have several logins for one host.
     login = str(entry.get("login")) if file == "git" else ""
     return (str(entry.get("person")), file, str(entry.get(key) or default), login)
 
@@ -64,11 +64,13 @@ def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
     for field, option in FROM_ENV.items():
         name = str(entry.get(option) or "")
         if name and entry.get(field):
-            faults.append(f"both {field} and {option} are given; remove one of them")
+            faults.append(f"both {field} and {option} are given; remove one of the two")
         elif name and not VARIABLE.fullmatch(name):
             faults.append(f"{option} is not the name of an environment variable; give only its name, such as HF_TOKEN")
         elif name and not environment.get(name):
-            faults.append(f"{option}: the variable {name} is not set or is empty on the controller; export it")
+            faults.append(
+                f"{option}: the environment variable {name} is not set or is empty on the controller; export it"
+            )
     return faults
 
 

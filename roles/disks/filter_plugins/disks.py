@@ -1,4 +1,4 @@
-"""Filters that check and complete the list of mounts; no side effects, so that their tests are tables."""
+"""Filters that check and complete disks_mounts; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}
 
 
 def path_fault(path: str) -> str:
-    """Return what is wrong with a mount point, or the empty string."""
+    """Return the fault of a mount point's path, or the empty string."""
     if path not in PARENTS and (not PATH.fullmatch(path) or posixpath.normpath(path) != path):
         return (
             "is not an absolute path of letters, digits, '_', '.' and '-', or contains '//', '..' or a '/' at the end"
         )
     usr = path.startswith("/usr/") and not path.startswith("/usr/local/")
     if path in PARENTS or path.split("/")[1] in SYSTEM or usr:
-        return "belongs to the system; choose a directory of its own, for example /mnt/data"
+        return "is a directory of the system; choose a directory for this mount only, for example /mnt/data"
     return ""
 
 

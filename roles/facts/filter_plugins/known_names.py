@@ -127,7 +127,7 @@ def _shells(people: Any) -> list[Any]:
 
 
 def _readable(values: Any) -> list[Any]:
-    """Return the values of a list whose templates have no error."""
+    """Return the values of a list, without those whose templates raise an error."""
     found = []
     for position in range(len(values)):
         with contextlib.suppress(Exception):  # The check of the variables reports the error of this template later.

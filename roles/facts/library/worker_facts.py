@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that reads the state of a host on which roles base decisions, in one call; runs on Python 3.8."""
+"""Module that reads all facts about a host that roles need, in one call; supports Python 3.8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training run that is active on a worker; runs on Python 3.8."""
+"""Find the training run that is active on a worker; supports Python 3.8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One entry of the module managed_files, and what exists at its path; runs on Python 3.8."""
+"""One entry of the module managed_files, compared with what exists at the entry's path; supports Python 3.8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mounts of a worker, and the paths at which a role may mount; runs on Python 3.8."""
+"""Read a worker's mounts, and check the paths at which a role mounts; supports Python 3.8."""
 
 from __future__ import annotations
 

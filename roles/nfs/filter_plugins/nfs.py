@@ -49,13 +49,13 @@ GONE = (
 
 
 def path_fault(path: str) -> str:
-    """Return what is wrong with the path of an export or a mount, or the empty string."""
+    """Return the fault of an export's or mount's path, or the empty string."""
     if path not in PARENTS and (not PATH.fullmatch(path) or posixpath.normpath(path) != path):
         return (
             "is not an absolute path of letters, digits, '_', '.' and '-', or contains '//', '..' or a '/' at the end"
         )
     if path in PARENTS or path.split("/")[1] in SYSTEM or path.startswith("/usr/"):
-        return "belongs to the system; choose a directory of its own, for example /srv/share"
+        return "is a directory of the system; choose a directory for this purpose only, for example /srv/share"
     return ""
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that has a worker export directories and mount those of others; runs on Python 3.8."""
+"""Module that exports a worker's directories by NFS and mounts other hosts' exports; supports Python 3.8."""
 
 from __future__ import annotations
 

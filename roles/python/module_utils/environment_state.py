@@ -16,7 +16,7 @@ _VOLATILE = (".pyc", ".pyo")
 
 
 def editable(directory: str) -> bool:
-    """Given a directory with a package's metadata, return whether it is an editable installation (PEP 610)."""
+    """Given a directory with a package's metadata, return whether the package is installed as editable (PEP 610)."""
     try:
         with open(os.path.join(directory, "direct_url.json"), encoding="utf-8") as stream:
             return bool(json.load(stream).get("dir_info", {}).get("editable"))
@@ -25,7 +25,7 @@ def editable(directory: str) -> bool:
 
 
 def from_index(directory: str) -> bool:
-    """Given a directory with a package's metadata, return whether it is from an index, not an address or directory."""
+    """Given a directory with a package's metadata, return whether the package came from a package index."""
     return not os.path.exists(os.path.join(directory, "direct_url.json"))
 
 

@@ -10,7 +10,7 @@ Group = dict[str, Any]
 #: Names that groupadd of Debian and Ubuntu accepts without --force-badname.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
-#: Group IDs that the distribution does not reserve (Debian Policy 9.2.2: those below 100 are the same everywhere).
+#: Group IDs for users_groups: IDs below 100 are reserved by the distribution (Debian Policy 9.2.2).
 NUMBERS = range(100, 60000)
 
 #: Names that users_groups must not contain: groups that mean root, and the launcher's group, which the role launcher

@@ -52,13 +52,13 @@ SHELL_DIRECTORIES = ("/bin", "/usr/bin")
 #: Names of a fleet's file, as in `verify_file` of the inventory plugin.
 FLEET_FILES = ("tpu_vm.yml", "tpu_vm.yaml")
 
-#: The group whose members may start and stop runs.
+#: The group whose members are allowed to start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
 
 #: Groups whose members have full sudo on Debian, Ubuntu and Google's images (google-guest-agent, accounts).
 ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
-#: Groups whose members can become root: they may use the raw disks, or the daemons of Docker and LXD, which run as root
+#: Groups whose members can become root: by access to raw disks, or to the daemons of Docker and LXD, which run as root
 #: (docs.docker.com, "Docker daemon attack surface"; LXD's documentation, "Security").
 ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 
@@ -82,7 +82,7 @@ def key_fault(key: str) -> str:
 
 
 def _entry_fault(key: str) -> str:
-    """Given an entry of keys, return why it is not one public key in one line, or the empty string."""
+    """Given one key of a person's list, return why it is not one public key in one line, or the empty string."""
     # This check comes before the check for several lines, which a private key also has.
     if "PRIVATE KEY" in key:
         return "is a private key; give the public key, and create a new key pair"

@@ -161,7 +161,7 @@ DEFAULTS = re.compile(r"^Defaults(?::\s*(\S+))?\s+(.*)$")
 ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 SUDOERS = "/etc/sudoers"
 SHADOW = "/etc/shadow"
-#: The file that sshd writes each time it reads its configuration.
+#: sshd's pid file, which sshd writes each time it reads its configuration.
 PID_FILE = "/run/sshd.pid"
 LARGEST = 1 << 20
 
@@ -321,7 +321,7 @@ def sshd_behind(path: str) -> bool:
         written, loaded = os.stat(path).st_mtime, os.stat(PID_FILE).st_mtime
     except OSError:
         return False
-    # A time in the future means that the clock was set back, so that times cannot be compared.
+    # A modification time in the future means that the clock was set back; then the two times cannot be compared.
     return loaded < written <= time.time()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that keeps clones at given commits without ever losing what exists only in them; runs on Python 3.8."""
+"""Module that checks out projects at given commits and never loses work that exists only in a clone."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class Workspace:
         """Set group and permissions of the clone's directory.
 
         Raises:
-            PersonFault: There is no such group.
+            PersonFault: The group does not exist.
         """
         mode, group = int(self.project["mode"], 8), self.project["group"]
         try:

@@ -166,8 +166,8 @@ class Clone:
             # For root this is refused, since git runs programs that the clone's configuration names.
             if found.st_uid == 0 and found.st_mode & 0o022:
                 raise PersonFault(
-                    "others than root can write in %s, and would become root through git; give the project an owner who"
-                    " is not root, and check %s/.git/config before chown -R" % (path, self.path)
+                    "others than root can write in %s, and could run programs as root through git; give the project an"
+                    " owner who is not root, and check %s/.git/config before chown -R" % (path, self.path)
                 )
 
     def make(self, url: str, commit: str) -> None:
