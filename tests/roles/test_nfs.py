@@ -270,7 +270,7 @@ def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None
         assert gone.startswith("nfs_exports[0]: /srv/share: clients: no group, node or host is called gone; use names")
         assert other.startswith("nfs_exports[1]: /srv/other: clients: no group, node or host is called gone-w0; name")
         assert nobody.startswith(
-            "nfs_exports[1]: /srv/other: clients: the listed clients do not exist, so the directory "
+            "nfs_exports[1]: /srv/other: clients: the listed clients have no hosts, so the directory "
         )
     assert nfs.nfs_warnings(variables(), HOSTS, GROUPS) == []
     planned = plan("pod-w0", exports=exports)

@@ -320,7 +320,7 @@ def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
             )
         if not client_hosts(export, hosts, groups):
             lines.append(
-                f"{where}the listed clients do not exist, so the directory is not exported; name a group with hosts, or"
+                f"{where}the listed clients have no hosts, so the directory is not exported; name a group with hosts, or"
                 " omit clients for all hosts"
             )
     return lines
