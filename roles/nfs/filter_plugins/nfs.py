@@ -320,8 +320,8 @@ def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
             )
         if not client_hosts(export, hosts, groups):
             lines.append(
-                f"{where}the listed clients have no hosts, so the directory is not exported; name a group with hosts, or"
-                " omit clients for all hosts"
+                f"{where}the listed clients have no hosts, so the directory is not exported; name a group with hosts,"
+                " or omit clients for all hosts"
             )
     return lines
 
