@@ -1,7 +1,7 @@
 """Action that finds every fault in one host's variables: `register` it and pass all results to `faults_listed`.
 
-It is an action and not a filter, since it needs the variables before they are templated: a template that fails is one
-more fault, and untemplated values still know their file and line. It neither reads nor changes anything on the worker.
+This check is an action and not a filter, since it needs the variables before they are templated: a template that
+fails is one more fault, and untemplated values still know their file and line. The worker is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ansible.utils.vars import load_extra_vars
 
 Options = Mapping[str, Any]
 
-#: Types of argument_specs -> types of a value. Roles use values without conversion: a string in place of a number or a
-#: boolean would end the run in the middle of its changes.
+#: Types of argument_specs -> Python types of a valid value. Roles do not convert values: a string in place of a number
+#: or a boolean would end the run in the middle of its changes.
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "dict": (dict,),
@@ -31,36 +31,37 @@ KINDS: dict[str, tuple[type, ...]] = {
     "path": (str,),
     "str": (str,),
 }
-#: Types in words.
+#: Python types -> words for messages.
 WORDS = {bool: "a boolean", dict: "a mapping", float: "a decimal number", int: "a number", list: "a list"}
-#: Variables with these prefixes are set by Ansible, by the inventory plugin or by a playbook for itself.
+#: Prefixes of variables that no role defines: Ansible, the inventory plugin or a playbook sets them.
 OTHERS = ("_", "ansible_", "tpu_")
-#: Similarity (difflib's ratio) from which a name counts as a misspelt variable of a role, with a role's prefix and
-#: without. At 0.9 a name as long as users_people differs in one or two letters.
+#: Similarity (difflib's ratio) from which an unknown name counts as a misspelt variable of a role: for names with a
+#: role's prefix, and for other names. At 0.9 a name as long as users_people differs in one or two letters.
 ALIKE, VERY_ALIKE = 0.75, 0.9
-#: The same for the name of a file and a group: teams resembles team, but team_a does not resemble team_b.
+#: Similarity from which the name of a variables file counts as a misspelt group: teams resembles team, but team_a does
+#: not resemble team_b.
 ALIKE_GROUP = 0.85
 NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
-#: Beginning of a fault: the variable and the keys below it, perhaps with the label and a key of an entry.
+#: Beginning of a fault: the variable and the keys below it, sometimes followed by a list entry's label and key.
 PLACE = re.compile(
     r"(?P<name>[a-z]\w*)(?P<keys>(\[\d+\]|\.\w+)*): ((?P<label>[^:]*): )?(?P<key>\w+)?(\[(?P<index>\d+)\])?"
 )
 
-#: Suffixes of files of variables, in the order in which Ansible looks for them.
+#: Suffixes of variables files, in the order in which Ansible looks for them.
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 
-#: The inventory plugin's names for groups and workers, which change with the nodes.
+#: The inventory plugin's names for groups and workers. A group or worker exists only as long as its nodes do.
 OF_NODES, WORKER = re.compile(r"(node|zone|type|state|queued)_[a-z0-9_]+"), re.compile(r"[^A-Z]+-w\d+")
 
-#: Several variables that a fault concerns together, instead of one.
+#: The beginning of a fault that concerns several variables together.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
 
 
-#: Ansible's name for the origin of a variable that was given to ansible-playbook.
+#: Ansible's name for the origin of a variable that was set with -e.
 EXTRA = "CLI option '-e'"
-#: Fix for such a variable with the wrong type.
+#: Advice for a variable that was set with -e and has the wrong type.
 AS_JSON = "; give it to -e as JSON"
-#: The parser in C if available: each host reads all files.
+#: The YAML parser in C if available, since every host's check reads all variables files.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -69,7 +70,8 @@ class Fault(NamedTuple):
 
     Attributes:
         text: The variable, keys below it, a colon, and what is wrong.
-        blocks: Whether the role's own checks would fail because of it, or report too much.
+        blocks: Whether the role's own checks are skipped because of this fault: they would fail, or report false
+            faults.
     """
 
     text: str
@@ -81,9 +83,9 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any, way: str = "")
 
     Args:
         path: The variable.
-        option: Its entry in argument_specs.
-        value: Its value.
-        way: How to give it the right type, if this needs an explanation.
+        option: The variable's entry in argument_specs.
+        value: The variable's value.
+        way: Advice for messages on how to give the variable the right type; empty if none is needed.
     """
     kind = option.get("type", "str")
     if value is None:
@@ -135,13 +137,13 @@ def _suggestion(name: str, known: Iterable[str], cutoff: float = ALIKE) -> str:
 def unknown_faults(
     names: Iterable[str], roles: Collection[str], known: Collection[str], own: Collection[str]
 ) -> list[str]:
-    """Return the variables whose names look like those of roles but are unknown.
+    """Return a fault for each unknown variable whose name looks like that of a role's variable.
 
     Args:
         names: All variables of a host.
         roles: Names of the roles.
-        known: The variables of the roles.
-        own: facts_own_variables.
+        known: Names of the roles' variables.
+        own: The value of facts_own_variables: the user's own variables.
     """
     faults = []
     for name in sorted(names):
@@ -159,11 +161,12 @@ def offered_faults(names: Iterable[str], offered: Mapping[str, str]) -> list[str
     """Return the variables that the user set although a role sets them for other roles.
 
     Args:
-        names: All variables that a host has without any role.
-        offered: Variables that roles set -> the role. Names that begin with _ are private.
+        names: The host's variables that no role has set.
+        offered: Variables that roles set for other roles -> the role. Names that begin with _ are private and are
+            ignored.
     """
     return [
-        f"{name}: the role {offered[name]} sets it itself, for others to read; remove it"
+        f"{name}: the role {offered[name]} sets this variable for other roles; remove your value"
         for name in sorted(offered.keys() & set(names))
         if not name.startswith("_")
     ]
@@ -174,7 +177,7 @@ def _shown(path: Path) -> str:
 
 
 def subjects(fault: str) -> list[str]:
-    """Return a fault once for each variable in it, reworded as if it were about that variable alone."""
+    """Given a fault about several variables, return one fault for each of these variables."""
     match = SEVERAL.match(fault)
     return [name + fault[match.end() :] for name in match[0].split(", ")] if match else [fault]
 
@@ -182,17 +185,17 @@ def subjects(fault: str) -> list[str]:
 class Places:
     """The file and line of each of a host's variables.
 
-    Ansible knows them, but has no interface for them. The files are read again, and only if there is a fault; a
-    variable's place is the first file that sets its value.
+    Ansible knows file and line but does not offer them to plugins, so this class reads the files again. It does so only
+    if there is a fault. A variable's place is in the first file that sets its value.
     """
 
     def __init__(self, values: Mapping[str, Any], files: Iterable[Path], loader: Any) -> None:
         """Store the variables.
 
         Args:
-            values: Their values, not templated.
-            files: The files that may set them, by precedence.
-            loader: Ansible's loader for these files.
+            values: The variables with their untemplated values.
+            files: The files that can set the variables, highest precedence first.
+            loader: Ansible's loader, which reads the files.
         """
         self._values = values
         self._files = files
@@ -212,11 +215,17 @@ class Places:
 
     @cached_property
     def extra(self) -> set[str]:
-        """The variables that were given to ansible-playbook, but not in a file."""
+        """The variables that were set with -e, except those in files (-e @FILE)."""
         return set(load_extra_vars(self._loader)) - self._nodes.keys()
 
     def of(self, name: str, steps: Iterable[str | int] = ()) -> str:
-        """Return the nearest known place of a variable, or of the value below it at some keys and positions."""
+        """Return the file and line of a variable, or of a part of its value; empty if unknown.
+
+        Args:
+            name: The variable.
+            steps: The keys and positions that lead to the part. If one is not found, the place of the last found is
+                used.
+        """
         if name not in self._nodes:
             return EXTRA if name in self.extra else ""
         file, node = self._nodes[name]
@@ -236,7 +245,7 @@ class Places:
 
 
 def _composed(file: Path, loader: Any) -> Any:
-    """Return a YAML file as nodes, which have lines; None if it is not YAML."""
+    """Parse a YAML file into nodes, which know their line numbers; return None if the file is not YAML."""
     try:
         return yaml.compose(loader.get_text_file_contents(str(file)).encode(), LOADER)
     except yaml.YAMLError:
@@ -244,7 +253,7 @@ def _composed(file: Path, loader: Any) -> Any:
 
 
 def _pairs(node: Any, *, nested: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Return the keys and values of a mapping, and those of nested mappings if asked."""
+    """Return the keys and values of a mapping, with `nested` also those of mappings inside it."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
         yield key, value
         if nested:
@@ -252,7 +261,7 @@ def _pairs(node: Any, *, nested: bool = False) -> Iterator[tuple[Any, Any]]:
 
 
 def _may_be(node: Any, value: Any) -> bool:
-    """Return whether a YAML node may have a value; True if only Ansible can tell, as for an encrypted one."""
+    """Return whether a YAML node has this value; also True if only Ansible can read the node (an encrypted value)."""
     try:
         return bool(yaml.constructor.SafeConstructor().construct_object(node, deep=True) == value)
     except yaml.YAMLError:
@@ -260,23 +269,23 @@ def _may_be(node: Any, value: Any) -> bool:
 
 
 def place(fault: str, places: Places) -> str:
-    """Return the nearest known place of a fault."""
+    """Return the file and line of the value that a fault is about, as exactly as known; empty if unknown."""
     match = PLACE.match(fault)
     if match is None:
         return ""
     steps = [int(index) if index else key for index, key in re.findall(r"\[(\d+)\]|\.(\w+)", match["keys"])]
-    # The fault names a key of the entry, as in `users_people[0]: ada: keys[1] starts with`.
+    # After the variable, a fault can name a key of the list entry, as in `users_people[0]: ada: keys[1] starts with`.
     steps += [match["key"], *([int(match["index"])] if match["index"] else [])] if match["key"] else []
     return places.of(match["name"], steps)
 
 
 def place_of_first(fault: str, places: Places) -> str:
-    """Return the place of the first variable in a fault that the user set."""
+    """Return the file and line of a fault's first variable that the user set; empty if there is none."""
     return next(filter(None, (place(each, places) for each in subjects(fault))), "")
 
 
 def with_places(fault: str, places: Places) -> str:
-    """Return a fault with the places of other entries that it mentions, as in `first as users_people[0]`."""
+    """Insert file and line after each list entry in a fault's text, as in `first as users_people[0]`."""
 
     def placed(match: re.Match[str]) -> str:
         where = place(f"{match[0]}: ", places)
@@ -286,7 +295,7 @@ def with_places(fault: str, places: Places) -> str:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
-    """Checks the variables of one host against the roles.
+    """Checks one host's variables against the roles' argument_specs, and with the roles' own checks.
 
     Arguments:
         roles: Directory of the roles.
@@ -297,7 +306,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
     """
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Check the host whose variables are given; Ansible calls it."""
+        """Check the host of `task_vars`; Ansible calls this method."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         folder = Path(self._task.args["roles"])
@@ -319,16 +328,16 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
                 try:
                     judged += self._templar.template(variables[f"__{role}_faults"])
                     warnings += self._templar.template(variables.get(f"__{role}_warnings", []))
-                except Exception as exc:  # A filter may meet any value.
+                except Exception as exc:  # A filter can get a value of any type and then raise any exception.
                     failures[role] = _message(exc)
         if failures and not wrong:
-            # Roles also read variables of other roles, which may not be part of this play.
+            # A role's checks can also fail because of faulty variables of roles that are not part of this play.
             others = [
                 fault for role in options.keys() - here for fault in self._values_faults(options[role], values, places)
             ]
             wrong = [fault.text for fault in others if fault.blocks]
         if not wrong:
-            judged += [f"{role}: its variables cannot be checked: {said}" for role, said in failures.items()]
+            judged += [f"{role}: the check of its variables failed: {said}" for role, said in failures.items()]
         known = {name for specification in options.values() for name in specification} | offered.keys()
         own = [] if "facts" in blocked else values["facts_own_variables"]
         result["waiting"] = (
@@ -339,8 +348,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             {"text": with_places(fault, places), "place": place_of_first(fault, places)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
-        # In `variables`, the role's own values hide the user's; hostvars has the user's without any play. If a role is
-        # not part of the play, the user may set a value for other roles instead.
+        # In `variables`, values that a role sets hide the user's values; hostvars has the user's. The user may set such
+        # a variable if the role that sets it is not part of this play.
         given = variables["hostvars"].raw_get(variables["inventory_hostname"])
         own_values = {name: role for name, role in offered.items() if role in here}
         places = Places(given, files, self._loader)
@@ -353,12 +362,12 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         return result
 
     def _values_faults(self, specification: Options, values: dict[str, Any], places: Places) -> list[Fault]:
-        """Template a role's variables in place, and return their faults."""
+        """Replace the values of a role's variables by their templated values, and return the faults."""
         faults = []
         for name in sorted(specification.keys() & values.keys()):
             try:
                 values[name] = self._templar.template(values[name])
-            except Exception as exc:  # Templates may raise anything; their author has to fix it.
+            except Exception as exc:  # A template can raise any exception; its text tells the user what to fix.
                 faults.append(Fault(f"{name}: {_message(exc)}", blocks=True))
             else:
                 found = type_faults(name, specification[name], values[name])
@@ -369,13 +378,16 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
 
 
 def extra_files() -> list[Path]:
-    """Return the files of variables on ansible-playbook's command line, by precedence."""
+    """Return the variables files on ansible-playbook's command line (-e @FILE), highest precedence first."""
     given = [str(text) for text in context.CLIARGS.get("extra_vars") or ()]
     return [file for text in reversed(given) if text.startswith("@") and (file := Path(text[1:])).is_file()]
 
 
 def variable_files(variables: Mapping[str, Any]) -> list[Path]:
-    """Return the files that may contain some of a host's variables, by precedence."""
+    """Return the files of the inventory and of group_vars and host_vars that can set a host's variables.
+
+    The file with the highest precedence is first.
+    """
     found = [paths[0] for paths in _variable_paths(variables)]
     found += [path for path in [Path(variables.get("inventory_file") or "")] if path.suffix in (".yml", ".yaml")]
     return [
@@ -384,7 +396,7 @@ def variable_files(variables: Mapping[str, Any]) -> list[Path]:
 
 
 def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: Any) -> list[tuple[str, str]]:
-    """Return the variables of roles that two files of one directory set; Ansible uses the last.
+    """Return the variables of roles that are set by two files in the same directory; Ansible uses the later file.
 
     Args:
         variables: The variables of a host.
@@ -392,7 +404,7 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
         loader: Ansible's loader, which finds and reads the files.
 
     Returns:
-        File and line of the value that has no effect, and the fault.
+        For each such variable, the file and line of the value that has no effect, and the fault.
     """
     faults = []
     for first, *_ in _variable_paths(variables):
@@ -401,27 +413,31 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
             for key in [key for key, _ in _pairs(_composed(Path(file), loader)) if key.value in known]:
                 name, here = key.value, f"{_shown(Path(file))}:{key.start_mark.line + 1}"
                 if name in before:
-                    text = f"{name}: has no effect, since {here} sets it again and is read later; remove one of them"
+                    text = f"{name}: this value has no effect, since {here} is read later and wins; remove one of them"
                     faults.append((before[name], text))
                 before[name] = here
     return sorted(faults)
 
 
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
-    """Return the files of a host's variables that Ansible ignores silently, and the reasons."""
+    """Return the variables files that Ansible silently ignores because of another file, each with the reason."""
     faults = []
     for first, *others in _variable_paths(variables):
         taken, way = first.name, "merge them into one file"
         if first.is_dir():
             taken, way = f"{first.name}/", "move it into that directory"
-        faults += [(path, f"is not read, since Ansible reads only {taken} next to it; {way}") for path in others]
+        faults += [
+            (path, f"this file is not read, since Ansible reads only {taken} in the same directory; {way}")
+            for path in others
+        ]
     return faults
 
 
 def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
-    """Return the variables files for a host whose name resembles a group or host of the inventory.
+    """Return a warning for each variables file whose group or host does not exist but resembles an existing one.
 
-    Ansible ignores these files silently. Files with other names may be for a group or host that is absent for now.
+    Ansible silently ignores variables files of unknown groups and hosts. A file whose name resembles nothing is no
+    mistake: its group or host may be absent at present.
     """
     groups, hosts = list(variables["groups"]), [*variables["groups"]["all"], "localhost"]
     warnings = []
@@ -430,15 +446,15 @@ def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
             found = {_stem(path): path for path in sorted(folder.glob(f"{kind}_vars/*")) if _is_read(path)}
             for name, file in found.items():
                 if name not in known and not away.fullmatch(name) and (meant := _meant(name, kind, groups, hosts)):
-                    text = f"is not read, since the inventory has no {kind} {name}; did you mean {meant}?"
+                    text = f"this file is not read, since the inventory has no {kind} {name}; did you mean {meant}?"
                     warnings.append(f"{_shown(file)}: {text}")
     return warnings
 
 
 def _meant(name: str, kind: str, groups: Collection[str], hosts: Collection[str]) -> str:
-    """Return the group or host that a file of variables was probably meant for; empty if no name is similar."""
+    """Return the group or host that the user probably meant by a variables file's name; empty if none is similar."""
     plain = re.sub(r"\W", "_", name)
-    # Names that differ only in a number, as those of several hosts do, may all be correct.
+    # Two names that differ only in a number, such as node1 and node2, can both be correct.
     near = difflib.get_close_matches(name, groups, 1, ALIKE_GROUP) if kind == "group" else []
     near = [group for group in near if group.translate(NO_DIGITS) != name.translate(NO_DIGITS)]
     if found := next((group for group in (f"node_{plain}", plain, plain.lower(), *near) if group in groups), ""):
@@ -448,24 +464,24 @@ def _meant(name: str, kind: str, groups: Collection[str], hosts: Collection[str]
 
 
 def _stem(path: Path) -> str:
-    """Return the name of the group or host of a file or directory of variables."""
+    """Given a variables file or directory, return the name of its group or host."""
     return path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
 
 
 def _is_read(path: Path) -> bool:
-    """Return whether Ansible reads a file or directory if its group or host exists."""
+    """Return whether Ansible would read this variables file or directory if its group or host existed."""
     return not path.name.startswith(".") and (path.is_dir() or path.suffix in SUFFIXES)
 
 
 def _variable_folders(variables: Mapping[str, Any]) -> list[Path]:
-    """Return the directories that may contain group_vars and host_vars for a host."""
+    """Return the directories in which Ansible looks for group_vars and host_vars: playbook and inventory."""
     return [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
 
 
 def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
-    """Return the existing files and directories for a host and for each of its groups; Ansible reads the first.
+    """Return the existing variables files and directories of a host, one list per group or host and directory.
 
-    The host's own come first, then those of its groups by precedence.
+    Ansible reads only the first of each list. The lists of the host come first, then those of its groups by precedence.
     """
     stems = [
         f"host_vars/{variables['inventory_hostname']}",

@@ -1,8 +1,8 @@
-"""Runs on all workers of a slice at once: finds the slice's devices, computes a sum over all of them, and times it.
+"""Script that runs on all workers of a slice at the same time: it computes an all-reduce over all devices and times it.
 
-One argument, JSON: `workers` (number in the slice), `patience` (seconds to wait for the other workers), `bytes` (per
-device in the sum), `rounds` (of the measurement), `cpu_devices` (that replace a worker's chips; 0 uses what JAX finds).
-Prints one line of JSON.
+The argument is a JSON object: `workers` (number of workers in the slice), `patience` (seconds to wait for the other
+workers), `bytes` (size of each device's summand), `rounds` (number of timed all-reduces), `cpu_devices` (number of CPU
+devices that replace a worker's chips; 0 uses the devices that JAX finds). The script prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
-#: Values repeat after this many devices and elements. Their sums are whole numbers below 2**24 for any slice, which
-#: float32 holds exactly in whatever order they are added.
+#: The summands repeat after this many devices and elements. So the sums are whole numbers below 2**24 for any slice,
+#: which float32 holds exactly in whatever order they are added.
 DEVICE_CYCLE, ELEMENT_CYCLE = 61, 7
 
 
@@ -31,12 +31,13 @@ def main() -> None:
     if asked["workers"] > 1:
         jax.distributed.initialize(initialization_timeout=asked["patience"])
     devices = jax.devices()
-    # Older chips have two cores, which are two devices; a chip is one position in the slice. CPUs have no position.
+    # Counts chips by their position in the slice: a chip of an older generation has two cores, which are two devices
+    # with the same position. CPU devices have no position, so each counts as a chip.
     places = {(getattr(device, "slice_index", 0), *getattr(device, "coords", [device.id])) for device in devices}
     pattern = np.arange(asked["bytes"] // 4) % ELEMENT_CYCLE + 1
 
     def rows(index: tuple[slice, ...]) -> Any:
-        """Return the values of some devices, one row each."""
+        """Return the summands of the devices with these indices, one row for each device."""
         numbers = np.arange(*index[0].indices(len(devices))) % DEVICE_CYCLE + 1
         return (numbers[:, None] * pattern[None, :]).astype(np.float32)
 

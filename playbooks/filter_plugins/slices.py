@@ -1,4 +1,4 @@
-"""Filters that check a slice by the answers of its workers; no side effects, so that their tests are tables."""
+"""Filters that evaluate the all-reduce test of a slice; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 HostVars = Mapping[str, Mapping[str, Any]]
 
-#: The unit that is a training run on a worker.
+#: The systemd unit of a training run on a worker.
 RUN = "tpu-run.service"
 
 
 def slices(hosts: Iterable[str], hostvars: HostVars) -> dict[str, dict[int, str]]:
-    """Given hosts, return their nodes: name -> index of each worker -> host; hosts without a node are left out."""
+    """Group hosts by node: node -> worker index -> host; hosts that are not part of a node are left out."""
     found: dict[str, dict[int, str]] = {}
     for host in hosts:
         variables = hostvars[host]
@@ -24,16 +24,16 @@ def slices(hosts: Iterable[str], hostvars: HostVars) -> dict[str, dict[int, str]
 
 
 def names(node: str, count: int, indices: Iterable[int], known: Mapping[int, str]) -> str:
-    """Return the names of some workers of a node; workers that are not in the play get a name from their node."""
+    """Return the names of a node's workers with these indices; a worker outside the play is called NODE-wINDEX."""
     return ", ".join(known.get(index, f"{node}-w{index}") for index in indices if index < count)
 
 
 def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str]) -> dict[str, str]:
-    """Return the nodes that cannot be verified now, and why.
+    """Return the nodes that cannot be verified at present, each with the reason.
 
     Args:
         hosts: The hosts of the play.
-        hostvars: Their variables, facts of the role `facts` included.
+        hostvars: The hosts' variables, which include the facts of the role `facts`.
         alive: The hosts that answered.
     """
     found = {}
@@ -52,11 +52,12 @@ def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str])
         elif left_out:
             outside = names(node, count, left_out, workers)
             found[node] = (
-                f"only whole slices are verified, and {outside} is left out; let --limit include its whole node"
+                f"only whole slices are verified, and --limit leaves out {outside}; include the whole node in --limit"
             )
         elif silent:
             found[node] = (
-                f"{names(node, count, silent, workers)} does not answer; fix that, or leave its node out with --limit"
+                f"{names(node, count, silent, workers)} does not answer; repair the connection, or leave out the node"
+                " with --limit"
             )
     return found
 
@@ -74,13 +75,13 @@ def runs_on(hosts: Iterable[str], hostvars: HostVars) -> list[str]:
 def verified(
     hosts: Iterable[str], hostvars: HostVars, unfit: Mapping[str, str], register: str
 ) -> dict[str, dict[str, list[str]]]:
-    """Return the result for each node: `faults`, and `lines` for the user.
+    """Return the test's result for each verified node: `faults`, and `lines` to show to the user.
 
     Args:
         hosts: The hosts of the play.
-        hostvars: Their variables.
-        unfit: The nodes that were not verified.
-        register: The variable that contains each worker's answer.
+        hostvars: The hosts' variables.
+        unfit: The nodes that were not verified -> the reason.
+        register: The registered variable with each worker's result of the module slice_worker.
     """
     found = {}
     for node, workers in slices(hosts, hostvars).items():
@@ -95,15 +96,15 @@ def verified(
 
 
 def alone(variables: Mapping[str, Any]) -> list[str]:
-    """Return a note if a worker's slice is one of several: the network between slices is not verified."""
+    """Return a note if the worker's slice is one of several: the network between slices is not tested."""
     if variables.get("tpu_slice_index") is None:
         return []
     resource = variables["tpu_queued_resource"]
-    return [f"one of several slices of {resource}, verified alone: the network between them is not tested"]
+    return [f"the slice is one of several of {resource}, verified alone: the network between them is not tested"]
 
 
 def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return all faults of a slice, given one worker's variables and the answers of all workers."""
+    """Return all faults of a slice, given one worker's variables and the test results of all workers."""
     silent = [host for host, answer in answers.items() if "fault" not in answer]
     faults = [f"{host}: did not answer" for host in silent]
     faults += [f"{host}: {answer['fault']}" for host, answer in answers.items() if answer.get("fault")]
@@ -117,19 +118,19 @@ def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str
     for host, answer in answers.items():
         report = answer["report"]
         for key, value in expected.items():
-            # The number of chips is unknown for an unknown type.
+            # `tpu_chips` is 0 if the accelerator type is unknown.
             if value and report[key] != value:
                 faults.append(f"{host}: {key} {report[key]}, expected {value}")
         if not report["right"]:
-            faults.append(f"{host}: the all-reduce over {report['devices']} devices is wrong")
+            faults.append(f"{host}: the all-reduce over {report['devices']} devices returned a wrong sum")
     return faults
 
 
 def line(reports: list[dict[str, Any]]) -> str:
-    """Return the measurements in one line, given the reports of all workers.
+    """Return the measurements of a slice in one line, given the reports of all its workers.
 
-    The bus bandwidth is the minimum that each device must send and receive, 2 (n - 1) / n of the sum's size, divided by
-    the time; unlike the sum's size divided by the time, it does not depend on the number of devices.
+    The bus bandwidth is B / t, where t is the time and B = 2 (n - 1) / n times the sum's size is the minimum number of
+    bytes that each of n devices must send and receive. So slices of different sizes can be compared.
     """
     first = reports[0]
     seconds = max(median(report["seconds"]) for report in reports)
@@ -142,7 +143,7 @@ def line(reports: list[dict[str, Any]]) -> str:
 
 
 def nodes_say(found: Mapping[str, Mapping[str, list[str]]], key: str) -> list[str]:
-    """Return the lines of all nodes under a key of `verified`, each with its node."""
+    """Given the result of `verified`, return all nodes' texts under one key, each after the node's name."""
     return [f"{node}: {text}" for node, said in sorted(found.items()) for text in said[key]]
 
 

@@ -10,7 +10,7 @@ from ClusterShell.NodeSet import NodeSet
 
 
 def faults_listed(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line for each fault, by file and line, given the results of `check_variables` on all hosts."""
+    """Given the results of `check_variables` on all hosts, return one line for each fault, sorted by file and line."""
     hosts: dict[tuple[str, str], list[str]] = {}
     waiting: set[str] = set()
     for host, check in checks.items():
@@ -22,12 +22,19 @@ def faults_listed(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for place, text in sorted(hosts, key=_order)
     ]
     if waiting:
-        lines.append(f"{', '.join(sorted(waiting))}: the rest is checked once these are corrected")
+        lines.append(
+            f"{', '.join(sorted(waiting))}: more of these roles' checks run once the faults above are corrected"
+        )
     return lines
 
 
 def count_faults(values: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Return the values that are not whole numbers of 1 or more, given numbers, also as strings and in lists."""
+    """Return a fault for each value that is not a whole number of 1 or more.
+
+    Args:
+        values: Variable -> a number, a string with a number, or a list of these.
+        unit: A unit that may follow the number.
+    """
     right = re.compile(f"[1-9][0-9]*{f'{unit}?' if unit else ''}")
     return [
         f"{name}: '{each}' is not a whole number of 1 or more"
@@ -38,7 +45,7 @@ def count_faults(values: Mapping[str, Any], unit: str = "") -> list[str]:
 
 
 def _order(fault: tuple[str, str]) -> tuple[bool, str, int, str]:
-    """Return a key that sorts faults by file and line; faults without a place come last."""
+    """Given place and text of a fault, return a key that sorts by file and line; faults without a place come last."""
     place, text = fault
     path, _, line = place.rpartition(":")
     return (
@@ -50,7 +57,7 @@ def _order(fault: tuple[str, str]) -> tuple[bool, str, int, str]:
 
 
 def _named(hosts: list[str], number: int) -> str:
-    """Return hosts in one line."""
+    """Return the names of hosts as one text, folded as ClusterShell does."""
     if len(hosts) == number > 1:
         return f"all {number} workers"
     return str(NodeSet.fromlist(hosts))

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: Most differences that are shown for one worker.
+#: The maximum number of differences that are shown for one worker.
 SHOWN = 12
-#: User ids of people's accounts; they end below `nobody` (Debian Policy 9.2.2).
+#: User ids of people's accounts; the range ends below `nobody` (Debian Policy 9.2.2).
 PEOPLE = range(1000, 60000)
-#: Python packages whose versions are shown, from paths like `name-version.dist-info` below an environment.
+#: Python packages whose versions are shown, found by paths such as `name-version.dist-info` below an environment.
 _PACKAGE = re.compile(r"/(?P<name>[^/]+)-(?P<version>[^-/]+)\.dist-info/")
 _LAUNCHER = re.compile(r"^/usr/local/lib/tpu_ops/(?P<digest>[^/]+)/tpu-host$")
 
@@ -28,12 +28,12 @@ def programs(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def people(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the names and user ids of a worker's people, given its facts."""
+    """Given a worker's facts, return name -> user id of the people with an account on it."""
     return {name: entry["uid"] for name, entry in facts["worker"]["accounts"].items() if entry["uid"] in PEOPLE}
 
 
 def group_ids(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the names and ids of the groups that a worker's people share, given its facts."""
+    """Given a worker's facts, return the names and ids of groups that have people as members, except people's own."""
     worker, persons = facts["worker"], people(facts)
     return {
         name: worker["gids"][name]
@@ -80,7 +80,7 @@ def worker_line(variables: Mapping[str, Any]) -> str:
 
 
 def traits(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the properties in which all workers of a node should agree, by readable names."""
+    """Given a worker's facts, return the properties that should be equal on all workers of a node: name -> value."""
     worker = facts["worker"]
     found = {
         "system": f"{facts['distribution']} {facts['distribution_version']} {facts['architecture']}",
@@ -95,7 +95,7 @@ def traits(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differences(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return how some workers of a node differ from the majority, given their facts by host."""
+    """Given the facts of a node's workers, return a line for each property in which one differs from the majority."""
     owned = {host: traits(facts) for host, facts in workers.items()}
     lines = []
     usual = {}
@@ -116,13 +116,13 @@ def worker_lines(hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]
 
     Args:
         hosts: The hosts of the play that answered.
-        hostvars: Their variables, facts of the role `facts` included.
+        hostvars: The hosts' variables, which include the facts of the role `facts`.
     """
     nodes: dict[str, dict[str, Mapping[str, Any]]] = {}
     lines = []
     for host in hosts:
         variables = hostvars[host]
-        # A file server, for example, has no node.
+        # Some hosts, such as file servers, are not part of a node.
         if "tpu_node_label" in variables:
             nodes.setdefault(str(variables["tpu_node_label"]), {})[host] = variables["ansible_facts"]
         lines.append(f"{host}: {worker_line(variables)}")

@@ -65,11 +65,11 @@ fault:
   returned: always
 """
 
-#: The launcher, a zip archive from which modules can be imported.
+#: The launcher, which is a zip archive: modules can be imported from it.
 PROGRAM = "/usr/local/sbin/tpu-host"
-#: Seconds from SIGTERM to SIGKILL. JAX ignores SIGTERM while it waits for other workers.
+#: Seconds to wait after SIGTERM before SIGKILL: JAX ignores SIGTERM while it waits for other workers.
 GRACE = 10
-#: Most error lines of a failed script that are shown.
+#: The maximum number of error lines that are shown if a script fails.
 SHOWN_LINES = 3
 
 
@@ -78,21 +78,23 @@ class CannotRunError(Exception):
 
 
 def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str]:
-    """Return the variables with which a training run of the login user would start.
+    """Return the environment variables with which a training run of the login user would start.
 
     Args:
-        program: The launcher's program.
-        alone: Whether the slice is one of several and must run without the others.
+        program: The path of the launcher.
+        alone: Whether to unset the variables that connect the slice with other slices.
 
     Raises:
         CannotRunError: The launcher is missing, or its configuration is invalid.
     """
     sys.path.insert(0, os.path.realpath(program))
     try:
-        # All from one module, which launchers of every version contain.
+        # All names are from one module, which launchers of every version contain.
         from tpu_ops.host.environment import MEGASCALE, SYSTEM_PATH, Refused, from_files, load_config
     except ImportError as exc:
-        raise CannotRunError("no launcher at {} ({}); site.yml installs it".format(program, exc)) from exc
+        raise CannotRunError(
+            "the launcher {} cannot be imported ({}); site.yml installs it".format(program, exc)
+        ) from exc
     finally:
         del sys.path[0]
     try:
@@ -123,7 +125,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def remove_own(paths: Iterable[str]) -> None:
-    """Remove files of the login user; in /tmp only root could remove others' files."""
+    """Remove those of some files that belong to the login user; in /tmp only root can remove the files of others."""
     for path in paths:
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid == os.getuid():
@@ -131,19 +133,19 @@ def remove_own(paths: Iterable[str]) -> None:
 
 
 def text(stream: BinaryIO) -> list[str]:
-    """Return the lines of a file that was written to, without empty ones."""
+    """Return the non-empty lines of an open file that a command has written to."""
     stream.seek(0)
     lines = stream.read().decode("utf-8", "replace").splitlines()
     return [line.strip() for line in lines if line.strip()]
 
 
 def run(argv: list[str], variables: dict[str, str], timeout: float) -> tuple[dict[str, Any], str]:
-    """Run a command; return the JSON object of its last line, and the error or "".
+    """Run a command; return the JSON object in its last line of output, and the error, which is empty on success.
 
     Args:
         argv: The command.
-        variables: Its environment.
-        timeout: Seconds for the command.
+        variables: The command's environment variables.
+        timeout: Seconds after which the command is ended.
     """
     # Files, not pipes: a child that outlives the script would keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -167,7 +169,7 @@ def run(argv: list[str], variables: dict[str, str], timeout: float) -> tuple[dic
         end(process)
         printed, said = text(output), " | ".join(text(errors)[-SHOWN_LINES:])
     if late:
-        return {}, "still waiting after {:.0f} s, and was ended{}".format(timeout, said and ": " + said)
+        return {}, "the script did not end within {:.0f} s and was terminated{}".format(timeout, said and ": " + said)
     if process.returncode:
         return {}, "exited with {}: {}".format(process.returncode, said or "no message")
     try:
@@ -196,7 +198,8 @@ def main() -> None:
     argv = [python, "-I", "-c", module.params["script"], json.dumps(module.params["asked"])]
     from tpu_ops.host.ending import LOCKFILES
 
-    # libtpu leaves its lockfile behind, and JAX of another user could not open it.
+    # libtpu leaves its lockfile behind, and JAX of another user cannot open that file. So the new lockfiles are
+    # removed.
     new = [path for path in LOCKFILES if not os.path.lexists(path)]
     report, fault = run(argv, variables, module.params["timeout"])
     remove_own(new)

@@ -72,7 +72,7 @@ def test_a_script_that_waits_too_long_is_ended_with_all_that_it_started(tmp_path
         "time.sleep(600)"
     )
     report, fault = run(script, timeout=3)
-    assert (report, fault) == ({}, "still waiting after 3 s, and was ended: waiting for worker 3")
+    assert (report, fault) == ({}, "the script did not end within 3 s and was terminated: waiting for worker 3")
     assert gone(int(note.read_text()))
 
 
@@ -142,6 +142,6 @@ def test_the_built_launcher_can_be_imported_from(tmp_path):
 def test_a_worker_without_launcher_is_a_fault(monkeypatch):
     monkeypatch.setitem(sys.modules, "tpu_ops.host.environment", None)
     before = list(sys.path)
-    with pytest.raises(slice_worker.CannotRunError, match="no launcher at /nowhere/tpu-host"):
+    with pytest.raises(slice_worker.CannotRunError, match="the launcher /nowhere/tpu-host cannot be imported"):
         slice_worker.environment("/nowhere/tpu-host")
     assert sys.path == before

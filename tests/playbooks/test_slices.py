@@ -38,13 +38,13 @@ def fleet(**busy: str) -> dict[str, dict[str, Any]]:
             {},
             ["pod-w0", "pod-w2", "solo-w0"],
             [],
-            {"pod": ["pod-w1, pod-w3 is left out", "whole slices", "; let --limit include its whole node"]},
+            {"pod": ["--limit leaves out pod-w1, pod-w3", "whole slices", "; include the whole node in --limit"]},
         ),
         (
             {},
             [*POD, "solo-w0"],
             ["pod-w2"],
-            {"pod": ["pod-w2 does not answer; fix that, or leave its node out with --limit"]},
+            {"pod": ["pod-w2 does not answer; repair the connection, or leave out the node with --limit"]},
         ),
         ({"pod_w3": "active"}, [*POD, "solo-w0"], [], {"pod": ["a run is active on pod-w3", "tpu_ops stop"]}),
         ({"pod_w3": "deactivating"}, POD, ["pod-w1"], {"pod": ["a run is active on pod-w3"]}),
@@ -113,7 +113,7 @@ def test_a_slice_of_several_is_said_to_be_verified_alone():
     lines = nodes_say(verified(POD, found, {}, "answer"), "lines")
     assert len(lines) == 2
     assert lines[1].startswith(
-        "pod: one of several slices of big, verified alone: the network between them is not tested"
+        "pod: the slice is one of several of big, verified alone: the network between them is not tested"
     )
 
 
@@ -129,11 +129,11 @@ def test_one_device_sends_nothing():
     ("answer", "words"),
     [
         ({}, ["pod-w2: did not answer"]),
-        ({"report": {}, "fault": "still waiting after 180 s, and was ended"}, ["pod-w2: still waiting"]),
+        ({"report": {}, "fault": "the script did not end within 180 s"}, ["pod-w2: the script did not end"]),
         ({"report": report(chips=15), "fault": ""}, ["pod-w2: chips 15, expected 16"]),
         ({"report": report(workers=8, chips=32), "fault": ""}, ["workers 8, expected 4", "chips 32, expected 16"]),
         ({"report": report(platform="cpu"), "fault": ""}, ["platform cpu, expected tpu"]),
-        ({"report": report(right=False), "fault": ""}, ["pod-w2: the all-reduce over 16 devices is wrong"]),
+        ({"report": report(right=False), "fault": ""}, ["pod-w2: the all-reduce over 16 devices returned a wrong sum"]),
     ],
 )
 def test_every_fault_names_its_worker_and_leaves_no_line_of_success(answer, words):

@@ -186,11 +186,11 @@ def test_variables_files_that_ansible_ignores_are_faults(tmp_path: Path) -> None
     assert unread_faults(variables) == [
         (
             tmp_path / "group_vars/pod.yaml",
-            "is not read, since Ansible reads only pod.yml next to it; merge them into one file",
+            "this file is not read, since Ansible reads only pod.yml in the same directory; merge them into one file",
         ),
         (
             tmp_path / "group_vars/all.yml",
-            "is not read, since Ansible reads only all/ next to it; move it into that directory",
+            "this file is not read, since Ansible reads only all/ in the same directory; move it into that directory",
         ),
     ]
     ansible = DataLoader().find_vars_files(str(tmp_path / "group_vars"), "all")
@@ -233,7 +233,7 @@ def test_files_of_groups_and_hosts_that_are_almost_there_are_warned_of(
     groups = {name: ["pod-w0"] for name in ("node_pod", "node_my_pod", "type_v4_16", "team", "team_vision", "n1")}
     shown = file.removesuffix("/main.yml")
     assert unused_warnings({"groups": groups | {"all": ["pod-w0", "host-12"]}, "inventory_dir": str(tmp_path)}) == (
-        [f"{shown}: is not read, since the inventory has no {meant}"] if meant else []
+        [f"{shown}: this file is not read, since the inventory has no {meant}"] if meant else []
     )
 
 
@@ -265,7 +265,7 @@ def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, 
         ),
         (
             {"a-w0": check(("", "x"), waiting=("users",)), "a-w1": check(("", "x"), waiting=("git", "users"))},
-            ["x (all 2 workers)", "git, users: the rest is checked once these are corrected"],
+            ["x (all 2 workers)", "git, users: more of these roles' checks run once the faults above are corrected"],
         ),
     ],
 )

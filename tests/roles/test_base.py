@@ -365,7 +365,7 @@ def test_the_package_index_is_shown_without_its_login_and_written_with_it(
 def test_why_the_package_index_could_not_be_named_is_said(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     done = run_tasks(tmp_path, "base", INDEX, index(tmp_path, "https://ada:s3cret@m.example"), "--diff")
-    said = f"base_pip_index_url of pod-w0: {tmp_path}/etc: it is a directory where a file belongs"
+    said = f"base_pip_index_url of pod-w0: {tmp_path}/etc: the path is a directory and not a file"
     assert (done.returncode, said in done.stdout) == (2, True), done.stdout
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -729,14 +729,17 @@ def test_a_mirror_without_a_source_warns_with_the_present_addresses(
     (tmp_path / "sources.list.d" / "tpu_ops-deadsnakes.list").write_text("deb http://own.example/ x main\n")
     mirrors = {"http://ada:s3cret@archive.ubuntu.com/ubuntu": "http://m.example", REGIONAL: "http://m.example"}
     there = f"http://a.example/ubuntu, {REGIONAL}/, http://security.example/ubuntu, https://***@a.example/debian"
-    said = f"base_apt_mirrors: http://***@archive.ubuntu.com/ubuntu is in no source here; these are: {there}"
+    said = (
+        "base_apt_mirrors: no source here has the address http://***@archive.ubuntu.com/ubuntu; the sources are:"
+        f" {there}"
+    )
     # Also after the other one was replaced: these are the addresses by which a mirror is named.
     for check in (True, False, False):
         assert warned(mirrors, check=check) == [said]
 
 
 def test_a_worker_without_sources_has_none_for_a_mirror(warned: Callable[..., list[str]]) -> None:
-    said = "base_apt_mirrors: http://b.example is in no source here; these are: none"
+    said = "base_apt_mirrors: no source here has the address http://b.example; the sources are: none"
     assert warned({"http://b.example": "http://m.example"}) == [said]
 
 

@@ -31,7 +31,7 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
     [
         ([WANDB, AWS, GIT, AWS | {"profile": "two"}, GIT | {"host": "gitlab.com"}, WANDB | {"person": "bob"}], None),
         ([ENV], None),
-        ([ENV | {"from_env": "EMPTY"}], "from_env: the variable EMPTY is not set or is empty"),
+        ([ENV | {"from_env": "EMPTY"}], "from_env: the environment variable EMPTY is not set or is empty"),
         ([ENV | {"secret": "s3cret"}], "both secret and from_env are given"),
         ([ENV | {"from_env": "A-B"}], "from_env is not the name of a variable"),
         ([WANDB | {"secret": ""}], "secret is missing"),
@@ -43,7 +43,7 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
         ([AWS | {"profile": "a]\n[b"}], "profile 'a]"),
         ([GIT | {"host": ""}], "host is missing"),
         ([GIT, GIT | {"login": "robot"}, GIT | {"login": "old", "state": "absent"}], None),
-        ([GIT, GIT], "another entry is for the same place, git github.com"),
+        ([GIT, GIT], "an earlier entry of this person also writes git github.com"),
         ([{"person": "ada", "kind": "git", "host": "h.test", "state": "absent"}], "login is missing"),
         ([GIT | {"host": "a b"}], "host 'a b' is not a host name"),
         ([GIT | {"host": "forge.test:65536"}], "host 'forge.test:65536' is not a host name"),
@@ -53,8 +53,8 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
         ([{"person": "ada", "kind": "file", "path": "../x", "secret": "s3cret"}], "path '../x' is not a path below"),
         ([{"person": "ada", "kind": "file", "path": "/etc/x", "secret": "s3cret"}], "is not a path below"),
         ([{"person": "ada", "kind": "file", "path": ".x/y", "secret": "s3cret\nof two lines"}], None),
-        ([WANDB, {**GIT, "kind": "netrc", "host": "api.wandb.ai"}], "another entry is for the same place"),
-        ([AWS, AWS | {"profile": "default"}], "another entry is for the same place, aws default"),
+        ([WANDB, {**GIT, "kind": "netrc", "host": "api.wandb.ai"}], "an earlier entry of this person also writes "),
+        ([AWS, AWS | {"profile": "default"}], "an earlier entry of this person also writes aws default"),
     ],
 )
 def test_faults_name_entry_kind_and_person_and_never_the_secret(entries: list[Any], fault: str | None) -> None:
@@ -278,7 +278,7 @@ def test_lines_that_git_passes_over_are_named_by_their_number(run: Run, home: Pa
     entries = [entry | {"host": "one.test"}, entry | {"host": "two.test"}]
     for _ in range(2):
         said = run(person_credentials, {"entries": entries})
-        notes = [] if reads else [f"{store}, line 5: git ignores it; it reads lines such as https://LOGIN:SECRET@HOST"]
+        notes = [] if reads else [f"{store}, git ignores line 5; git reads lines such as https://LOGIN:SECRET@HOST"]
         assert said["notes"] == notes
         assert "s3cret" not in str(said)
 
@@ -290,7 +290,9 @@ def test_a_home_that_does_not_answer_keeps_nobody_else_s_from_being_written(
     monkeypatch.setattr(person_credentials, "TIME_LIMIT", 1)
     monkeypatch.setattr(person_credentials, "look", lambda _: signal.pause())
     entry = {"person": "ada", "kind": "huggingface", "secret": "s3cret"}
-    assert run(person_credentials, {"entries": [entry]})["faults"] == ["credentials of ada: it did not end within 1 s"]
+    assert run(person_credentials, {"entries": [entry]})["faults"] == [
+        "credentials of ada: the work in the person's home did not end within 1 s"
+    ]
 
 
 def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:

@@ -68,16 +68,13 @@ def test_entries_that_say_all_there_is_to_say(mount: dict[str, Any]) -> None:
         ({"group": "nobody"}, "there is no group nobody"),
         ({"options": ["noatime,nosuid"]}, "'noatime,nosuid' is not a single option"),
         ({"options": ["x-systemd.automount\n"]}, "is not a single option"),
+        *(({"options": [option]}, "is set by the role") for option in ("ro", "nofail", "discard", "noload", "user")),
         *(
-            ({"options": [option]}, "is decided by the role")
-            for option in ("ro", "nofail", "discard", "noload", "user")
-        ),
-        *(
-            ({"path": path}, "in its shortest form")
+            ({"path": path}, "or contains '//'")
             for path in ("mnt", "/mnt/a b", "/mnt/../etc", "/mnt/", "//mnt/a", "/mnt/%h")
         ),
         *(
-            ({"path": path}, "belongs to the system")
+            ({"path": path}, "is a directory of the system")
             for path in ("/", "/mnt", "/home", "/var/lib", "/etc/x", "/run/x", "/usr", "/usr/bin")
         ),
     ],
@@ -92,10 +89,13 @@ def test_entries_that_are_refused_before_anything_changes(change: dict[str, Any]
     ("other", "fault"),
     [
         ({**DATA, "device": "b"}, "/mnt/data is listed twice"),
-        ({"device": "b", "path": "/mnt/data/deeper"}, "one of /mnt/data and /mnt/data/deeper is inside the other"),
+        (
+            {"device": "b", "path": "/mnt/data/deeper"},
+            "of the paths /mnt/data and /mnt/data/deeper, one is inside the other",
+        ),
         (
             {**DATA, "path": "/mnt/other"},
-            "device google-persistent-disk-1 is mounted at both /mnt/data and /mnt/other",
+            "device google-persistent-disk-1 is listed for both /mnt/data and /mnt/other",
         ),
         ({**DATA, "path": "/mnt/data2", "state": "absent"}, ""),
         ({"device": "b", "path": "/mnt/data2"}, ""),
@@ -110,7 +110,7 @@ def test_entries_that_do_not_go_together(other: dict[str, Any], fault: str) -> N
 @pytest.mark.parametrize("mounts", ["/mnt/data", {"path": "/mnt/data"}, ["/mnt/data"]])
 def test_what_is_no_list_of_entries_is_said(mounts: Any) -> None:
     assert disks.disks_faults(mounts, [], []) == [
-        "disks_mounts: is not a list of entries, each with path and other keys"
+        "disks_mounts: must be a list of mappings, each with path and other keys"
     ]
 
 

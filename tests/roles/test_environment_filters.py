@@ -106,18 +106,18 @@ def test_each_python_is_named_as_uv_finds_it() -> None:
 @pytest.mark.parametrize(
     ("environments", "said"),
     [
-        ([{"name": "a"}, {"name": "a", "path": "/opt/b"}], "python_environments: two have the name a"),
+        ([{"name": "a"}, {"name": "a", "path": "/opt/b"}], "python_environments: two entries have the name a"),
         (
             [{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}],
-            "python_environments: two have the path /opt/b",
+            "python_environments: two entries have the path /opt/b",
         ),
         ([{"name": "a b"}], "python_environments[0].name: a b: contains characters other than"),
         ([{"name": "a", "path": "venvs/a"}], "python_environments[0].path: a: venvs/a is not an absolute path"),
-        ([{"name": "a", "path": "/usr"}], "at least two parts"),
+        ([{"name": "a", "path": "/usr"}], "two or more parts"),
         ([{"name": "a", "path": "/opt/../etc"}], "/opt/../etc is not"),
         (
             [{"name": "a", "python": "3.9"}],
-            "python_environments[0].python: a: 3.9 is not one of this worker's versions (3.11, 3.13)",
+            "python_environments[0].python: a: 3.9 is not one of this worker's Pythons (3.11, 3.13)",
         ),
         (
             [{"name": "a", "requirements": ["jax=0.10"]}],
@@ -214,9 +214,9 @@ def test_faults_of_the_role_jax_name_its_own_variables() -> None:
     ("lock", "requirements", "said"),
     [
         ("jax==0.10.2\nnumpy==2\n", ["jax[tpu]==0.10.2"], ""),
-        ("jax==0.10.1\n", ["jax[tpu]==0.10.2"], "it has jax 0.10.1, not jax==0.10.2"),
-        ("numpy==2\n", ["jax==0.10.2"], "it lacks jax"),
-        ("", ["jax==0.10.2"], "it pins nothing"),
+        ("jax==0.10.1\n", ["jax[tpu]==0.10.2"], "the lock file has jax 0.10.1, not jax==0.10.2"),
+        ("numpy==2\n", ["jax==0.10.2"], "the lock file lacks jax"),
+        ("", ["jax==0.10.2"], "the lock file pins no package"),
         ("Torch_XLA==2.9.0\n", ["torch-xla>=2.9", "x @ https://host/x.whl", "y; python_version<'3'"], ""),
     ],
 )

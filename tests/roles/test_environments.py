@@ -315,7 +315,7 @@ def test_a_file_in_the_place_of_an_environment_is_refused_and_kept(
     [
         ({"requirements": ["broken==1"]}, "no such package: broken"),
         ({"proof": "raise SystemExit('no jax here')"}, "does not work: no jax here"),
-        ({"owner": "nobody-at-all"}, "environment jax: there is no account nobody-at-all"),
+        ({"owner": "nobody-at-all"}, "environment jax: the owner nobody-at-all has no account"),
         ({"lock": "torch==2\nnvidia-cublas==1\ntriton==3", "forbidden": "nvidia-.*|triton"}, "nvidia-cublas, triton"),
     ],
 )

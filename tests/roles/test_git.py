@@ -240,7 +240,7 @@ def test_why_a_deploy_key_could_not_be_installed_is_said_without_the_key(tmp_pat
     variables = {"git_deploy_keys": [{"host": "github.com", "key": "s3cret"}], "__git_directory": str(tmp_path)}
     names = ["Install the deploy keys", "Report why the deploy keys could not be installed"]
     done = run_tasks(tmp_path, "git", names, variables, "-vvv", "--diff", *mode)
-    said = f"git_deploy_keys of pod-w0: {tmp_path}/keys/github.com: it is a directory where a file belongs"
+    said = f"git_deploy_keys of pod-w0: {tmp_path}/keys/github.com: the path is a directory and not a file"
     assert (done.returncode, said in done.stdout) == (2, True), done.stdout + done.stderr
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -298,13 +298,13 @@ def test_a_gitconfig_link_into_a_missing_directory_is_named(
 ) -> None:
     (tmp_path / ".gitconfig").symlink_to("none/config")
     message = run(git_includes, person, check=check)["msg"]
-    assert f"it is a link to {tmp_path}/none/config, whose directory is missing; create it, or remove" in message
+    assert f"the file is a link to {tmp_path}/none/config, whose directory is missing; create the directory" in message
     assert "Errno" not in message
     assert ".new" not in message
 
 
 def test_work_as_a_person_may_be_given_a_time_limit() -> None:
-    with pytest.raises(PersonFault, match="it did not end within 1 s"):
+    with pytest.raises(PersonFault, match="the work in the person's home did not end within 1 s"):
         as_person(ME, lambda: time.sleep(60), seconds=1)
 
 
@@ -319,7 +319,7 @@ def test_work_that_no_signal_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPa
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
         time.sleep(60)
 
-    with pytest.raises(PersonFault, match="it did not end within 1 s, as where a mount does not answer"):
+    with pytest.raises(PersonFault, match="did not end within 1 s; perhaps a mount there does not answer"):
         as_person(ME, deaf, seconds=1)
     os.close(handle)
     try:
@@ -343,7 +343,7 @@ def test_work_as_a_person_brings_results_and_faults_back() -> None:
     for work, said in (
         (refuse, "^no$"),
         (fail, "^ValueError in the module$"),
-        (lambda: os._exit(3), "without an answer"),
+        (lambda: os._exit(3), "without a result"),
     ):
         with pytest.raises(PersonFault, match=said):
             as_person(ME, work)

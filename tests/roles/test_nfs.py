@@ -85,9 +85,9 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
     [
         (
             {"server": "spot-w0"},
-            "server spot-w0 is preemptible, and its disk is lost with it; set nfs_allow_preemptible",
+            "server spot-w0 is preemptible, and its disk is lost when the server is preempted; set",
         ),
-        ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
+        ({"server": "bare"}, "the internal address of bare is unknown; set nfs_address for this host"),
         ({"mode": "0777"}, "mode 0777 lets everybody write; give a group and a mode such as 2775"),
         ({"mode": "1777"}, "mode 1777 lets everybody write"),
         ({"mode": "u=rwx"}, "mode 'u=rwx' is not octal in quotes"),
@@ -95,9 +95,9 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
         ({"path": "/srv/share/"}, "path is not an absolute path"),
         ({"path": "/srv/../etc"}, "path is not an absolute path"),
         ({"path": '/srv/a"; Squash = None; #'}, "path is not an absolute path"),
-        ({"path": "/etc"}, "path belongs to the system"),
-        ({"path": "/srv"}, "path belongs to the system"),
-        ({"path": "/"}, "path belongs to the system"),
+        ({"path": "/etc"}, "path is a directory of the system"),
+        ({"path": "/srv"}, "path is a directory of the system"),
+        ({"path": "/"}, "path is a directory of the system"),
     ],
 )
 def test_exports_that_are_refused_before_anything_changes(change: dict[str, Any], fault: str) -> None:
@@ -109,7 +109,7 @@ def test_exports_that_are_refused_before_anything_changes(change: dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"clients": ["pod-w1", "bare"]}, "clients: bare has no internal address"),
+        ({"clients": ["pod-w1", "bare"]}, "clients: the internal address of bare is unknown"),
         ({"owner": "eve"}, "there is no owner eve, and users_people does not add it"),
         ({"group": "nogroup"}, "there is no group nogroup"),
     ],
@@ -143,27 +143,30 @@ def test_addresses_are_internal_ones(address: str, fault: str) -> None:
         ({"exports": [EXPORT, EXPORT]}, "nfs_exports: /srv/share is listed twice"),
         (
             {"exports": [EXPORT, {**EXPORT, "path": "/srv/share/in"}]},
-            "one of /srv/share and /srv/share/in is inside the other",
+            "of /srv/share and /srv/share/in, one is inside the other",
         ),
         ({"mounts": [MOUNT, MOUNT]}, "nfs_mounts: /mnt/share is listed twice"),
         (
             {"mounts": [MOUNT, {**MOUNT, "path": "/mnt/share/in"}]},
-            "one of /mnt/share and /mnt/share/in is inside the other",
+            "of the paths /mnt/share and /mnt/share/in, one is inside the other",
         ),
         ({"mounts": [{"path": "/mnt/share"}]}, "no export of nfs_exports has the path /mnt/share"),
         ({"mounts": [{**MOUNT, "server": "files"}]}, "nfs_exports of files has no export /srv/share"),
         ({"mounts": [{**MOUNT, "server": "gone"}]}, "server gone is not in the inventory"),
         ({"mounts": [{**MOUNT, "path": "mnt"}]}, "path is not an absolute path"),
         ({"mounts": [{**MOUNT, "path": "/mnt/%h"}]}, "path is not an absolute path"),
-        ({"disks": [{"path": "/mnt/share"}]}, "disks_mounts has /mnt/share, and one of them would hide the other"),
+        (
+            {"disks": [{"path": "/mnt/share"}]},
+            "disks_mounts has /mnt/share, and one of the two mounts would hide the other",
+        ),
         ({"disks": [{"path": "/mnt/share/disk"}]}, "disks_mounts has /mnt/share/disk"),
-        ({"host": "spot-w0", "exports": [{**EXPORT, "clients": ["pod"]}]}, "spot-w0 is not among the clients"),
+        ({"host": "spot-w0", "exports": [{**EXPORT, "clients": ["pod"]}]}, "spot-w0 is not a client of the export"),
         (
             {"host": "pod-w0", "mounts": [{**MOUNT, "path": "/srv/share/in"}]},
-            "one of the path and the export /srv/share is inside the other",
+            "of this path and the export /srv/share, one is inside the other",
         ),
         *(
-            ({"mounts": [{**MOUNT, "options": [option]}]}, "is decided by the role")
+            ({"mounts": [{**MOUNT, "options": [option]}]}, "is set by the role")
             for option in ("nofail", "rw", "x-systemd.automount", "addr=10.0.0.9", "bind")
         ),
         ({"mounts": [{**MOUNT, "options": ["a,b"]}]}, "'a,b' is not a single option"),
@@ -235,8 +238,8 @@ def test_the_mount_point_of_a_disk_has_the_owner_that_both_roles_give_it(
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"owner": "root"}, "nfs_exports[0]: /srv/share: owner is root here and ada in disks_mounts; remove one"),
-        ({"mode": "2775"}, "nfs_exports[0]: /srv/share: mode is 2775 here and 0770 in disks_mounts; remove one"),
+        ({"owner": "root"}, "nfs_exports[0]: /srv/share: owner is root here and ada in disks_mounts"),
+        ({"mode": "2775"}, "nfs_exports[0]: /srv/share: mode is 2775 here and 0770 in disks_mounts"),
         ({"disk": {"mode": "0777"}}, "nfs_exports[0]: /srv/share: mode 0777 of disks_mounts lets everybody write"),
     ],
 )
@@ -249,7 +252,7 @@ def test_two_roles_that_would_undo_each_other_are_refused(change: dict[str, Any]
 
 def test_a_missing_nfs_server_stops_only_its_clients() -> None:
     gone = [{**EXPORT, "server": "gone-w0"}]
-    said = "server gone-w0 is not in the inventory; start its node if it is stopped; if it is gone, remove its exports"
+    said = "server gone-w0 is not in the inventory; if the server's node is stopped, start it; if it is deleted, remove"
     assert faults(exports=gone, mounts=[]) == ""
     assert faults(exports=gone, mounts=[{**MOUNT, "state": "absent"}]) == ""
     assert faults(exports=gone).startswith(f"nfs_mounts[0]: /mnt/share: {said}")
@@ -264,9 +267,11 @@ def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None
         known = variables(host, exports=exports)
         assert nfs.nfs_faults(known, HOSTS, GROUPS) == []
         gone, other, nobody = nfs.nfs_warnings(known, HOSTS, GROUPS)
-        assert gone.startswith("nfs_exports[0]: /srv/share: clients: no group, node or host is called gone; name what")
+        assert gone.startswith("nfs_exports[0]: /srv/share: clients: no group, node or host is called gone; use names")
         assert other.startswith("nfs_exports[1]: /srv/other: clients: no group, node or host is called gone-w0; name")
-        assert nobody.startswith("nfs_exports[1]: /srv/other: clients: there are none, so that it is not exported; ")
+        assert nobody.startswith(
+            "nfs_exports[1]: /srv/other: clients: the listed clients have no hosts, so the directory "
+        )
     assert nfs.nfs_warnings(variables(), HOSTS, GROUPS) == []
     planned = plan("pod-w0", exports=exports)
     served = {directory["path"]: directory["served"] for directory in planned["directories"]}
@@ -473,7 +478,7 @@ def test_why_a_directory_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pyt
         mkdir(name, *more, **at)
 
     monkeypatch.setattr(os, "mkdir", full)
-    with pytest.raises(AssertionError, match="No space left on device; where it can only be read"):
+    with pytest.raises(AssertionError, match="No space left on device; if the directory is on a"):
         Server().directory(exported(tmp_path / "new" / "share" / "below"))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

@@ -55,8 +55,8 @@ def made(kind: str, *fields: bytes) -> str:
         (made("sk-ecdsa-sha2-nistp256@openssh.com", b"nistp256", bytes(65), b"ssh:"), ""),
         ("", "not with a key type"),
         ("ada@analytical", "not with a key type"),
-        ("~/.ssh/id_ed25519.pub", "this is a path"),
-        ("id_ed25519.pub", "this is a path"),
+        ("~/.ssh/id_ed25519.pub", "is a path; give the content"),
+        ("id_ed25519.pub", "is a path; give the content"),
         ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXkt\n-----END OPENSSH PRIVATE KEY-----\n", "private key"),
         ("ssh-dss AAAAB3NzaC1kc3MAAACBAA==", "not with a key type"),
         (f'command="/bin/sh -c" {ED25519}', "has options before the type, which are not supported"),
@@ -66,7 +66,10 @@ def made(kind: str, *fields: bytes) -> str:
         (ED25519[:40], "is truncated, or not of the type ssh-ed25519; copy the whole line of the .pub file"),
         (ED25519.replace("ssh-ed25519", "ssh-rsa"), "not of the type ssh-rsa"),
         (made("ssh-ed25519", bytes(31)), "truncated"),
-        (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "so sshd refuses it; create another pair: ssh-keygen -t ed25519"),
+        (
+            made("ssh-rsa", b"\1\0\1", b"\x7f" * 127),
+            "so sshd rejects this key; create another pair: ssh-keygen -t ed25519",
+        ),
         (f"# ada's\n{ED25519}", "more than one line; list each key separately"),
         (f"{ED25519} Ada Lovelace (ssh-ed25519, made 2026)", ""),
     ],
@@ -86,7 +89,7 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
 def test_two_keys_in_one_entry_are_refused(between: str, second: str) -> None:
     listed = [{"name": "ada", "keys": [ED25519, f"{ED25519}{between}{second} b@x"]}]
     assert people.people_faults({"users_people": listed}) == [
-        "users_people[0]: ada: keys[1] holds 2 keys, of which sshd would read the first alone; write them as 2 entries"
+        "users_people[0]: ada: keys[1] contains 2 keys, of which sshd would read only the first; write 2 entries"
     ]
 
 
@@ -112,13 +115,13 @@ def test_two_keys_in_one_entry_are_refused(between: str, second: str) -> None:
             ([{"name": "ada", "groups": ["video", group], "sudo": sudo}], fault and f"ada: groups: {group} {fault}")
             for group in ("docker", "lxd", "disk")
             for sudo, fault in (
-                ("none", "is as good as root; set sudo: full as well, or remove the group"),
-                ("launcher", "is as good as root"),
+                ("none", "set sudo: full as well, or remove the group"),
+                ("launcher", "set sudo: full as well"),
                 ("full", None),
             )
         ),
         ([{"name": "ada", "groups": ["sudo"], "sudo": "full"}], "sudo makes people root"),
-        ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is given by sudo: launcher"),
+        ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is the group of sudo: launcher"),
         ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is not a group name"),
         ([{"name": "ada", "groups": ["bob"]}, {"name": "bob"}], "[0]: ada: groups: bob is the name of a listed person"),
         ([{"name": "ada", "groups": ["bob"]}, {"name": "bob", **ABSENT}], None),
@@ -229,9 +232,11 @@ def test_missing_shells_are_faults_unless_a_package_may_bring_them(
         f"users_people[0]: ada: shell {shell} does not exist, and no package that this playbook installs brings it; add"
         " its package to shell_packages and run site.yml, or choose another shell"
     )
-    warning = f"users_people[0]: ada: shell {shell} does not exist yet; unless one of powershell brings it, the worker"
+    warning = (
+        f"users_people[0]: ada: shell {shell} does not exist yet; unless one of powershell installs the shell, the"
+    )
     assert people.shell_faults(lists, POD, paths, coming) == [fault] * faulty
-    assert people.shell_warnings(lists, POD, paths, coming) == [f"{warning} will be refused"] * told
+    assert people.shell_warnings(lists, POD, paths, coming) == [f"{warning} worker will be refused"] * told
 
 
 @pytest.mark.parametrize(
@@ -259,8 +264,8 @@ def test_keys_are_taken_out_of_the_metadata_with_a_fleet_s_file_only(
 def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> None:
     assert people.removal_faults(["ada", "tpu", "a:b"], "tpu") == [
         (
-            "users_remove_metadata_keys[1]: tpu: this run logs in with this account, perhaps with such a key;"
-            " connect as another user"
+            "users_remove_metadata_keys[1]: tpu: this run logs in with this account, perhaps with a key from the"
+            " metadata; connect as another user"
         ),
         (
             "users_remove_metadata_keys[2]: a:b: is not a login name; use at most 32 lowercase letters, digits, -"
@@ -404,9 +409,9 @@ def test_numbers_of_people_are_their_own_in_the_whole_fleet(listed: list[Person]
         (
             {"uid": 5001},
             {"ada": 1003},
-            "ada: uid: the account has uid 1003 here, the list says 5001; list 1003",
+            "ada: uid: the account has uid 1003 on this worker, the list says 5001; list 1003",
         ),
-        ({"uid": 5001}, {"bob": 5001}, "ada: uid: 5001 belongs to bob here; choose another"),
+        ({"uid": 5001}, {"bob": 5001}, "ada: uid: 5001 belongs to bob on this worker; choose another"),
         ({"uid": 5001, **ABSENT}, {"ada": 1003}, ""),
     ],
 )
@@ -585,8 +590,8 @@ def test_a_home_of_somebody_else_and_a_line_before_the_role_s_are_refused() -> N
     found = state(taken_homes={"ada": "zed"}, keys_fault="/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out")
     assert accounts.people_refusals([here()], facts(), found) == [
         (
-            "ada: the home of the new account would be /home/ada, which belongs to zed; move it away, or choose"
-            " another name"
+            "ada: the home of the new account would be /home/ada, which belongs to zed; move that directory away, or"
+            " choose another name"
         ),
         "/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out",
     ]
@@ -664,14 +669,14 @@ def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
     assert "rule for %google-sudoers (pod-w0, pod-w1)" in by_group
     assert "rule for ada (pod-w0, pod-w1)" in by_rule
     assert docker == (
-        "ada: group docker is as good as root, whatever the list says; remove ada from it: gpasswd --delete ada docker,"
-        " or set sudo: full (pod-w0, pod-w1)"
+        "ada: members of the group docker can become root, whatever users_people says; remove ada from the group:"
+        " gpasswd --delete ada docker, or set sudo: full (pod-w0, pod-w1)"
     )
     assert eve.startswith("/keys/eve does not belong to this role and stays;")
     assert absent == ("bob: ssh-keys in the metadata name this account and would recreate it: SHA256:c (pod-w1)")
     assert (
-        home
-        == "bob: the home belonged to uid 4242, which no account has, and is given to bob with everything in it (plain)"
+        home == "bob: the home belonged to uid 4242, which no account has; the role gives it to bob with everything"
+        " in it (plain)"
     )
     assert """playbooks/users.yml -e '{"users_remove_metadata_keys": ["ada", "bob"]}'""" in way
     # Those that this run took out are not told.

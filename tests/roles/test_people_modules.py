@@ -243,7 +243,7 @@ def test_an_earlier_line_of_sshd_is_named_before_any_change(
     # The proof says it too, and what else may be the cause.
     proof = run(people_state, arguments | {"prove": True})["msg"]
     assert found in proof
-    assert "sshd looks for keys in .ssh/none and not in /keys/%u; change the lines that say so: " in proof or fault
+    assert "sshd looks for keys in .ssh/none and not in /keys/%u; change these lines: " in proof or fault
     monkeypatch.setattr(people_state, "sshd_keys_files", list)
     assert "sshd rejects its configuration" in run(people_state, arguments | {"prove": True})["msg"]
     # What sshd itself says goes first.

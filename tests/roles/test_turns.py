@@ -77,8 +77,8 @@ def test_whoever_holds_a_turn_for_too_long_is_named(
     said = run(managed_files, files(tmp_path))["msg"]
     assert re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", said) == (
         f"configuration files: ada from 10.1.2.3 since TIME UTC (pid {other.pid}) is at work on them on this worker,"
-        " and did not end within 0 s; run the same again once that has ended (if its playbook was killed, what is left"
-        " of it here ends by itself)"
+        " and did not end within 0 s; run this playbook again once that has ended (if its playbook was killed, what is"
+        " left of it here ends by itself)"
     )
     assert not (tmp_path / "a.conf").exists()
 

@@ -102,8 +102,10 @@ SIZE = "is not a size; give a whole number above 0, optionally with one of k, M,
 PACKAGE = "is not a package name; use lowercase letters, digits, +, - and ., optionally with :ARCHITECTURE or =VERSION"
 PEM = "none-such.pem on this machine: No such file or directory; name a PEM file"
 PATH = "start it with /, without spaces or .."
+IN_ENV = "name an environment variable in from_env"
+UNREAD = "this file is not read, since Ansible reads only solo-w0.yml in the same directory"
 ZONES = "`timedatectl list-timezones` lists them"
-ITSELF = "the role %s sets it itself, for others to read; remove it"
+ITSELF = "the role %s sets this variable for other roles; remove your value"
 EVE = "eve has no account and is not in users_people for this node; set %s, or list eve for this node"
 ANOTHER = "remove one of them, or give it another path"
 ROUND = "swap them"
@@ -140,20 +142,22 @@ group_vars/pod.yml:5: shell_scrollback: 0 is too small; give 1 or more (pod-w[0-
 group_vars/pod.yml:6: shell_history_size: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:7: workspace_projects: 'nowhere' is undefined (pod-w[0-2])
 group_vars/pod.yml:8: {JAX} (pod-w[0-2])
-host_vars/solo-w0.yaml: is not read, since Ansible reads only solo-w0.yml next to it; merge them into one file (solo-w0)
+host_vars/solo-w0.yaml: {UNREAD}; merge them into one file (solo-w0)
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is not one of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:3: facts_groups: {ITSELF % "facts"} (solo-w0)
 host_vars/solo-w0.yml:6: git_deploy_keys[0]: github.com: key {WHOLE} (solo-w0)
-CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing; add it, or its variable as from_env ({ALL})
+CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing; add it, or {IN_ENV} ({ALL})
 CLI option '-e': python_interpreter: {ITSELF % "python"} ({ALL})
-shell, tcmalloc, workspace: the rest is checked once these are corrected
+shell, tcmalloc, workspace: more of these roles' checks run once the faults above are corrected
 """
 
 
 NOWHERE = "group_vars/all.yml:12: users_people[2]: bea: groups_of_nodes: the inventory has no podd (did you mean pod?)"
 
-UNUSED = "group_vars/pods.yml: is not read, since the inventory has no group pods; did you mean group_vars/pod?"
+UNUSED = (
+    "group_vars/pods.yml: this file is not read, since the inventory has no group pods; did you mean group_vars/pod?"
+)
 
 
 def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict[str, Any]]]:
@@ -245,7 +249,7 @@ def test_a_variable_that_two_files_of_a_directory_set_is_refused(tmp_path: Path)
     assert code != 0
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
     (line,) = said.replace(f"{tmp_path}/", "").splitlines()[1:]
-    counts = "has no effect, since group_vars/all/main.yml:1 sets it again and is read later; remove one of them"
+    counts = "this value has no effect, since group_vars/all/main.yml:1 is read later and wins; remove one of them"
     assert line == f"group_vars/all/access.yml:3: users_people: {counts} (all 4 workers)"
 
 

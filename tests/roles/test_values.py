@@ -98,7 +98,7 @@ def test_mirrors_and_indexes_are_addresses() -> None:
         "local": "/srv/simple",
     }
     faults = values.address_faults(lists | {"mirrors": wrong})
-    assert [fault.partition(": is not an address")[0] for fault in faults] == [
+    assert [fault.partition(": must be a URL")[0] for fault in faults] == [
         "index",
         "url",
         "two",
@@ -178,10 +178,10 @@ def test_remotes_that_git_cannot_clone(remote: str, right: bool) -> None:
         ([8500, 8519], None),
         ([1024, 1024], None),
         ([9000, 8000], "the first port, 9000, is above the last, 8000; swap them"),
-        ([80, 90], "80 to 90 is not within 1024 to 32767; choose a range that is"),
+        ([80, 90], "80 to 90 is not within 1024 to 32767; choose a range within these"),
         ([32000, 40000], "32000 to 40000 is not within 1024 to 32767"),
         ([8480, 8500], "8480 to 8500 includes 8480, 8481, 8482"),
-        ([8000, 8100], "8000 to 8100 includes 8080, which TPU software uses; choose others"),
+        ([8000, 8100], "8000 to 8100 includes 8080, which TPU software uses; omit these"),
         ([8500], "must be two numbers, the first port and the last"),
     ],
 )

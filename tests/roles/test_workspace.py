@@ -63,14 +63,23 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ([PROJECT | {"mode": "99"}], "mode '99' is not an octal string"),
         ([PROJECT | {"mode": 493}], "mode 493 is not an octal string"),
         ([PROJECT | {"mode": "0055"}], "that gives the owner access"),
-        ([PROJECT | {"mode": "0775", "group": "research"}], "mode '0775' lets others write to a project of root"),
-        ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write to a project of root"),
+        (
+            [PROJECT | {"mode": "0775", "group": "research"}],
+            "mode '0775' lets others write to a clone that belongs to root",
+        ),
+        ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write to a clone that belongs to root"),
         ([PROJECT | {"editable": ["../x"]}], "editable '../x' is not a path below the clone"),
         ([PROJECT | {"owner": "eve"}], "owner eve has no account"),
         ([PROJECT | {"owner": "eve", "state": "absent"}], None),
         ([PROJECT | {"group": "nobody2"}], "there is no group nobody2"),
-        ([PROJECT | {"path": "/a/b"}, {**PROJECT, "name": "two", "path": "/a/b"}], "path /a/b is that of vision"),
-        ([PROJECT | {"path": "/a/b/c"}, {**PROJECT, "name": "two", "path": "/a/b"}], "path /a/b is that of vision"),
+        (
+            [PROJECT | {"path": "/a/b"}, {**PROJECT, "name": "two", "path": "/a/b"}],
+            "path /a/b is the path of vision, is inside",
+        ),
+        (
+            [PROJECT | {"path": "/a/b/c"}, {**PROJECT, "name": "two", "path": "/a/b"}],
+            "path /a/b is the path of vision, is",
+        ),
         ([PROJECT | {"path": "/a/b"}, PROJECT | {"path": "/a/c"}], "vision: is listed twice"),
     ],
 )
@@ -118,7 +127,7 @@ def test_projects_come_from_fewer_places(url: str) -> None:
         ("vision@v@1", ["vision", "two"], None),
         ("v1", ["vision"], None),
         (COMMIT, ["vision"], None),
-        ("v1", ["vision", "two"], "workspace_only: 'v1' names no project, as PROJECT@v1 would; workspace_projects has"),
+        ("v1", ["vision", "two"], "workspace_only: 'v1' names no project; write PROJECT@v1; workspace_projects has"),
         ("v1", [], "as PROJECT@v1 would; workspace_projects has none"),
         ("one@v1", ["vision", "two"], "workspace_only: no project is called 'one'; workspace_projects has vision, two"),
         ("gone@v1", ["vision"], "no project is called 'gone'"),
@@ -149,7 +158,7 @@ def test_environments_that_no_role_makes_are_told() -> None:
         editable | {"name": "g", "environment": "paper"},
     ]
     environments: list[dict[str, Any]] = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
-    said = "environment /opt/venvs/jx is not made by any role: it is neither jax_venv nor in python_environments"
+    said = "environment /opt/venvs/jx is not created by any role: it is neither jax_venv nor in python_environments"
     found = workspace_environment_warnings(projects, "/opt/venvs/jax", "/opt/venvs/jax", environments)
     assert found == [f"workspace_projects[0]: a: {said}"]
 
@@ -255,8 +264,8 @@ LISTING = "a\tHEAD\nb\trefs/heads/main\nb\trefs/heads/both\nc\trefs/tags/both\nd
         ("v1", "e"),
         ("refs/tags/both", "c"),
         ("refs/heads/both", "b"),
-        ("both", "there is both a branch and a tag both"),
-        ("none", "there is no branch or tag none; give a commit as all of its 40 digits"),
+        ("both", "the remote has both a branch and a tag both"),
+        ("none", "the remote has no branch or tag none; if this is a commit, give all of its 40 digits"),
     ],
 )
 def test_a_ref_is_one_branch_or_the_commit_of_one_tag(ref: str, found: str) -> None:
@@ -356,9 +365,7 @@ def test_a_clone_is_made_moved_and_left_alone(git: Git, bring: Bring, tmp_path: 
 
 
 def test_nothing_is_cloned_below_a_mount_point_whose_disk_is_not_mounted(bring: Bring, tmp_path: Path) -> None:
-    said = (
-        f"vision: its disk is not mounted at {tmp_path}/work; run site.yml with --tags disks, which mounts it or says"
-    )
+    said = f"vision: the project's disk is not mounted at {tmp_path}/work; run site.yml with --tags disks, which mounts"
     assert said in bring(disk=str(tmp_path / "work"))["msg"]
     assert not (tmp_path / "work").exists()
     assert "msg" not in bring(disk=str(tmp_path / "work"), check=True), "it mounts none"
@@ -895,7 +902,7 @@ def test_a_clone_is_not_removed_with_changes_that_git_was_told_not_to_see(
     bring()
     git("work/vision", "update-index", told, "a.txt")
     (tmp_path / "work/vision/a.txt").write_text("mine\n")
-    assert "files whose changes git was told not to see: a.txt" in bring(state="absent")["msg"]
+    assert "files whose changes git was told to ignore: a.txt" in bring(state="absent")["msg"]
 
 
 def test_ignored_files_are_not_overwritten(git: Git, bring: Bring, tmp_path: Path) -> None:
@@ -904,7 +911,7 @@ def test_ignored_files_are_not_overwritten(git: Git, bring: Bring, tmp_path: Pat
     (tmp_path / "source/run.log").write_text("theirs")
     git("source", "add", "-f", "run.log")
     commit(git, tmp_path, "two\n")
-    said = "files that git ignores and the commit would overwrite: run.log"
+    said = "files that git ignores and the checkout would overwrite: run.log"
     # Check mode learns of it once the commit has been fetched.
     assert [said in bring(check=check)["msg"] for check in (False, True)] == [True, True]
     assert (tmp_path / "work/vision/run.log").read_text() == "mine"
@@ -950,7 +957,7 @@ def test_check_mode_warns_of_a_forge_that_cannot_be_asked_yet(run: Run, git: Git
     # What it answers counts.
     url = f"{tmp_path}/source"
     assert asked(run, url, "main", check=True)["commits"] == {f"{url} main": git("source", "rev-parse", "main")}
-    assert "there is no branch or tag mian" in asked(run, url, "mian", check=True)["msg"]
+    assert "the remote has no branch or tag mian" in asked(run, url, "mian", check=True)["msg"]
 
 
 @pytest.mark.usefixtures("bare")

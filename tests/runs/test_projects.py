@@ -90,7 +90,7 @@ def test_a_project_is_asked_for_at_a_ref_and_the_others_are_left_alone(forge: An
 def test_an_unknown_project_is_reported_with_the_known_ones(bring: Any, capsys: Any) -> None:
     with pytest.raises(HostError):
         bring("main", BROKEN)
-    said = "CLI option '-e': workspace_only: 'main' names no project, as PROJECT@main would; "
+    said = "CLI option '-e': workspace_only: 'main' names no project; write PROJECT@main; "
     assert said + "workspace_projects has vision, broken" in capsys.readouterr().err
 
 

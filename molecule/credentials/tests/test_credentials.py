@@ -113,8 +113,9 @@ def test_no_output_of_ansible_holds_a_secret(options: list[str]) -> None:
 
 def test_a_variable_that_is_not_set_is_named_before_the_first_change() -> None:
     said = play(VOID_WANDB_KEY="")
-    assert "credentials_entries[0]: wandb of cleo: from_env: the variable VOID_WANDB_KEY is not set" in " ".join(
-        said.split()
+    assert (
+        "credentials_entries[0]: wandb of cleo: from_env: the environment variable VOID_WANDB_KEY is not set"
+        in " ".join(said.split())
     )
     assert "Write people" not in said
     assert "void-secret" not in said

@@ -57,15 +57,17 @@ files:
   returned: always
 """
 
-#: The text of a file of sources after and before the module's change; only addresses differ. The newest pair is first.
+#: Versions of one sources file, each with its text after and before the module's change, which replaces addresses only.
+#: The newest pair is first.
 Texts = List[Tuple[str, str]]
 
 
 def mirrored(text: str, mirrors: dict[str, str]) -> str:
-    """Given the text of a file of sources, return it with the mirrors' addresses."""
+    """Given the text of a sources file, replace the addresses that have a mirror, and return the new text."""
     if not mirrors:
         return text
-    # With a slash at the end of one side only, the new address would have one slash too many or too few.
+    # Slashes at the end are removed from both addresses: with a slash on one side only, the new address would have one
+    # too many or too few.
     pairs = {old.rstrip("/"): new.rstrip("/") for old, new in mirrors.items()}
     ordered = sorted(pairs, key=len, reverse=True)
     pattern = re.compile(r"(?<![^\s])(%s)(?=[/\s]|$)" % "|".join(map(re.escape, ordered)))
@@ -76,26 +78,28 @@ def mirrored(text: str, mirrors: dict[str, str]) -> str:
 
 
 def addresses(text: str) -> list[str]:
-    """Given the text of a file of sources, return its addresses."""
+    """Given the text of a sources file, return the addresses in it."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     return re.findall(r"(?<!\S)[a-z][a-z0-9+.-]*:/\S+", "\n".join(lines))
 
 
 def unmatched(mirrors: dict[str, str], texts: list[str]) -> list[str]:
-    """Return a warning for each mirror whose address is in none of the sources' texts before all changes.
+    """Return a warning for each key of base_apt_mirrors that matches no address in the sources files' original texts.
 
-    Each mirror is tried alone, so that other mirrors of the same address do not matter.
+    Each key is tried alone, so that a longer key for the same address does not hide it.
     """
     named = ", ".join(sorted({address for text in texts for address in addresses(text)}))
     return [
-        without_login("base_apt_mirrors: %s is in no source here; these are: %s" % (old, named or "none"))
+        without_login(
+            "base_apt_mirrors: no source here has the address %s; the sources are: %s" % (old, named or "none")
+        )
         for old in mirrors
         if all(mirrored(text, {old: ""}) == text for text in texts)
     ]
 
 
 def turned_back(text: str, texts: Texts) -> str:
-    """Given a file of sources and its record, return the original text; lines that were changed since stay."""
+    """Given a sources file's text and its record, undo the module's changes; lines that others have changed stay."""
     if not texts:
         return text
     left, was = next((pair for pair in texts if pair[0] == text), texts[0])
@@ -107,20 +111,20 @@ def turned_back(text: str, texts: Texts) -> str:
 
 
 def without_login(text: str) -> str:
-    """Return the text without logins in its addresses: a login may be a password or a token."""
+    """Replace the logins in a text's addresses by ***: a login can contain a password or a token."""
     return re.sub(r"//[^/\s]*@", "//***@", text)
 
 
 def shown(diff: dict[str, str]) -> dict[str, str]:
-    """Return the diff without logins in its addresses."""
+    """Return the diff with the logins in its addresses replaced by ***."""
     return {key: without_login(text) for key, text in diff.items()}
 
 
 def read_record(path: str) -> Dict[str, Texts]:
-    """Return the record; empty if the file does not exist.
+    """Read the record of the module's changes: path of a sources file -> texts; empty if the record does not exist.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The record cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as stream:
@@ -132,7 +136,7 @@ def read_record(path: str) -> Dict[str, Texts]:
 
 
 def write_record(path: str, record: Dict[str, Texts]) -> None:
-    """Write the record atomically; delete the file of an empty record."""
+    """Write the record of the module's changes atomically; delete its file if the record is empty."""
     if not record:
         os.unlink(path)
         return
@@ -167,7 +171,7 @@ def main() -> None:
     plains: list[str] = []
     for path in sorted(found for name in names for found in glob.glob(os.path.join(directory, name))):
         if os.path.basename(path).startswith("tpu_ops-"):
-            # Another role writes this file and would restore the address, which is a variable of that role.
+            # The role that writes this file has its own variable for the address and would undo the change.
             continue
         before = read(path)
         plain = turned_back(before, record.get(path, []))
@@ -182,12 +186,12 @@ def main() -> None:
         module.warn(warning)
     if not module.check_mode:
         if texts and module.params["stamp"]:
-            # If this run dies or fails before it refreshes the lists, the next run refreshes them.
+            # Without the stamp, the next run refreshes apt's lists even if this run fails before it does so.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(module.params["stamp"])
         if after_record != record:
-            # The record is written first: if this run dies halfway, the next run knows the original lines of every
-            # file.
+            # The record is written first: if this run is interrupted between two files, the next run knows the original
+            # lines of every file.
             both = {path: after_record.get(path, []) + record.get(path, []) for path in {*after_record, *record}}
             write_record(place, both)
         for path, text in texts.items():

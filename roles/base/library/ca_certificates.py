@@ -55,12 +55,12 @@ removed:
 
 PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
-#: Suffix of the file of a certificate that is being removed.
+#: Suffix of a certificate's file that is about to be deleted.
 LEAVING = ".leaving"
 
 
 def split_pem(text: str) -> dict[str, str]:
-    """Given PEM text, return its certificates as a dict of digest -> PEM in one canonical form.
+    """Given PEM text, return the certificates in it: SHA-256 -> PEM in canonical form.
 
     Raises:
         ValueError: The text holds no certificate, or one that is not base64.
@@ -75,7 +75,7 @@ def split_pem(text: str) -> dict[str, str]:
 
 
 def bundled(path: str) -> set[str]:
-    """Return the digests of all certificates in the bundle; empty if the bundle is missing or invalid."""
+    """Return the digests of all certificates in a PEM file; empty if the file is missing or invalid."""
     try:
         return set(split_pem(read(path)))
     except ValueError:
@@ -96,7 +96,7 @@ def main() -> None:
     directory = module.params["directory"]
     present = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     known = bundled(module.params["bundle"])
-    # A certificate that the system trusts anyway needs no file in this directory.
+    # A certificate that the system trusts without this module needs no file in the module's directory.
     others = known - {digest for name in present for digest in bundled(os.path.join(directory, name))}
     wanted: dict[str, str] = {}
     for position, text in enumerate(module.params["certificates"]):
@@ -112,20 +112,20 @@ def main() -> None:
     if changed and not module.check_mode:
         tool = module.get_bin_path("update-ca-certificates", opt_dirs=["/usr/sbin"])
         os.makedirs(directory, mode=0o755, exist_ok=True)
-        # update-ca-certificates reads *.crt only. The renamed file is deleted last: if this run dies before that, the
-        # file tells the next run that the bundle still contains the certificate.
+        # update-ca-certificates reads *.crt only. The renamed file is deleted last: if this run is interrupted before
+        # that, the renamed file tells the next run that the bundle still contains the certificate.
         leaving = {name: name if name.endswith(LEAVING) else name + LEAVING for name in removed}
         for name, other in leaving.items():
             os.replace(os.path.join(directory, name), os.path.join(directory, other))
         for name in added:
             put(os.path.join(directory, name), files[name], 0o644)
         if tool is None:
-            # The installation of the package reads the directory.
+            # When ca-certificates is installed, its installation reads the directory.
             module.warn(
                 "update-ca-certificates is missing; the certificates take effect once ca-certificates is installed"
             )
         else:
-            # --fresh also removes the links of removed certificates.
+            # --fresh also removes the links to removed certificates.
             module.run_command([tool, "--fresh"], check_rc=True)
         for name in leaving.values():
             os.unlink(os.path.join(directory, name))

@@ -45,7 +45,7 @@ refused:
 
 
 def chosen(text: str) -> str:
-    """Given the kernel's line of choices, return the one in brackets."""
+    """Given the text of the kernel's file, such as `always [madvise] never`, return the value in brackets."""
     match = re.search(r"\[(\w+)\]", text)
     return match[1] if match else ""
 
@@ -64,8 +64,7 @@ def main() -> None:
     refused = ""
     if before != value:
         try:
-            # Check mode only opens the file: on a read-only file system this fails as a write would, and it changes
-            # nothing.
+            # Check mode opens the file but writes nothing: on a read-only file system this fails just as a write would.
             with open(path, "r+") as stream:
                 if not module.check_mode:
                     stream.write(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 Entry = dict[str, Any]
 
-#: What an entry of each kind needs in addition to the person.
+#: Kind of an entry -> the fields that it needs in addition to person and kind.
 NEEDS: dict[str, tuple[str, ...]] = {
     "wandb": ("secret",),
     "huggingface": ("secret",),
@@ -17,27 +17,27 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "file": ("secret", "path"),
 }
 
-#: Where the Weights & Biases client looks for the API key: the host of its server (https://docs.wandb.ai, wandb login),
-#: with the login `user`.
+#: The netrc entry in which the Weights & Biases client looks for the API key: the host of its server
+#: (https://docs.wandb.ai, wandb login), and the login `user`.
 WANDB = {"host": "api.wandb.ai", "login": "user"}
 
-#: Fields that may come from the controller's environment, and which variable option belongs to each.
+#: Fields that can be read from an environment variable of the controller -> the option that names this variable.
 FROM_ENV = {"secret": "from_env", "login": "login_from_env", "session_token": "session_token_from_env"}
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:(?P<port>[0-9]{1,5}))?")
 
-#: Characters that all programs that read these line-based files accept in one word.
+#: Characters that every program which reads netrc, ~/.git-credentials or ~/.aws/credentials accepts within one word.
 WORD = re.compile(r"[!$%&'()*+,./0-9:;<=>?@A-Z\[\]^_`a-z{|}~-]+")
 
 
 def credentials_variables(entries: list[Entry]) -> list[str]:
-    """Return the names of all variables that entries take secrets from."""
+    """Return the names of all environment variables from which credentials_entries reads values."""
     return sorted({str(entry[option]) for entry in entries for option in FROM_ENV.values() if entry.get(option)})
 
 
 def resolved(entry: Entry, environment: dict[str, str]) -> Entry:
-    """Return an entry completed with values from the environment and with the defaults of its kind."""
+    """Return an entry with the values from its environment variables and with the defaults of its kind."""
     found = dict(entry)
     for field, option in FROM_ENV.items():
         if name := found.pop(option, ""):
@@ -48,37 +48,41 @@ def resolved(entry: Entry, environment: dict[str, str]) -> Entry:
 
 
 def place(entry: Entry) -> tuple[str, ...]:
-    """Return the place that an entry is written to; two entries must not have the same one."""
+    """Return what identifies the credential that an entry writes, which must be unique: person, file, key, login."""
     kind = entry.get("kind")
     file = "netrc" if kind in ("wandb", "netrc") else str(kind)
     key = {"netrc": "host", "git": "host", "aws": "profile", "file": "path"}.get(file, "")
     default = "default" if key == "profile" else ""
-    # ~/.git-credentials can have several logins for one host.
+    # The login is a part of the key for git, since ~/.git-credentials can have several logins for one host.
     login = str(entry.get("login")) if file == "git" else ""
     return (str(entry.get("person")), file, str(entry.get(key) or default), login)
 
 
 def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
-    """Return the faults of the options that name an entry's secrets."""
+    """Return the faults of an entry's options that name environment variables, such as from_env."""
     faults = []
     for field, option in FROM_ENV.items():
         name = str(entry.get(option) or "")
         if name and entry.get(field):
-            faults.append(f"both {field} and {option} are given; remove one of them")
+            faults.append(f"both {field} and {option} are given; remove one of the two")
         elif name and not VARIABLE.fullmatch(name):
-            faults.append(f"{option} is not the name of a variable; give only the name, such as HF_TOKEN")
+            faults.append(f"{option} is not the name of an environment variable; give only its name, such as HF_TOKEN")
         elif name and not environment.get(name):
-            faults.append(f"{option}: the variable {name} is not set or is empty on the controller; export it")
+            faults.append(
+                f"{option}: the environment variable {name} is not set or is empty on the controller; export it"
+            )
     return faults
 
 
 def missing(name: str) -> str:
-    """Return the message for a missing key, with the variable that may hold its value."""
-    return f"{name} is missing; add it" + (f", or its variable as {FROM_ENV[name]}" if name in FROM_ENV else "")
+    """Return the message for a missing field; it names the field's option for an environment variable, if any."""
+    return f"{name} is missing; add it" + (
+        f", or name an environment variable in {FROM_ENV[name]}" if name in FROM_ENV else ""
+    )
 
 
 def value_faults(entry: Entry) -> list[str]:
-    """Given a resolved entry, return what is wrong with its values."""
+    """Given the result of `resolved`, return the faults of the entry's values."""
     kind = str(entry.get("kind"))
     faults = [missing(name) for name in NEEDS.get(kind, ()) if not entry.get(name)]
     if kind != "file":
@@ -97,7 +101,13 @@ def value_faults(entry: Entry) -> list[str]:
 
 
 def credentials_faults(entries: list[Entry], environment: dict[str, str], accounts: list[str]) -> list[str]:
-    """Given the entries, the controller's variables and the present and future accounts, return every fault."""
+    """Return every fault of credentials_entries.
+
+    Args:
+        entries: credentials_entries.
+        environment: The controller's environment variables.
+        accounts: The accounts that the worker has once site.yml has run.
+    """
     faults = []
     places = [place(resolved(entry, environment)) for entry in entries]
     for position, entry in enumerate(entries):
@@ -105,7 +115,9 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
         where = f"credentials_entries[{position}]: {entry.get('kind')} of {person}"
         if places[position] in places[:position]:
             shared = " ".join(places[position][1:3]).strip()
-            faults.append(f"{where}: another entry is for the same place, {shared}; remove one of them")
+            faults.append(
+                f"{where}: an earlier entry of this person also writes {shared}; remove one of the two entries"
+            )
         if entry.get("state", "present") == "absent":
             needed = {"git": ("host", "login"), "netrc": ("host",), "file": ("path",)}.get(str(entry.get("kind")), ())
             given = resolved(entry, environment)
@@ -125,7 +137,7 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
 
 
 def credentials_here(entries: list[Entry], elsewhere: list[str]) -> list[Entry]:
-    """Return the entries for this worker, without those to be written for people who belong on other nodes only."""
+    """Return the entries for this worker: not those with state present of people who belong on other nodes only."""
     return [
         entry for entry in entries if entry.get("person") not in elsewhere or entry.get("state", "present") == "absent"
     ]

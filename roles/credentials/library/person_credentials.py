@@ -91,17 +91,17 @@ faults:
 
 Entry = Dict[str, Any]
 
-#: Seconds that the work in one person's home may take: a FUSE mount in it may never answer.
+#: Time limit in seconds for the work in one person's home, since a FUSE mount in a home can block for ever.
 TIME_LIMIT = 60
 
 
 def edits(entry: Entry) -> list[tuple[str, Edit, int | None]]:
-    """Given an entry, return the files below the home that it changes, each with its edit and its mode.
+    """Given an entry, return the files that it changes, each as path below the home, edit and mode.
 
     A mode of None keeps the mode of an existing file.
 
     Raises:
-        PersonFault: There is nothing to write.
+        PersonFault: The entry has state present and no secret.
     """
     present = entry["state"] == "present"
     secret, login = (entry[name] if present else None for name in ("secret", "login"))
@@ -123,7 +123,7 @@ def edits(entry: Entry) -> list[tuple[str, Edit, int | None]]:
 
 
 def look(path: str) -> tuple[str, int | None]:
-    """Return a file's text and mode; None for both if the file does not exist.
+    """Return a file's text and mode; an empty text and None if the file does not exist.
 
     Raises:
         PersonFault: The path is not a regular file of this person.
@@ -157,8 +157,8 @@ def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
     changed: dict[str, None] = {}
     faults = []
     read_by_git: dict[str, str] = {}
-    # Several entries may change one file. Each has to start from the text that the earlier ones left, in check mode
-    # too.
+    # Several entries may change one file. Each entry starts from the text that the earlier entries left, also in check
+    # mode.
     texts: dict[str, tuple[str, int | None]] = {}
     for entry, name, edit, secret_mode in [(each, *part) for each in entries for part in edits(each)]:
         path = os.path.join(home, name)
@@ -180,7 +180,7 @@ def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
         except (PersonFault, OSError) as exc:
             reason = exc if isinstance(exc, PersonFault) else "%s: %s" % (path, exc.strerror)
             faults.append("%s of %s: %s" % (entry["kind"], entry["person"], reason))
-    reason = "line %d: git ignores it; it reads lines such as https://LOGIN:SECRET@HOST"
+    reason = "git ignores line %d; git reads lines such as https://LOGIN:SECRET@HOST"
     notes = ["%s, %s" % (path, reason % line) for path, text in read_by_git.items() for line in passed_over(text)]
     return {"changed": list(changed), "faults": faults, "notes": notes}
 
@@ -217,7 +217,8 @@ def main() -> None:
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # A removed person has no home any more. In check mode, the role users has not created a new account yet.
+            # Either the person was removed, and the home too, or this is check mode, in which the role users creates no
+            # accounts.
             if any(entry["state"] == "present" for entry in entries):
                 if module.check_mode:
                     changed.append("~%s" % name)

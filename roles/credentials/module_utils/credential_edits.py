@@ -6,26 +6,28 @@ import re
 from typing import Callable
 from urllib.parse import quote, unquote
 
-#: Given a file's text, return the text that should replace it.
+#: A function that, given a file's text, returns the text that should replace it.
 Edit = Callable[[str], str]
 
-#: An argument in a netrc: quoted within its line, or up to the next space; a password may begin with `#` or `"`.
+#: The value after a keyword such as `login` in a netrc: quoted within its line, or up to the next space. A password may
+#: begin with `#` or `"`.
 ARGUMENT = re.compile(r'"(?:\\.|[^"\\\n])*"(?!\S)|\S+')
-#: A word outside of an argument, where `#` begins a comment.
+#: A word that is not such a value, or a comment, which begins with `#`.
 WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
 PARTS = ("machine", "default", "macdef")
-#: The empty line that ends a macdef at the end of the file.
+#: Matches a file's text that ends with an empty line, which ends a macdef.
 MACRO_END = re.compile(r"\n\n\Z")
-#: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
+#: A line of ~/.git-credentials without a path after the host (credential_from_url of git): login and host.
 WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
-#: A line of ~/.git-credentials that git does not ignore (credential_from_url_gently of git): it has login and secret.
+#: A line of ~/.git-credentials that git reads: it must have a login and a secret (credential_from_url_gently of git).
 READ_BY_GIT = re.compile(r"[^:/\s][^:/]*://[^:@/?#]*:[^@/?#]*@.*")
 
 
 def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
-    """Given the text of a netrc, return start, end and words of each of its parts: machine, default and macdef.
+    """Parse the text of a netrc into its entries (machine, default or macdef), each with start, end and words.
 
-    A macdef's body reaches to the next empty line (the netrc of ftp(1)). A part ends with its last word's line.
+    The body of a macdef ends at the next empty line (the netrc of ftp(1)). Other entries end with the line of their
+    last word.
     """
     parts: list[tuple[int, int, list[str]]] = []
     position, argument = 0, False
@@ -34,7 +36,8 @@ def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
         if match is None:
             return parts
         word = match[0]
-        # An argument that is missing at the end of a line must not swallow the next entry.
+        # If a keyword's value is missing at the end of a line, the next line's `machine` begins an entry and is not the
+        # value.
         argument = argument and not (word in PARTS and "\n" in text[position : match.start()])
         position = match.end()
         if word.startswith("#") and not argument:
@@ -53,7 +56,7 @@ def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
 
 
 def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
-    """Return the edit that makes a host's one entry in a netrc; without a login it removes the host's entries."""
+    """Return the edit that gives a netrc one entry for a host, or, if `login` is None, removes the host's entries."""
 
     def edit(text: str) -> str:
         parts = netrc_entries(text)
@@ -62,7 +65,8 @@ def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
         if login is not None and len(own) == 1 and own[0][2] == wanted:
             return text
         block = "" if login is None else "machine %s\n  login %s\n  password %s\n" % (host, login, secret)
-        # The new entry takes the place of the old one, since programs read nothing after the entry default.
+        # The new entry replaces the old one in its position, or goes before `default`, since programs read nothing
+        # after `default`.
         default = [part for part in parts if part[2][0] == "default"]
         where = min((start for start, _, _ in own + default), default=len(text))
         for start, end, _ in reversed(own):
@@ -80,9 +84,17 @@ def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
 
 
 def closed_up(before: str, ended: int, after: str) -> str:
-    """Given the text before and after a removed entry, return the text before it without empty lines before a comment.
+    """Remove the empty lines between the text before a removed entry and a comment after that entry.
 
-    Since 3.11, Python's netrc rejects a file with an empty line before a comment.
+    Since Python 3.11, the module netrc rejects a file with an empty line before a comment.
+
+    Args:
+        before: The text before the removed entry.
+        ended: The position in it at which the previous entry ends.
+        after: The text after the removed entry.
+
+    Returns:
+        The new text before the removed entry.
     """
     gap = before[ended:]
     if "\n" not in gap or not after.lstrip(" \t").startswith("#"):
@@ -92,7 +104,10 @@ def closed_up(before: str, ended: int, after: str) -> str:
 
 
 def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
-    """Return the edit that sets keys of one profile; None removes a key, and a profile without keys is removed."""
+    """Return the edit that sets keys of a profile in ~/.aws/credentials; the value None removes a key.
+
+    A profile that has no keys left is removed.
+    """
 
     def edit(text: str) -> str:
         lines = text.splitlines()
@@ -120,7 +135,7 @@ def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
                 same = line.partition("=")[2].strip() == wanted[key]
                 body.append(line if same else "%s = %s" % (key, wanted[key]))
         missing = ["%s = %s" % (key, wanted[key]) for key in values if key in wanted and key not in seen]
-        # New keys go before the blank lines that separate profiles.
+        # New keys are inserted before the blank lines at the profile's end, which separate it from the next profile.
         filled = len(body)
         while filled and not body[filled - 1].strip():
             filled -= 1
@@ -133,7 +148,7 @@ def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
 
 
 def whole_host(line: str) -> tuple[str, str]:
-    """Given a line of ~/.git-credentials, return login and host; empty if it is for a path or git ignores it."""
+    """Given a line of ~/.git-credentials, return login and host; both empty if it has a path or git ignores it."""
     match = WHOLE_HOST.fullmatch(line)
     return (unquote(match[1]), match[2].lower()) if match else ("", "")
 
@@ -145,19 +160,19 @@ def passed_over(text: str) -> list[int]:
 
 
 def git_edits(host: str, login: str, secret: str | None) -> tuple[Edit, Edit]:
-    """Return the edit of ~/.git-credentials (git-credential-store(1)) and that of ~/.gitconfig, to be made after it.
+    """Return the edits of ~/.git-credentials (git-credential-store(1)) and ~/.gitconfig, to be made in this order.
 
-    The one line of this login on the host is made, or removed without a secret; lines of other logins and for paths
-    stay, and git is told to read the file as long as there is one for the host.
+    The first edit writes the line of this login on the host, or removes it if `secret` is None. Lines of other logins
+    and lines with a path stay. The second edit makes git read the file as long as it has a line for the host.
     """
     wanted = [] if secret is None else ["https://%s:%s@%s" % (quote(login, safe=""), quote(secret, safe=""), host)]
     hosts_line = re.compile(r"https://([^/?#]*@)?%s([/?#]|\s*$)" % re.escape(host), re.IGNORECASE)
-    left = ["the first edit has not run yet, so the lines are unknown"]
+    left = ["placeholder until the first edit stores the host's remaining lines here"]
 
     def edit(text: str) -> str:
         lines = text.splitlines()
         own = [line for line in lines if whole_host(line) == (login, host.lower())]
-        # git uses the first line that matches.
+        # The line is put first: git uses the first line that matches.
         after = lines if own == wanted else wanted + [line for line in lines if line not in own]
         left[:] = [line for line in after if hosts_line.match(line.strip())]
         return text if after is lines else "".join(line + "\n" for line in after)
@@ -166,7 +181,7 @@ def git_edits(host: str, login: str, secret: str | None) -> tuple[Edit, Edit]:
 
 
 def helper_edit(host: str, *, wanted: bool) -> Edit:
-    """Return the edit of ~/.gitconfig that has git read ~/.git-credentials for one host, or no longer."""
+    """Return the edit of ~/.gitconfig that makes git read ~/.git-credentials for a host, or stop reading it."""
     section = '[credential "https://%s"]\n\thelper = store\n' % host
 
     def edit(text: str) -> str:
@@ -178,5 +193,5 @@ def helper_edit(host: str, *, wanted: bool) -> Edit:
 
 
 def whole_edit(secret: str | None) -> Edit:
-    """Return the edit that makes a text the whole content of a file; None removes it."""
+    """Return the edit that replaces a file's whole text by a secret; if `secret` is None, the edit empties the file."""
     return lambda _: "" if secret is None else secret if secret.endswith("\n") else secret + "\n"

@@ -1,4 +1,4 @@
-"""Filters that check and complete the list of mounts; no side effects, so that their tests are tables."""
+"""Filters that check and complete disks_mounts; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 Mount = dict[str, Any]
 
-#: The keys that can name a disk.
+#: The keys of an entry of disks_mounts that can name a disk.
 NAMES = ("device", "uuid", "label")
-#: Paths that need no quoting in shells or in names of systemd units.
+#: Mount points that need no quoting in shells or in names of systemd units.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
-#: Directories of the system, with everything below them (hier(7), file-hierarchy(7)).
+#: Top-level directories of the system; no mount point may be in them (hier(7), file-hierarchy(7)).
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
-#: Directories that may have mounts below them and must not be mounted over (hier(7)).
+#: Directories of the system that may have mount points below them but must not be mount points themselves (hier(7)).
 PARENTS = (
     "/",
     "/home",
@@ -31,29 +31,32 @@ PARENTS = (
     "/var/tmp",  # noqa: S108 - in the list of refused paths
 )
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
-#: Options that the role sets itself, and words that systemd or mount(8) do not treat as mount options.
+#: Mount options that users must not list: those that the role sets itself, and words that are not mount options for
+#: systemd or mount(8).
 TAKEN = {
     *("auto", "noauto", "nofail", "user", "users", "nouser", "owner", "group", "defaults"),
     *("bind", "rbind", "remount", "loop", "ro", "rw", "discard", "nodiscard", "noload", "norecovery"),
 }
-#: The option that mounts each type of file system without replaying its journal (ext4(5), xfs(5)).
+#: Type of file system -> the option that mounts it without replaying its journal (ext4(5), xfs(5)).
 NO_JOURNAL = {"ext4": "noload", "xfs": "norecovery"}
-#: The package that contains mkfs for each type (Debian and Ubuntu).
+#: Type of file system -> the package with its mkfs (Debian and Ubuntu).
 PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}
 
 
 def path_fault(path: str) -> str:
-    """Return what is wrong with a mount point, or the empty string."""
+    """Return the fault of a mount point's path, or the empty string."""
     if path not in PARENTS and (not PATH.fullmatch(path) or posixpath.normpath(path) != path):
-        return "is not an absolute path of letters, digits, '_', '.' and '-', or not in its shortest form"
+        return (
+            "is not an absolute path of letters, digits, '_', '.' and '-', or contains '//', '..' or a '/' at the end"
+        )
     usr = path.startswith("/usr/") and not path.startswith("/usr/local/")
     if path in PARENTS or path.split("/")[1] in SYSTEM or usr:
-        return "belongs to the system; choose a directory of its own, for example /mnt/data"
+        return "is a directory of the system; choose a directory for this mount only, for example /mnt/data"
     return ""
 
 
 def name_faults(mount: Mount) -> list[str]:
-    """Return the faults of the keys by which an entry names its disk."""
+    """Return the faults of an entry's keys device, uuid and label, which name its disk."""
     named = [key for key in NAMES if mount.get(key)]
     faults = []
     if len(named) > 1:
@@ -73,7 +76,7 @@ def name_faults(mount: Mount) -> list[str]:
 
 
 def mount_faults(mount: Mount) -> list[str]:
-    """Return the faults of one entry that do not depend on the others."""
+    """Return the faults of one entry of disks_mounts that do not depend on other entries."""
     faults = [f"path {fault}"] if (fault := path_fault(str(mount.get("path", "")))) else []
     faults += name_faults(mount)
     if mount.get("state", "mounted") == "absent":
@@ -89,14 +92,20 @@ def mount_faults(mount: Mount) -> list[str]:
         if not OPTION.fullmatch(str(option)):
             faults.append(f"options: '{option}' is not a single option; list each separately, for example noatime")
         elif str(option).partition("=")[0] in TAKEN:
-            faults.append(f"options: {option} is decided by the role, or would change what is mounted; remove it")
+            faults.append(f"options: {option} is set by the role, or would change what is mounted; remove this option")
     return faults
 
 
 def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) -> list[str]:
-    """Given disks_mounts and the present and future accounts and groups, return every fault with its entry."""
+    """Return every fault of disks_mounts, each with its entry.
+
+    Args:
+        mounts: disks_mounts.
+        accounts: The accounts that the worker has once site.yml has run.
+        groups: The groups that the worker has then.
+    """
     if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
-        return ["disks_mounts: is not a list of entries, each with path and other keys"]
+        return ["disks_mounts: must be a list of mappings, each with path and other keys"]
     faults = []
     for position, mount in enumerate(mounts):
         where = f"disks_mounts[{position}]: {mount.get('path', 'no path')}"
@@ -113,11 +122,13 @@ def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) ->
         if a == b:
             faults.append(f"disks_mounts: {a} is listed twice; remove one of them")
         elif (a + "/").startswith(b + "/") or (b + "/").startswith(a + "/"):
-            faults.append(f"disks_mounts: one of {a} and {b} is inside the other; mount them next to each other")
+            faults.append(
+                f"disks_mounts: of the paths {a} and {b}, one is inside the other; choose two paths next to each other"
+            )
         if "absent" in (one.get("state"), other.get("state")):
             continue
         faults += [
-            f"disks_mounts: {key} {one[key]} is mounted at both {a} and {b}; remove one of them, or name another disk"
+            f"disks_mounts: {key} {one[key]} is listed for both {a} and {b}; remove one of them, or name another disk"
             for key in NAMES
             if one.get(key) and one[key] == other.get(key)
         ]
@@ -125,26 +136,26 @@ def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) ->
 
 
 def disks_complete(mounts: list[Mount], trim: str) -> list[Mount]:
-    """Return the mounts with every key of the module `data_disks`, and all mount options."""
+    """Return the entries of disks_mounts in the form of the module `data_disks`, with all mount options."""
     return [_complete(mount, trim) for mount in mounts]
 
 
 def _complete(mount: Mount, trim: str) -> Mount:
     fstype, read_only = mount.get("fstype", "ext4"), bool(mount.get("read_only"))
-    # Defaults are listed too: a remount keeps each option that it does not name.
+    # Default options are listed too, since a remount keeps every option that it does not name.
     own = ["ro", NO_JOURNAL[fstype]] if read_only else ["rw", "discard" if trim == "discard" else "nodiscard"]
     kept = {key: mount[key] for key in (*NAMES, "path", "format", "owner", "group", "mode", "state") if mount.get(key)}
     return {**kept, "fstype": fstype, "read_only": read_only, "options": [*own, "nofail", *mount.get("options", [])]}
 
 
 def disks_packages(mounts: list[Mount]) -> list[str]:
-    """Return the packages needed to make the file systems."""
+    """Return the packages that are needed to format the disks of entries with `format`."""
     making = [mount for mount in mounts if mount.get("format") and mount.get("state", "mounted") != "absent"]
     return sorted({PACKAGES[mount.get("fstype", "ext4")] for mount in making})
 
 
 def disks_enabled_mounts(units: dict[str, dict[str, str]]) -> list[str]:
-    """Given the worker's units, return all enabled mounts, including the role's own."""
+    """Given the worker's units, return all enabled mount units, whether this role or somebody else wrote them."""
     return sorted(name for name, unit in units.items() if name.endswith(".mount") and unit["enabled"] == "enabled")
 
 

@@ -78,11 +78,11 @@ actions:
   returned: always
 """
 
-#: Seconds that udev may take to make the links of a new file system.
+#: Time limit in seconds for udev to make the links of a new file system.
 LINK_TIMEOUT = 30.0
-#: mkfs must not discard blocks: if the disk only looked blank, its data can still be read.
+#: Commands that make a file system. They discard no blocks: if the disk only looked blank, its data can still be read.
 MKFS = {
-    # No blocks are reserved for root, since the system does not write to a data disk.
+    # -m 0 reserves no blocks for root, since the system does not write to a data disk.
     "ext4": ["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-K"],
 }
@@ -93,16 +93,16 @@ CHECK = {"ext4": "e2fsck -fn %s", "xfs": "xfs_repair -n %s"}
 
 
 class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module_utils
-    """The module at work on one worker."""
+    """The checks and changes of the module data_disks on this worker."""
 
     about = "disks_mounts: "
 
     def at(self, path: str) -> Mounted | None:
-        """Return the mount that is visible at a path, or None."""
+        """Return the mount at a path; of several, the one that hides the others; None if there is none."""
         found = [each for each in self.mounts() if each.target == path]
         return found[-1] if found else None
 
-    # Read-only checks
+    # Methods that only check
 
     def disk(self, mount: Mount) -> Disk:
         """Return what blkid and the kernel report about an entry's disk.
@@ -112,7 +112,7 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
         """
         path = resolve(mount)
         code, out = self.run("blkid", "-p", "-o", "export", path, check=False)
-        # 2: nothing found. 8: contradicting signatures (blkid(8)).
+        # Exit codes of blkid: 2 if it finds nothing, 8 if signatures contradict each other (blkid(8)).
         if code not in (0, 2):
             raise Refusal("the contents of %s cannot be determined; `wipefs -n %s` lists its signatures" % (path, path))
         number = device_number(path)
@@ -120,7 +120,11 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
         return Disk(path, number, names, read("/sys/dev/block/%s/ro" % number).strip() == "1")
 
     def check(self, mount: Mount, leaving: list[str]) -> Disk:
-        """Check an entry that is to be mounted, given the paths that this run unmounts first; return its disk.
+        """Check whether an entry can be mounted, and return its disk.
+
+        Args:
+            mount: The entry.
+            leaving: The mount points that this run unmounts before.
 
         Raises:
             Refusal: The entry cannot be mounted without losing data.
@@ -153,31 +157,35 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
             check_free(mount["path"])
         elif there.number != disk.number:
             found = "%s, device %s" % (there.fstype, there.number)
-            raise Refusal("something else is mounted there (%s); unmount it, or give another path" % found)
+            raise Refusal("another file system is mounted at this path (%s); unmount it, or give another path" % found)
         elif lacks_journal(mount, there):
             held = used_by(mount["path"], disk.number, self.mounts())
             if held:
                 raise Refusal(
-                    "it is mounted without its journal, and must be unmounted before it can be written to safely; used"
-                    " by %s: end that and run again" % held
+                    "the disk is mounted without its journal, and must be unmounted before it can be written to safely;"
+                    " used by %s: end that and run again" % held
                 )
         self.check_accounts(mount)
         return disk
 
     def check_accounts(self, mount: Mount) -> None:
-        """Reject an owner or group that does not exist. Check mode does not, since it creates no accounts."""
+        """Reject an owner or group that does not exist. Check mode rejects none, since it creates no accounts."""
         for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
             if mount[key] and not mount[key].isdigit() and not self.module.check_mode:
                 try:
                     find(mount[key])
                 except KeyError as exc:
                     raise Refusal(
-                        "there is no %s %s on this worker; set %s in disks_mounts, or create it"
+                        "this worker has no %s %s; set %s in disks_mounts, or create the account or group"
                         % (key, mount[key], key)
                     ) from exc
 
     def check_blank(self, mount: Mount, disk: Disk) -> None:
-        """Reject a disk that must not be formatted."""
+        """Check that a disk without a file system may be formatted.
+
+        Raises:
+            Refusal: `format` is not set, or the disk is read-only, in use or not blank.
+        """
         if not mount["format"]:
             raise Refusal("%s holds no file system; set format: true to have one made" % disk.path)
         if disk.read_only:
@@ -188,7 +196,7 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
                 " hand (`blkdiscard -z`)" % (disk.path, disk.path)
             )
         try:
-            # With O_EXCL, the kernel refuses to open a disk that is in use.
+            # With O_EXCL, the kernel rejects the opening of a disk that is in use.
             handle = os.open(disk.path, os.O_RDONLY | os.O_EXCL)
         except OSError as exc:
             reason = "in use; end the processes that use it" if exc.errno == errno.EBUSY else exc.strerror
@@ -204,16 +212,16 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
                 " (`blkdiscard -z`)" % (disk.path, place)
             )
 
-    # Changes
+    # Methods that change the worker
 
     def format(self, mount: Mount, disk: Disk) -> None:
-        """Make a file system on a blank disk and wait for its links."""
+        """Make a file system on a blank disk and wait until udev has made its links in /dev/disk."""
         self.run(*MKFS[mount["fstype"]], disk.path)
         if self.module.get_bin_path("udevadm"):
             self.run("udevadm", "settle", "--timeout=%d" % LINK_TIMEOUT, check=False)
 
     def linked(self, disk: Disk) -> str:
-        """Wait for the link of the disk's UUID and return the UUID; fail if another disk has the same one."""
+        """Wait for the link of the disk's UUID and return the UUID; fail if another disk has the same UUID."""
         _, out = self.run("blkid", "-p", "-o", "export", disk.path)
         uuid: str = parse_blkid(out)["UUID"]
         link, deadline = "/dev/disk/by-uuid/" + uuid, time.monotonic() + LINK_TIMEOUT
@@ -270,15 +278,16 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
         if not self.act("unmount %s and mount it again (%s)" % (path, ", ".join(wrong_options(mount, there)))):
             return
         self.unmount(path)
-        # systemd considers the unit started until it has noticed the unmount.
+        # The next start does nothing as long as systemd considers the mount unit active, so wait until it has noticed
+        # the unmount.
         deadline = time.monotonic() + LINK_TIMEOUT
         while self.run("systemctl", "is-active", "--quiet", name, check=False)[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.1)  # polls systemd until the deadline
         self.systemctl("start", name)
 
     def unmount(self, path: str) -> None:
-        """Unmount a path; the error names what keeps it in use."""
-        # Not by systemctl, which would first stop the services that use the mount, such as runs.
+        """Unmount a path. If this fails, the module's error names the processes and exports that use the path."""
+        # `systemctl stop` is not used: it would first stop the services that use the mount, such as runs.
         code, _ = self.run("umount", path, check=False)
         if code or self.at(path):
             used_by = ", ".join(filter(None, (processes_below(path), exports_below(path))))
@@ -296,7 +305,7 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
         """Set owner, group and mode of the root of the file system."""
         path = mount["path"]
         try:
-            # If others can write to a directory on the way, they could put a link there and get ownership of its
+            # If others than root can write to a parent directory, they could put a link there and get ownership of its
             # target.
             root, missing = open_directory(path)
         except Refused as exc:
@@ -319,7 +328,7 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
             os.close(root)
 
     def absent(self, mount: Mount) -> None:
-        """Unmount an entry, and remove its unit and its mount point."""
+        """Unmount the disk of an entry with state absent, and remove its mount unit and mount point."""
         path, name = mount["path"], unit_name(mount["path"])
         unit, there = os.path.join(UNITS, name), self.at(mount["path"])
         if there is not None and self.act("unmount %s" % path):
@@ -334,20 +343,27 @@ class DataDisks(Worker):  # type: ignore[misc]  # only Ansible can import module
             os.rmdir(path)
 
     def check_absent(self, mount: Mount) -> None:
-        """Reject an unmount if another disk is mounted there, or something other than a disk."""
+        """Check that what is mounted at the path of an entry with state absent may be unmounted.
+
+        Raises:
+            Refusal: Another disk is mounted there, or something other than a disk.
+        """
         there = self.at(mount["path"])
         if there is None:
             return
         if there.number.startswith("0:"):
-            raise Refusal("what is mounted there is not a disk but %s; remove the entry from the list" % there.fstype)
+            raise Refusal(
+                "what is mounted at this path is not a disk but %s; remove the entry from the list" % there.fstype
+            )
         named = mount["device"] or mount["uuid"] or mount["label"]
-        # If the unit belongs to this role, the disk may have been detached already.
+        # The named disk is not looked up if the mount unit belongs to this role: the disk may have been detached
+        # already.
         ours = os.path.exists(os.path.join(UNITS, unit_name(mount["path"])))
         if named and not ours and device_number(resolve(mount)) != there.number:
-            raise Refusal("another disk is mounted there (device %s); name that one" % there.number)
+            raise Refusal("another disk (device %s) is mounted at this path; name that disk" % there.number)
 
     def unlisted(self, listed: list[str]) -> list[str]:
-        """Return this role's units for paths that are not listed."""
+        """Return the files of mount units that this role wrote for paths which are not listed any more."""
         names = {unit_name(path) for path in listed}
         paths = sorted(glob.glob(UNITS + "/*.mount"))
         return [path for path in paths if os.path.basename(path) not in names and read(path).startswith(HEADER)]
@@ -371,7 +387,7 @@ def main() -> None:
     )
     take_turn(module, "data disks")
     work, mounts = DataDisks(module), module.params["mounts"]
-    # Unmount first: an entry may use the path or the disk of an absent one.
+    # Disks are unmounted first: an entry may use the path or the disk of an entry with state absent.
     leaving = [mount for mount in mounts if mount["state"] == "absent"]
     coming = [mount for mount in mounts if mount["state"] == "mounted"]
     refusals: list[str] = []
@@ -385,7 +401,7 @@ def main() -> None:
                 continue
             disk = work.check(mount, [each["path"] for each in leaving])
             if disk.number in taken:
-                way = "remove one of them, or name another disk"
+                way = "remove one of the two entries, or name another disk"
                 raise Refusal(  # noqa: TRY301
                     "%s is also listed for %s; %s" % (disk.path, taken[disk.number], way)
                 )

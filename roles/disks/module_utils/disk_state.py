@@ -15,20 +15,20 @@ WANTS = UNITS + "/local-fs.target.wants"
 HEADER = "# Written by Ansible (role disks); changes are lost."
 #: Options that the kernel reports for a mount if, and only if, they were requested.
 VISIBLE = frozenset(("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync", "discard"))
-#: The word by which the kernel reports a mount without its journal (noload, norecovery).
+#: The option that the kernel reports for a mount that was mounted without its journal (noload, norecovery).
 NO_JOURNAL = "norecovery"
-#: Bytes that are read at one place to find out whether a disk is blank; a power of two.
+#: Size in bytes of each sample that is read to find out whether a disk is blank; a power of two.
 PIECE = 1 << 20
-#: Bytes at the beginning of the disk that are read completely: every file system writes there first.
+#: Number of bytes at the beginning of a disk that are read completely, since every file system writes there first.
 HEAD = 256 * PIECE
-#: Number of places that are read, evenly over the disk; XFS has copies of its superblock at the quarters.
+#: Number of samples that are spread evenly over a disk; XFS has copies of its superblock at the quarters.
 SAMPLES = 256
-#: Bytes in a block group of ext4, and the most bytes in an allocation group of XFS (mke2fs(8), mkfs.xfs(8)). ext4 keeps
-#: copies of its superblock in the groups 1 and powers of 3, 5 and 7.
+#: Size in bytes of a block group of ext4, and the largest size of an allocation group of XFS (mke2fs(8), mkfs.xfs(8)).
+#: ext4 keeps copies of its superblock in group 1 and in the groups that are powers of 3, 5 and 7.
 EXT4_GROUP, XFS_PART = 32768 * 4096, (1 << 40) - 4096
 #: The kernel's list of exports that NFS clients have used (nfsd(7)).
 EXPORTS = "/proc/fs/nfsd/exports"
-#: An entry of the module's argument mounts.
+#: An entry of the argument `mounts` of the module data_disks.
 Mount = Dict[str, Any]
 
 
@@ -63,14 +63,14 @@ def unit_text(mount: Mount, uuid: str) -> str:
 
 
 def parse_blkid(text: str) -> dict[str, str]:
-    """Given the output of `blkid -p -o export`, return the pairs about the disk's contents; none for a blank disk."""
+    """Given the output of `blkid -p -o export`, return the contents' tags, such as TYPE; none for a blank disk."""
     pairs = {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
-    # For a partition, blkid also reports the partition's location.
+    # For a partition, blkid also reports where it is on its disk, in PART_ENTRY_ tags.
     return {key: value for key, value in pairs.items() if key != "DEVNAME" and not key.startswith("PART_ENTRY_")}
 
 
 def places(size: int) -> list[int]:
-    """Given the size of a disk, return the positions that must be zero if it is blank; all in bytes."""
+    """Given the size of a disk in bytes, return the positions of the samples that are read to see if it is blank."""
     found = {*range(0, HEAD, PIECE), size - PIECE, *(size * part // SAMPLES for part in range(SAMPLES))}
     found |= {EXT4_GROUP * factor**power for factor in (3, 5, 7) for power in range(1, 20)}
     found |= set(range(0, size, XFS_PART))
@@ -78,7 +78,7 @@ def places(size: int) -> list[int]:
 
 
 def first_data(stream: BinaryIO) -> int | None:
-    """Return roughly the byte at which a disk holds data other than zeros; None if it looks blank."""
+    """Return the position of the first sample of a disk that is not all zeros; None if the disk looks blank."""
     size = stream.seek(0, os.SEEK_END)
     for place in places(size):
         stream.seek(place)
@@ -88,7 +88,7 @@ def first_data(stream: BinaryIO) -> int | None:
 
 
 def wrong_options(mount: Mount, mounted: Mounted) -> list[str]:
-    """Return the options that a mount lacks, or has without a request."""
+    """Return the options in which a mount differs from its entry: missing ones and ones that are not listed."""
     wrong = VISIBLE & (frozenset(mount["options"]) ^ _options(mounted))
     return sorted(wrong | ({NO_JOURNAL} if lacks_journal(mount, mounted) else set()))
 
@@ -96,8 +96,8 @@ def wrong_options(mount: Mount, mounted: Mounted) -> list[str]:
 def lacks_journal(mount: Mount, mounted: Mounted) -> bool:
     """Return whether a mount that should be writable was mounted without its journal.
 
-    A remount does not change this: ext4 would be written to without a journal, and XFS would stay read-only (ext4(5),
-    xfs(5)).
+    A remount as writable does not help: ext4 would be written to without a journal, and XFS would stay read-only
+    (ext4(5), xfs(5)).
     """
     return "ro" not in mount["options"] and NO_JOURNAL in _options(mounted)
 
@@ -114,7 +114,7 @@ def resolve(mount: Mount) -> str:
     """
     if mount["uuid"] or mount["label"]:
         kind = "uuid" if mount["uuid"] else "label"
-        # udev encodes characters that are invalid in file names, but keeps non-ASCII ones (blkid_encode_string of
+        # udev escapes ASCII characters that are invalid in file names, but keeps non-ASCII ones (blkid_encode_string of
         # libblkid).
         label = "".join(c if re.match(r"[\w#+.:=@-]|[^\0-\x7f]", c) else "\\x%02x" % ord(c) for c in mount["label"])
         names = (mount["uuid"].lower(), mount["uuid"].upper()) if mount["uuid"] else (label,)
@@ -125,7 +125,7 @@ def resolve(mount: Mount) -> str:
     else:
         name, wanted = mount["device"], "named %s" % mount["device"]
         every = [path for path in glob.glob(DISKS + "/by-id/*") if not re.search(r"-part\d+$", path) or "-part" in name]
-        # The prefixes that the rules of udev and Google put before a serial in their links.
+        # udev's and Google's rules put a prefix before a disk's serial in the names of links.
         forms = (name, "google-" + name, "virtio-" + name)
         links = [path for path in every if os.path.basename(path) in forms or path.endswith("_" + name)]
     found = sorted({os.path.realpath(path) for path in links if os.path.exists(path)})
@@ -146,7 +146,7 @@ def device_number(path: str) -> str:
 
 
 def check_unit(path: str) -> None:
-    """Reject a path whose mount unit does not belong to this role."""
+    """Reject a mount point that is in /etc/fstab, or whose mount unit does not belong to this role."""
     check_fstab(path)
     unit = os.path.join(UNITS, unit_name(path))
     if os.path.lexists(unit) and (os.path.islink(unit) or not read(unit).startswith(HEADER)):
@@ -154,7 +154,7 @@ def check_unit(path: str) -> None:
 
 
 def used_by(path: str, number: str, mounts: list[Mounted]) -> str:
-    """Return what keeps a disk in use: processes, exports and mounts below its path, and mounts in containers.
+    """Return what uses a mounted disk: processes, exports and mounts below its mount point, and mounts in containers.
 
     Args:
         path: The mount point.
@@ -171,7 +171,7 @@ def used_by(path: str, number: str, mounts: list[Mounted]) -> str:
 
 
 def _containers(number: str) -> str:
-    """Return processes that have the disk in their own mount namespace, which umount on the host does not change."""
+    """Return processes in whose own mount namespace a disk is mounted and stays so when the host unmounts it."""
     spaces = {os.readlink("/proc/self/ns/mnt")}
     found = set()
     for link in glob.glob("/proc/[0-9]*/ns/mnt"):
@@ -189,9 +189,10 @@ def _containers(number: str) -> str:
 
 
 def stays_mounted(mountinfo: str, number: str) -> bool:
-    """Given mountinfo of another mount namespace, return whether a disk stays mounted there when the host unmounts it.
+    """Given a mount namespace's mountinfo, return whether a disk stays mounted in it when the host unmounts the disk.
 
-    A mount that shares propagation with the host's, or is a slave of it, is unmounted with it (mount_namespaces(7)).
+    A mount that shares propagation with the host's mount, or is its slave, is unmounted together with it
+    (mount_namespaces(7)).
     """
     lines = [line.partition(" - ")[0].split(" ") for line in mountinfo.split("\n") if line]
     return any(
@@ -201,15 +202,15 @@ def stays_mounted(mountinfo: str, number: str) -> bool:
 
 
 def exports_below(path: str) -> str:
-    """Return the directories below a path that the kernel's NFS server exports; no process has these open."""
+    """Return the directories below a path that the kernel's NFS server exports; no process shows them as open."""
     lines = (line.split() for line in read(EXPORTS).splitlines())
     found = sorted({words[0] for words in lines if words and (words[0] + "/").startswith(path + "/")})
-    way = "if it is no longer in nfs_exports, --tags nfs ends it"
+    way = "if nfs_exports no longer lists it, a run with --tags nfs ends the export"
     return "the NFS export of %s (%s)" % (" and ".join(found), way) if found else ""
 
 
 def processes_below(path: str) -> str:
-    """Return the processes that have something open below a path."""
+    """Return the first few processes that have a file or directory below a path open."""
     found = set()
     for link in glob.glob("/proc/[0-9]*/cwd") + glob.glob("/proc/[0-9]*/root") + glob.glob("/proc/[0-9]*/fd/*"):
         try:

@@ -1,7 +1,7 @@
-"""Action that executes the module managed_files only if the worker's state differs from the entries.
+"""Action that executes the module managed_files only if the worker's files may differ from the listed entries.
 
-It is an action and not a condition of each task, so that entries are compared in one place. The role facts has read the
-state; for a path that it did not or could not read, the module is executed.
+The comparison is in this action and not in a condition of each task, so that it exists once. It uses the state that the
+role facts has read; if that state lacks a listed path, the module is executed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ansible.plugins.action import ActionBase
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a text as a file holds it."""
+    """Return the SHA-256 of the bytes of a file with this text."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def done(entry: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> bool:
-    """Given an entry of managed_files and `worker.files` of worker_facts, return whether it shows nothing to change."""
+    """Given an entry of managed_files and the fact `worker.files`, return whether nothing is to change."""
     found = files.get(entry["path"])
     state, content = entry.get("state", "file"), entry.get("content")
     if found is None:
@@ -31,7 +31,7 @@ def done(entry: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> bo
         return not found or found.get("block") == ""
     if state == "link":
         return found == {"state": "link", "target": entry["target"]}
-    # A block leaves a file's owner and mode as they are.
+    # A block is part of a file of another owner, whose owner and mode stay as they are.
     mode = "0755" if state == "directory" else "0644"
     kept = {} if state == "block" else {"owner": "root", "group": "root", "mode": mode}
     wanted = kept | {key: str(entry[key]) for key in ("owner", "group", "mode") if entry.get(key)}
@@ -48,17 +48,17 @@ def done(entry: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> bo
 
 
 class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
-    """Skips the module where nothing would change, and executes it otherwise."""
+    """Executes the module managed_files on the worker, or skips it if the facts show that nothing is to change."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Compare the entries with the worker's state; Ansible calls it."""
+        """Compare the entries with the worker's facts; Ansible calls this method."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         try:
             files = variables["ansible_facts"]["worker"]["files"]
             skipped = all(done(entry, files) for entry in self._task.args["files"])
         except (AttributeError, KeyError, TypeError, ValueError):
-            skipped = False  # Nothing was read, or an entry is invalid; the module reports the fault.
+            skipped = False  # The state was not read, or an entry is invalid, which the module then reports.
         if skipped:
             return result | {"changed": False, "changed_paths": [], "skipped": True, "skip_reason": "as listed already"}
         return result | dict(self._execute_module(task_vars=task_vars))

@@ -1,8 +1,9 @@
-"""Filters that return a worker's present and future accounts, groups and packages, and the paths in variables.
+"""Filters that return the accounts, groups and packages that a worker has or will get, and the paths in variables.
 
-No effects, so that their tests are tables.
+The filters have no side effects, so that their tests are tables.
 
-`ANY` in a result stands for the names of a directory service, which answers for single names but lists none.
+A result contains `ANY` if the worker uses a directory service, which answers for single names but may list none: then
+every name may exist.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ANY = "*"
 
 
 def _here(people: list[dict[str, Any]], place: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the people of users_people who belong on a worker, as the role users does (`people_here`)."""
+    """Return the people of users_people who belong on a worker, by the same rules as the filter `people_here`."""
     nodes, groups = set(place["nodes"]), set(place["groups"])
 
     def here(person: dict[str, Any]) -> bool:
@@ -30,7 +31,7 @@ def _here(people: list[dict[str, Any]], place: dict[str, Any]) -> list[dict[str,
 
 
 def _present(people: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the people of users_people who have or get an account."""
+    """Return the people of users_people who have or will get an account."""
     return [person for person in people if person.get("state", "present") == "present"]
 
 
@@ -47,15 +48,15 @@ def known_accounts(worker: dict[str, Any], people: list[dict[str, Any]], place: 
     """Return the accounts that a worker has once site.yml has run.
 
     Args:
-        worker: ansible_facts['worker'].
-        people: users_people and users_more_people.
-        place: `nodes`, the names that the worker's node has, and `groups`, the inventory's groups that it is in.
+        worker: The worker's facts, ansible_facts['worker'].
+        people: The entries of users_people and users_more_people.
+        place: `nodes`, all names of the worker's node, and `groups`, the inventory's groups that contain the worker.
     """
     return sorted(_accounts(worker, _here(people, place)) | _any(worker, "accounts"))
 
 
 def accounts_elsewhere(people: list[dict[str, Any]], place: dict[str, Any]) -> list[str]:
-    """Return the listed people who have an account on other nodes only; takes the arguments of `known_accounts`."""
+    """Return the listed people who have an account on other nodes only; arguments as in `known_accounts`."""
     here = {str(person.get("name")) for person in _present(_here(people, place))}
     return sorted({str(person.get("name")) for person in _present(people)} - here)
 
@@ -70,11 +71,11 @@ def known_groups(
     """Return the groups that a worker has once site.yml has run.
 
     Args:
-        worker: As `known_accounts` takes it, like the next two.
-        people: The people who may be in groups.
-        place: The worker, as in `known_accounts`.
+        worker: The worker's facts, ansible_facts['worker'].
+        people: The entries of users_people and users_more_people.
+        place: As in `known_accounts`.
         listed: users_groups.
-        brought: Groups that roles create, whoever is in them.
+        brought: Groups that other roles create.
     """
     here = _here(people, place)
     named = {group for person in _present(here) for group in person.get("groups", [])}
@@ -83,12 +84,13 @@ def known_groups(
 
 
 def packages_to_come(names: list[str], installed: Mapping[str, str]) -> list[str]:
-    """Given packages that roles install, with :ARCHITECTURE or =VERSION if given, return the names of missing ones.
+    """Given packages that roles install, return the names of those that the worker does not have yet.
 
-    A package of another version counts as missing; the worker's state does not say of which architecture a package is.
+    A package with another version than the listed one counts as missing. The architecture is not compared, since the
+    worker's facts do not contain it.
 
     Args:
-        names: As base_packages and shell_packages list them.
+        names: Names as in base_packages and shell_packages, optionally with :ARCHITECTURE and =VERSION.
         installed: Packages that the worker has, with their versions.
     """
     return sorted({re.split("[:=]", name)[0] for name in names if not _installed(name, installed)})
@@ -97,16 +99,15 @@ def packages_to_come(names: list[str], installed: Mapping[str, str]) -> list[str
 def _installed(listed: str, installed: Mapping[str, str]) -> bool:
     package, pinned, version = listed.partition("=")
     found = installed.get(package.partition(":")[0])
-    # As apt takes versions: with * for any part of one.
+    # As in apt's syntax, a version can contain * for any text.
     return found is not None and (not pinned or fnmatch.fnmatchcase(found, version))
 
 
 @accept_args_markers  # type: ignore[untyped-decorator] # Ansible ships no types
 def named_paths(people: Any, more_people: Any, paths: Any) -> list[str]:
-    """Return the absolute paths in variables that the worker is asked about.
+    """Return the absolute paths in some variables, about which the module worker_facts is to report.
 
-    The worker's state is read before the variables are checked and errors in them are reported: here a missing or
-    faulty value names nothing.
+    The module runs before the variables are checked, so missing and invalid values are ignored here and reported later.
 
     Args:
         people: users_people.
@@ -121,15 +122,15 @@ def _shells(people: Any) -> list[Any]:
     """Return the login shells of people; none if the list cannot be read."""
     try:
         return [person["shell"] for person in people if "shell" in person]
-    except Exception:  # Whatever a template raises, its author has to fix it.
+    except Exception:  # The check of the variables reports the error of this template later.
         return []
 
 
 def _readable(values: Any) -> list[Any]:
-    """Return the values of a list whose templates have no error."""
+    """Return the values of a list, without those whose templates raise an error."""
     found = []
     for position in range(len(values)):
-        with contextlib.suppress(Exception):  # Whatever a template raises, its author has to fix it.
+        with contextlib.suppress(Exception):  # The check of the variables reports the error of this template later.
             found.append(values[position])
     return found
 

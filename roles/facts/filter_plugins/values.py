@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-#: A package name by Debian Policy 5.6.1, optionally with the architecture and version of apt's syntax.
+#: A package name (Debian Policy 5.6.1), optionally followed by architecture and version in apt's syntax.
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~*-]+)?")
-#: A host name or an address.
+#: A host name or an IP address.
 SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
-#: tz's areas, those of its older names as well; names without an area are older ones, and UTC.
+#: Time zones: the areas of the tz database, including older ones, and names without an area, which are UTC or older.
 ZONE = re.compile(
     r"((Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Brazil|Canada|Chile|Etc|Europe|Indian|Mexico|Pacific|US)"
     r"(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9_+-]+)"
 )
-#: Addresses that apt, pip and uv can fetch from. Schemes may be written in capitals (RFC 3986, 3.1).
+#: URLs that apt, pip and uv can fetch from. Schemes may be written in capitals (RFC 3986, 3.1).
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+]*:/\S*")
-#: Addresses that a mirror can replace, including installation media (sources.list(5)).
+#: URLs in apt's sources that a mirror can replace, including those of installation media (sources.list(5)).
 SOURCE = re.compile(rf"{ADDRESS.pattern}|cdrom:\[[^\]\n]*\]\S*")
-#: What git clones from (git-clone(1), GIT URLS): its protocols, in small letters alone, user@host:path, and a path. A
-#: host can have the name of a protocol; a single slash after its colon means that the second was forgotten.
+#: Remotes that git can clone from (git-clone(1), GIT URLS): lowercase protocols, user@host:path, and a path. A host can
+#: have the name of a protocol, but a single slash after its colon counts as a URL with a missing second slash.
 REMOTE = re.compile(
     r"(https?|ssh|git|git\+ssh|ssh\+git|ftps?)://[^/\s]+/\S*"
     r"|file:///\S.*"
@@ -28,14 +28,15 @@ REMOTE = re.compile(
 )
 #: An absolute path without spaces and without "..".
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
-#: The largest number that a C program holds in a signed 32-bit integer.
+#: The largest value of a signed 32-bit integer, in which C programs store these numbers.
 LARGEST = 2**31 - 1
-#: An older name: a system that lacks it, as Debian 13 does without tzdata-legacy, does not know all zones.
+#: An older zone name. A system that does not know it has no older names at all, such as Debian 13 without
+#: tzdata-legacy, so an unknown name is no fault there.
 OLDER_ZONE = "US/Pacific"
 
 
 def size_faults(values: dict[str, str], units: str) -> list[str]:
-    """Given variables that are sizes, return those that are not a number, optionally with one of these units."""
+    """Given variables that are sizes, return a fault for each that is not a number or a number and a unit."""
     return [
         f"{name}: '{value}' is not a size; give a whole number above 0, optionally with one of {', '.join(units)},"
         " as in 500M"
@@ -45,7 +46,7 @@ def size_faults(values: dict[str, str], units: str) -> list[str]:
 
 
 def number_faults(values: dict[str, int], least: int, most: int = LARGEST) -> list[str]:
-    """Given variables that are numbers, return those that are out of range."""
+    """Given variables that are numbers, return a fault for each that is out of range."""
     faults = []
     for name, value in values.items():
         if int(value) < least:
@@ -56,11 +57,11 @@ def number_faults(values: dict[str, int], least: int, most: int = LARGEST) -> li
 
 
 def path_faults(values: dict[str, str | list[str]], *optional: str) -> list[str]:
-    """Given variables that are paths on a worker, or lists of them, return those that are not absolute.
+    """Given variables that are paths on a worker, or lists of paths, return a fault for each path that is not absolute.
 
     Args:
-        values: By name.
-        optional: Names of those that may be empty.
+        values: Variable -> path or list of paths.
+        optional: Names of the variables that may be empty.
     """
     places = {
         place: path
@@ -79,7 +80,7 @@ def path_faults(values: dict[str, str | list[str]], *optional: str) -> list[str]
 
 
 def package_faults(names: list[str], variable: str) -> list[str]:
-    """Given packages of the distribution, return those that cannot be package names."""
+    """Given packages of the distribution, return a fault for each that cannot be a package name."""
     return [
         f"{variable}[{position}]: '{name}' is not a package name; use lowercase letters, digits, +, - and .,"
         " optionally with :ARCHITECTURE or =VERSION"
@@ -89,12 +90,12 @@ def package_faults(names: list[str], variable: str) -> list[str]:
 
 
 def package_names(packages: list[str]) -> list[str]:
-    """Given packages as apt takes them, return their names: without :ARCHITECTURE and =VERSION."""
+    """Given packages in apt's syntax, return their names without :ARCHITECTURE and =VERSION."""
     return [re.split("[:=]", package)[0] for package in packages]
 
 
 def server_faults(names: list[str], variable: str) -> list[str]:
-    """Given servers, return those that are neither one name nor one address."""
+    """Given a list of servers, return a fault for each that is neither one host name nor one IP address."""
     return [
         f"{variable}[{position}]: '{name}' is neither a host name nor an address; list each server separately"
         for position, name in enumerate(names)
@@ -103,13 +104,13 @@ def server_faults(names: list[str], variable: str) -> list[str]:
 
 
 def address_faults(values: dict[str, str | dict[str, str]], *local: str) -> list[str]:
-    """Given variables that are addresses, or mappings of addresses, return those that nothing can be fetched from.
+    """Given variables that are URLs or mappings of URLs, return a fault for each that nothing can be fetched from.
 
-    Empty ones are ignored. An address is not repeated: it may contain a password.
+    Empty variables are ignored. The fault does not contain the URL, which may contain a password.
 
     Args:
-        values: By name.
-        local: Names of those that may be absolute paths as well.
+        values: Variable -> URL or mapping of URLs.
+        local: Names of the variables that may also be absolute paths.
     """
     places: dict[str, bool] = {}
     for name, value in values.items():
@@ -121,14 +122,17 @@ def address_faults(values: dict[str, str | dict[str, str]], *local: str) -> list
         elif value:
             places[name] = bool(ADDRESS.fullmatch(value) or (name in local and PATH.fullmatch(value)))
     return [
-        f"{place}: is not an address without spaces, such as https://mirror.example.org/path"
+        f"{place}: must be a URL without spaces, such as https://mirror.example.org/path"
         for place, right in places.items()
         if not right
     ]
 
 
 def remote_faults(values: dict[str, str]) -> list[str]:
-    """Given git remotes, which may be empty or contain a password, return those that git cannot clone."""
+    """Given variables that are git remotes, return a fault, without the remote, for each that git cannot clone.
+
+    Empty remotes are ignored. The fault does not contain the remote, which may contain a password.
+    """
     return [
         f"{name}: is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
         for name, value in values.items()
@@ -137,7 +141,7 @@ def remote_faults(values: dict[str, str]) -> list[str]:
 
 
 def zone_faults(name: str, variable: str) -> list[str]:
-    """Given a time zone or the empty string, return what is wrong with it, as far as this machine knows zones."""
+    """Return the fault of a variable with a time zone, as far as the controller knows time zones."""
     if not name or (ZONE.fullmatch(name) and (_is_zone(name) or not _is_zone(OLDER_ZONE))):
         return []
     return [f"{variable}: there is no time zone '{name}'; `timedatectl list-timezones` lists them"]

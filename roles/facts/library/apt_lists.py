@@ -61,29 +61,30 @@ unread:
   returned: always
 """
 
-#: apt retries a failed download only for a short time, with growing pauses.
+#: apt-get update with retries: of itself, apt retries a failed download only for a short time, with growing pauses.
 UPDATE = ("-q", "-o", "Acquire::Retries=3", "update")
 
-#: Prints where packages would come from: nothing is fetched, no lock is waited for, and a name is one of a package.
+#: apt-get install that only prints the URLs of packages. It fetches nothing and waits for no lock, and it does not take
+#: names for regular expressions.
 WHERE = ("-qq", "-y", "--print-uris", "-o", "Debug::NoLocking=1", "-o", "APT::Cmd::Pattern-Only=true", "install", "--")
 
-#: The server that an address is one of, without a password for it; of a file its topmost directory.
+#: The server in a URL, without login; in a file: URL, the topmost directory.
 SERVER = re.compile(r"\b([a-z+]+:/+)(?:[^/\s'\"@]*@)?([^/\s'\"]+)")
 
-#: apt's final line, which sums up the failed sources.
+#: apt's last message if sources failed; it names none of them.
 SUM = "Some index files failed to download"
 
 WAYS = (
-    "run again once they can be read, or name a mirror: base_apt_mirrors; for deadsnakes python_deadsnakes_url,"
-    " and python_source: uv does without it; where the image brought a source whose key has expired, renew the key, or"
-    " remove the source below /etc/apt/sources.list.d if nothing is needed from it"
+    "run again once these sources can be read, or set mirrors in base_apt_mirrors (for deadsnakes: in"
+    " python_deadsnakes_url, or set python_source to uv); if the image brought a source whose key has expired,"
+    " renew the key, or remove the source below /etc/apt/sources.list.d if nothing is needed from it"
 )
 
 
 def unread(code: int, said: str) -> list[str]:
-    """Given exit code and stderr of C(apt-get update), return what it says of sources that it could not read.
+    """Given exit code and stderr of C(apt-get update), return one text for each source that apt could not read.
 
-    The code is 0 where a source did not answer: apt goes on with the lists that it has.
+    The exit code is 0 also if a source did not answer: apt then continues with its older lists.
     """
     if code == 0 and "\nW: Failed to fetch " not in "\n" + said:
         return []
@@ -93,7 +94,7 @@ def unread(code: int, said: str) -> list[str]:
 
 
 def update(module: AnsibleModule) -> list[str]:
-    """Refresh the lists, and return what apt says of sources that it could not read."""
+    """Refresh apt's lists, and return the result of `unread`."""
     command = [module.get_bin_path("apt-get", required=True), *UPDATE]
     deadline = time.monotonic() + module.params["lock_timeout"]
     while True:
@@ -106,7 +107,7 @@ def update(module: AnsibleModule) -> list[str]:
 
 
 def needed(module: AnsibleModule, packages: list[str], faults: list[str]) -> bool:
-    """Return whether packages come, or may come, from sources that could not be read.
+    """Return whether some of the packages come, or may come, from sources that apt could not read.
 
     Args:
         module: The module, which runs apt-get.

@@ -110,12 +110,12 @@ changed_paths:
 
 
 def validation_fault(module: AnsibleModule, command: str, text: str) -> str:
-    """Return why the command does not accept the text; empty where it does."""
+    """Return why a file with this text fails the entry's command `validate`; empty if it passes."""
     if command.count("%s") != 1:
         return "validate needs %s once"
     program = command.split(maxsplit=1)[0]
     if not (os.access(program, os.X_OK) if os.path.isabs(program) else module.get_bin_path(program)):
-        # Check mode installs no packages.
+        # Check mode does not install the package that contains the program.
         return "" if module.check_mode else "%s, which checks it, is missing" % program
     handle, path = tempfile.mkstemp(dir=module.tmpdir)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
@@ -128,10 +128,10 @@ def validation_fault(module: AnsibleModule, command: str, text: str) -> str:
 
 
 def plan(module: AnsibleModule, entry: dict[str, Any]) -> dict[str, str] | None:
-    """Return the diff of an entry that is to be changed; None if everything is as it should be.
+    """Return the diff between the worker and an entry; None if nothing is to change.
 
     Raises:
-        Refused: It cannot be.
+        Refused: The entry cannot be applied.
     """
     if nothing_asked(entry):
         return None

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that reads the state of a host on which roles base decisions, in one call; runs on Python 3.8."""
+"""Module that reads all facts about a host that roles need, in one call; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -110,23 +110,23 @@ ansible_facts:
   returned: always
 """
 
-#: Where apt puts the lists of packages.
+#: The directory of apt's package lists.
 LISTS = "/var/lib/apt/lists"
-#: The file whose time is that of the last complete refresh. Other times prove less: that of the directory shows that
-#: some lists were fetched, that of `partial` only an attempt, and the update-success-stamp of Ubuntu's apt that not
-#: every source failed.
+#: A stamp file that the module apt_lists touches after each complete refresh of apt's lists. Other times prove less:
+#: the time of the lists' directory shows that some lists were fetched, the time of `partial` only an attempt, and the
+#: update-success-stamp of Ubuntu's apt that at least one source did not fail.
 STAMP = "/var/lib/apt/periodic/tpu_ops-lists-stamp"
 #: The directory in which dpkg journals changes before it writes them to its list of packages.
 UPDATES = "/var/lib/dpkg/updates"
 
 
 def distribution(os_release: str, debian_version: str) -> dict[str, str]:
-    """Given the texts of /etc/os-release and /etc/debian_version, return the facts of the distribution."""
+    """Given the texts of /etc/os-release and /etc/debian_version, return Ansible's facts on the distribution."""
     pairs = (line.partition("=") for line in os_release.splitlines() if "=" in line and not line.startswith("#"))
     values = {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
     name = {"debian": "Debian", "ubuntu": "Ubuntu"}.get(values.get("ID", ""), values.get("NAME", ""))
     version = values.get("VERSION_ID", "")
-    # Debian's point releases are only in the other file, and before a release there is no number at all.
+    # Debian's point releases (12.5) are only in /etc/debian_version, which contains no number before a release.
     if name == "Debian" and re.match(r"^\d+\.\d+$", debian_version.strip()):
         version = debian_version.strip()
     return {
@@ -138,17 +138,17 @@ def distribution(os_release: str, debian_version: str) -> dict[str, str]:
 
 
 def packages(listing: str) -> dict[str, str]:
-    """Given dpkg-query's lines of status, name and version, return name -> version of what is installed."""
+    """Given dpkg-query's lines of status, name and version, return name -> version of the installed packages."""
     rows = (line.split("\t") for line in listing.splitlines())
     return {row[1]: row[2] for row in rows if row[0] == "installed"}
 
 
 def units(files: str, loaded: str) -> dict[str, dict[str, str]]:
-    """Given systemctl's lists of unit files and of loaded units, return by name whether it is enabled and active."""
+    """Given systemctl's lists of unit files and loaded units, return unit -> whether it is `enabled` and `active`."""
     active = {row[0]: row[2] for row in (line.split(None, 4) for line in loaded.splitlines()) if len(row) > 3}
     rows = [line.split() for line in files.splitlines()]
     found = {row[0]: {"enabled": row[1], "active": active.get(row[0], "inactive")} for row in rows if len(row) > 1}
-    # Instances of templates have no file of their own.
+    # An instance of a template unit, such as name@x.service, has no unit file of its own.
     for name, state in active.items():
         if "@" in name:
             found.setdefault(name, {"enabled": "", "active": state})
@@ -156,7 +156,7 @@ def units(files: str, loaded: str) -> dict[str, dict[str, str]]:
 
 
 def refused(shown: str) -> list[str]:
-    """Given systemctl show's blocks of Id and ConditionResult, return the units whose conditions the host fails."""
+    """Given Id and ConditionResult of units from systemctl show, return the units whose start conditions failed."""
     return [
         block["Id"]
         for block in blocks(shown)
@@ -165,7 +165,7 @@ def refused(shown: str) -> list[str]:
 
 
 def unit_states(kinds: str, patterns: list[str]) -> dict[str, dict[str, str]]:
-    """Return the matching units of this host. A unit that systemd would not start is `skipped`, not just inactive."""
+    """Return the state of each matching unit; an enabled unit whose start conditions failed is `skipped`."""
     found = units(
         output("systemctl", "list-unit-files", "--no-legend", "--no-pager", kinds, "--", *patterns),
         output("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", kinds, "--", *patterns),
@@ -181,13 +181,13 @@ def unit_states(kinds: str, patterns: list[str]) -> dict[str, dict[str, str]]:
 
 
 def hugepages(line: str) -> str:
-    """Given the kernel's line of choices, return the one in brackets."""
+    """Given the text of the kernel's file, such as `always [madvise] never`, return the value in brackets."""
     match = re.search(r"\[(\w+)\]", line)
     return match[1] if match else ""
 
 
 def mounts(mountinfo: str) -> list[dict[str, str]]:
-    """Given the text of /proc/self/mountinfo, return every mount; its own options come before the file system's."""
+    """Given the text of /proc/self/mountinfo, return every mount, with the mount's options before the file system's."""
     found = []
     for mounted in parse_mounts(mountinfo):
         own = mounted.options.split(",")
@@ -215,9 +215,9 @@ def people() -> tuple[dict[str, Any], dict[str, list[str]]]:
 
 
 def unlisted(nsswitch: str) -> list[str]:
-    """Given the text of /etc/nsswitch.conf, return which of accounts and groups have sources other than files.
+    """Given the text of /etc/nsswitch.conf, return which of `accounts` and `groups` also come from a directory service.
 
-    A directory service answers for each name, but may not list any.
+    A directory service answers for single names, but may not list them.
     """
     found = []
     for name, database in (("accounts", "passwd"), ("groups", "group")):
@@ -229,7 +229,7 @@ def unlisted(nsswitch: str) -> list[str]:
 
 
 def apt_lists(directory: str, stamp: str) -> dict[str, Any]:
-    """Return the seconds since apt last fetched all lists, and whether there are lists; images may have none."""
+    """Return the age in seconds of apt's last complete refresh, and whether there are package lists at all."""
     try:
         age = max(0, int(time.time() - os.stat(stamp).st_mtime))
     except OSError:
@@ -242,7 +242,7 @@ def apt_lists(directory: str, stamp: str) -> dict[str, Any]:
 
 
 def dpkg_interrupted(directory: str) -> bool:
-    """Return whether dpkg has left a change half done, by the criterion of apt: files whose names are numbers."""
+    """Return whether dpkg was interrupted, by apt's criterion: the directory has files whose names are numbers."""
     try:
         return any(name.isdigit() for name in os.listdir(directory))
     except OSError:
@@ -250,7 +250,7 @@ def dpkg_interrupted(directory: str) -> bool:
 
 
 def contents(patterns: list[str]) -> dict[str, bytes]:
-    """Given shell patterns, return path -> content of the files that match."""
+    """Given shell patterns of paths, return path -> content of each matching file."""
     found = {}
     for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
         if os.path.isfile(path):
@@ -260,7 +260,7 @@ def contents(patterns: list[str]) -> dict[str, bytes]:
 
 
 def mentioned(word: str, patterns: list[str]) -> list[str]:
-    """Given shell patterns, return the matching files that contain this word or cannot be read."""
+    """Given shell patterns of paths, return the matching files that contain a word or cannot be read."""
     found = []
     for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
         if os.path.isfile(path) and (word in read(path) or not os.access(path, os.R_OK)):
@@ -269,7 +269,7 @@ def mentioned(word: str, patterns: list[str]) -> list[str]:
 
 
 def standing(path: str) -> str:
-    """Return whether a path is `missing`, a file that can be `executable`, or otherwise `there`; links are followed."""
+    """Return `missing`, `executable` (a file that can be executed) or `there` (anything else); links are followed."""
     if os.path.isfile(path) and os.access(path, os.X_OK):
         return "executable"
     return "there" if os.path.exists(path) else "missing"
@@ -289,7 +289,7 @@ def name_of(number: int, entry_of: Callable[[int], Any]) -> str:
 
 
 def entry(path: str) -> dict[str, str]:
-    """Return what exists at a path; empty if nothing exists.
+    """Return type, attributes and digest of what exists at a path; empty if nothing exists.
 
     Raises:
         OSError: The path cannot be read.
@@ -314,7 +314,7 @@ def entry(path: str) -> dict[str, str]:
 
 
 def entries(patterns: list[str]) -> dict[str, dict[str, str]]:
-    """Given shell patterns, return path -> what exists there; paths that cannot be read are left out."""
+    """Given paths and shell patterns, return path -> result of `entry`; paths that cannot be read are left out."""
     found = {}
     for pattern in patterns:
         for path in glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]:
@@ -342,7 +342,7 @@ def main() -> None:
     versions = {path: output(path, "--version").partition("\n")[0].strip() for path in module.params["programs"]}
     keys = {path: fingerprints(data) for path, data in contents(module.params["signing_keys"]).items()}
     accounts, groups = people()
-    # A variable holds the name, so that mypy accepts it for every release of Python.
+    # `sys.version_info` is in a variable, since mypy would otherwise evaluate comparisons with it for one Python only.
     version = sys.version_info
     facts: dict[str, Any] = distribution(read("/etc/os-release"), read("/etc/debian_version"))
     facts["architecture"] = platform.machine()
@@ -378,7 +378,10 @@ def main() -> None:
     if not module.params["skip_done"]:
         facts["worker"].update(packages={}, programs={}, files={}, signing_keys={}, mentions={}, hugepages="")
     for line in busy():
-        module.warn("another playbook is at work on this worker: %s; what both change is done in turn" % line)
+        module.warn(
+            "another playbook is at work on this worker: %s; where both change the same thing, this one waits for the"
+            " other" % line
+        )
     module.exit_json(changed=False, ansible_facts=facts)
 
 

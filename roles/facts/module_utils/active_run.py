@@ -1,15 +1,15 @@
-"""The training run that is active on a worker; runs on Python 3.8."""
+"""Find the training run that is active on a worker; supports Python 3.8."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 
-#: The unit that is a training run, and what the launcher puts before a run's id in its description
+#: The systemd unit of a training run, and the text before the run's id in the unit's description
 #: (tpu_ops/host/unit.py).
 UNIT, TITLE = "tpu-run.service", "tpu_ops run "
 
-#: Seconds that systemd may take to answer.
+#: Time limit in seconds for systemctl.
 ANSWER = 30.0
 
 
@@ -18,7 +18,7 @@ class RunUnknown(Exception):
 
 
 def named_run(shown: str) -> str:
-    """Given the output of systemctl show for the unit, return the run's id, or the unit's name if the id is unknown.
+    """Given the output of systemctl show for the run's unit, return the run's id; the unit's name if the id is unknown.
 
     The result is empty if no run is active. A run that waits at its barrier or is being ended counts as active.
     """
@@ -30,10 +30,10 @@ def named_run(shown: str) -> str:
 
 
 def active_run() -> str:
-    """Return the result of `named_run` for this host; empty if systemd does not run.
+    """Return the id of the training run that is active on this host; empty if there is none. See `named_run`.
 
     Raises:
-        RunUnknown: systemd does not answer.
+        RunUnknown: systemctl does not answer in time.
     """
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Work in a person's home with that person's rights; runs on Python 3.8.
+"""Run a function in a person's home with that person's rights; supports Python 3.8.
 
-The owner of a home can create symbolic links anywhere in it. If root follows one, root writes where the person is not
-allowed to; if the person follows it, it leads only where the person is allowed to write.
+The owner of a home can create symbolic links anywhere in the home. A root process that follows such a link would write
+where the person is not allowed to write. A process with the person's rights cannot.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds that a process may take to end after its time limit.
+#: Seconds to wait for the end of the person's process after its time limit.
 PATIENCE = 2
 
-#: The PATH of the process, whatever the environment of the connection.
+#: The PATH of the person's process, whatever PATH the Ansible connection has.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class PersonFault(Exception):
-    """The reason why the work failed, as a message for the user."""
+    """The function failed in the person's process; the text is the message for the user."""
 
 
 def become(account: pwd.struct_passwd) -> None:
-    """Give up this process's rights for those of an account, and start in its home with its environment."""
+    """Change this process to the user id and groups, environment variables and home directory of an account."""
     if os.geteuid() != account.pw_uid:
         os.initgroups(account.pw_name, account.pw_gid)
         os.setgid(account.pw_gid)
@@ -46,20 +46,20 @@ def become(account: pwd.struct_passwd) -> None:
 
 
 def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int = 0) -> Any:
-    """Run a function in a process of an account and return its result, which must be one that JSON can hold.
+    """Run a function in a child process with an account's rights and return its result, which must be valid JSON.
 
     Args:
         account: The account.
-        work: The function.
-        seconds: How long it may take; 0 means without limit.
+        work: The function, without arguments.
+        seconds: The time limit; 0 means no limit.
 
     Raises:
-        PersonFault: The function raised it or an OSError, or took too long.
+        PersonFault: The function raised PersonFault or OSError, or exceeded the time limit.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        # The forked copy of the module must end here and never return.
+        # The child process must end here: it must not return into the module.
         try:
             os.close(reader)
             if seconds:
@@ -71,7 +71,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
             except (PersonFault, OSError) as exc:
                 answer = {"fault": str(exc)}
             except Exception as exc:
-                # The exception's text could contain data, such as secrets, that the function worked on.
+                # Only the exception's type is reported: its text could contain data of the function, such as secrets.
                 answer = {"fault": "%s in the module" % type(exc).__name__}
             with os.fdopen(writer, "w") as stream:
                 json.dump(answer, stream)
@@ -83,14 +83,17 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
     finally:
         os.close(reader)
     if text is None:
-        # Even SIGKILL does not end a process that waits for a file system; init will collect it later.
+        # Even SIGKILL does not end a process that waits for a file system, so do not wait for it: init collects it
+        # later.
         os.kill(child, signal.SIGKILL)
-        raise PersonFault("it did not end within %d s, as where a mount does not answer" % seconds)
+        raise PersonFault(
+            "the work in the person's home did not end within %d s; perhaps a mount there does not answer" % seconds
+        )
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        raise PersonFault("it did not end within %d s" % seconds)
+        raise PersonFault("the work in the person's home did not end within %d s" % seconds)
     if not text:
-        raise PersonFault("the process of %s ended without an answer" % account.pw_name)
+        raise PersonFault("the process with the rights of %s ended without a result" % account.pw_name)
     answer = json.loads(text)
     if "fault" in answer:
         raise PersonFault(answer["fault"])
@@ -98,7 +101,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
 
 
 def let_go(kept: int) -> None:
-    """Close all inherited descriptors but one: they hold the parent's locks, and output that a reader waits for."""
+    """Close all inherited file descriptors but one, since they keep the parent's locks and output open."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -109,7 +112,7 @@ def let_go(kept: int) -> None:
 
 
 def read_all(reader: int, seconds: float | None) -> bytes | None:
-    """Read a pipe to its end; return None if the end does not come in time."""
+    """Read a pipe until it is closed; return None if it is not closed within the time limit."""
     found, until = b"", time.monotonic() + (seconds or 0)
     while True:
         left = None if seconds is None else max(0.0, until - time.monotonic())

@@ -1,7 +1,7 @@
-"""The requirements of a virtual environment's list and of its editable projects; runs on Python 3.8.
+"""Requirements of a virtual environment: those that the role python lists, and those of its editable projects.
 
-The role python owns the packages of an environment, and the role workspace installs projects into it. This module tells
-each role the requirements of the other.
+The role python installs the packages that a variable lists for an environment, and the role workspace installs projects
+into the same environment. This module tells each role the requirements of the other. It supports Python 3.8.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from urllib.parse import unquote, urlsplit
 
 from ansible.module_utils.text_files import put
 
-#: File in an environment that records the requirements of its list.
+#: A file in each environment with the requirements that are listed for the environment.
 LISTED = ".tpu_ops-listed.json"
-#: File in an environment with the extras that editable projects were installed with, by their directories.
+#: A file in each environment: directory of an editable project -> the extras with which it was installed.
 EXTRAS = ".tpu_ops-extras.json"
 
-#: uv's messages if no set of packages meets all requirements.
+#: A part of uv's message if no set of packages meets all requirements.
 NO_SOLUTION = "No solution found"
 
-#: A condition on an extra in a requirement (PEP 508), and the name and extras that a requirement begins with.
+#: The condition `extra == "NAME"` in a requirement (PEP 508), and the package name and extras at its beginning.
 OF_EXTRA = re.compile(r"""\bextra\s*==\s*(?P<quote>['"])(?P<extra>[A-Za-z0-9._-]+)(?P=quote)""")
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[(?P<extras>[^]]*)\])?")
-#: A condition that is always true.
+#: A condition on Python that is always true.
 ALWAYS = 'python_version >= "3"'
 
 
 def shortened(report: str) -> str:
-    """Return the beginning and the end of uv's output: the beginning names the failure, the end the reason."""
+    """Shorten uv's output to its beginning, which names the failure, and its end, which names the reason."""
     report = report.strip()
     return report if len(report) <= 2000 else "%s ... %s" % (report[:500], report[-1500:])
 
 
 class Listed(NamedTuple):
-    """The requirements of an environment's list; the pins of a lock file are constraints."""
+    """The requirements that are listed for an environment; if a lock file is listed, its pins are the constraints."""
 
-    #: The environment and its variable, for messages.
+    #: The variable and the environment's name, for messages.
     source: str
     requirements: List[str]
     constraints: List[str]
@@ -47,7 +47,7 @@ class Listed(NamedTuple):
 
 
 class Project(NamedTuple):
-    """A project that is installed editable: its name, its directory, and what it needs from the index."""
+    """An editable project in an environment: name, directory, and the requirements that come from the package index."""
 
     name: str
     directory: str
@@ -59,7 +59,7 @@ class Project(NamedTuple):
 
 
 class Package(NamedTuple):
-    """An installed package: its requirements, whether it is from the index, and its directory if it is editable."""
+    """An installed package: requirements, whether it is from the package index, and the directory if it is editable."""
 
     requires: List[str]
     from_index: bool
@@ -72,13 +72,13 @@ def normal(name: str) -> str:
 
 
 def read_listed(environment: str) -> Listed:
-    """Return the recorded requirements of an environment's list; empty if no role has recorded any."""
+    """Read the recorded requirements that are listed for an environment; empty if none are recorded."""
     found = _read(environment, LISTED)
     return Listed(found.get("source", ""), *(found.get(key, []) for key in Listed._fields[1:]))
 
 
 def write_listed(environment: str, listed: Listed) -> None:
-    """Record the requirements of an environment's list.
+    """Record the requirements that are listed for an environment.
 
     Raises:
         OSError: The environment cannot be written.
@@ -87,11 +87,11 @@ def write_listed(environment: str, listed: Listed) -> None:
 
 
 def write_extras(environment: str, installed: list[str]) -> None:
-    """Record the extras of projects that were installed.
+    """Record the extras with which editable projects were installed.
 
     Args:
         environment: The environment.
-        installed: Their directories, with extras as in C(/code/lib[train]).
+        installed: The projects' directories, optionally with extras as in C(/code/lib[train]).
 
     Raises:
         OSError: The environment cannot be written.
@@ -120,7 +120,7 @@ def _write(environment: str, name: str, content: dict[str, Any]) -> None:
 
 
 def _packages(environment: str) -> dict[str, Package]:
-    """Return the packages of an environment by name, from their own records (PEP 376, PEP 610)."""
+    """Read the packages of an environment from their metadata (PEP 376, PEP 610): name -> package."""
     found = {}
     for record in sorted(glob.glob(os.path.join(glob.escape(environment), "lib/python3*/site-packages/*.dist-info"))):
         name = normal(os.path.basename(record).partition("-")[0])
@@ -137,7 +137,7 @@ def _packages(environment: str) -> dict[str, Package]:
 
 
 def _requires(record: str) -> list[str]:
-    """Return the requirements in a package's metadata."""
+    """Given a package's metadata directory, return the package's requirements."""
     try:
         with open(os.path.join(record, "METADATA"), encoding="utf-8", errors="replace") as stream:
             head = stream.read().partition("\n\n")[0]
@@ -147,10 +147,10 @@ def _requires(record: str) -> list[str]:
 
 
 def editable_projects(environment: str) -> list[Project]:
-    """Return the projects that are installed editable in an environment.
+    """Return the projects that are installed as editable in an environment.
 
-    Their requirements are in a form that uv can read. A requirement that another project or an address already meets is
-    left out: the index may not have that package.
+    Their requirements are in a form that uv can read. Requirements for packages that are installed from a directory or
+    URL are left out: the package index may not have these packages.
     """
     there = _packages(environment)
     extras = _read(environment, EXTRAS)
@@ -164,17 +164,17 @@ def editable_projects(environment: str) -> list[Project]:
 
 
 def required_name(requirement: str) -> str:
-    """Return the name of the package that a requirement is for, as names are compared."""
+    """Return the normalized name (PEP 503) of the package that a requirement names."""
     match = REQUIREMENT.match(requirement)
     return normal(match["name"]) if match else ""
 
 
 def _of_extras(name: str, requires: list[str], extras: list[str]) -> list[str]:
-    """Return the requirements of a project with extras, without those of its other extras."""
+    """Return a project's requirements for the chosen extras, without the requirements of its other extras."""
     chosen = {normal(extra) for extra in extras}
     while True:
         lines = [line for line in requires if all(normal(each["extra"]) in chosen for each in OF_EXTRA.finditer(line))]
-        # An extra may consist of others: all = ["vision[train,test]"].
+        # An extra may include other extras of the same project: all = ["vision[train,test]"].
         own = [match for match in map(REQUIREMENT.match, lines) if match and normal(match["name"]) == name]
         more = {normal(extra.strip()) for match in own if match["extras"] for extra in match["extras"].split(",")}
         more -= chosen
@@ -184,7 +184,7 @@ def _of_extras(name: str, requires: list[str], extras: list[str]) -> list[str]:
 
 
 def needed(environment: str) -> set[str]:
-    """Return the names of the packages that editable projects need, and that these need in turn."""
+    """Return the names of all packages that the editable projects require, directly or through other packages."""
     there = _packages(environment)
     found: set[str] = set()
     names = {required_name(line) for project in editable_projects(environment) for line in project.needs}
@@ -195,5 +195,5 @@ def needed(environment: str) -> set[str]:
 
 
 def below(directory: str, paths: list[str]) -> bool:
-    """Return whether a directory is one of some paths or below one."""
+    """Return whether a directory is one of these paths or below one of these paths."""
     return any((directory + "/").startswith(path.rstrip("/") + "/") for path in paths)

@@ -1,4 +1,4 @@
-"""One entry of the module managed_files, and what exists at its path; runs on Python 3.8."""
+"""One entry of the module managed_files, compared with what exists at the entry's path; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ansible.module_utils.guarded_paths import Refused, followed, guarded, make_
 from ansible.module_utils.text_files import changed_lines
 
 BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
-#: From a beginning to the next end; a beginning without one would include the lines of others.
+#: A block: from a BEGIN line to the next END line. After a BEGIN line without an END line, the next BEGIN line starts
+#: anew, so that no lines of others are included.
 BLOCK = re.compile(r"^{0}\n(?:(?!{0}$).*\n)*?{1}$\n?".format(re.escape(BEGIN), re.escape(END)), re.MULTILINE)
 
-#: Name and password in an address.
+#: Name and password in a URL.
 LOGIN = re.compile(r"://[^/@\s'\"]*@")
 
 
 def with_block(text: str, block: str) -> str:
-    """Given a file's text, return it with the block between the marked lines; an empty block removes both."""
+    """Given a file's text, put the block between the marker lines; an empty block also removes the marker lines."""
     rest = BLOCK.sub("", text)
     if not block:
         return rest
@@ -34,16 +35,16 @@ def with_block(text: str, block: str) -> str:
 
 
 def open_block(text: str) -> int:
-    """Given a file's text, return the number of the line that begins a block without an end; 0 where there is none."""
-    # A complete block becomes as many empty lines, so that line numbers stay the same.
+    """Given a file's text, return the number of a BEGIN line without an END line; 0 if there is none."""
+    # A complete block is replaced by the same number of empty lines, so that line numbers stay the same.
     rest = BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
     return next((number for number, line in enumerate(rest.split("\n"), 1) if line == BEGIN), 0)
 
 
 def block_in(text: str) -> str | None:
-    """Given a file's text, return what `with_block` has written between the marked lines; empty where there are none.
+    """Given a file's text, return the block between the marker lines; empty if there are no marker lines.
 
-    None means a block that it would write differently.
+    Return None if `with_block` would write this block in a different form.
     """
     if open_block(text):
         return None
@@ -55,12 +56,12 @@ def block_in(text: str) -> str | None:
 
 
 def nothing_asked(entry: dict[str, Any]) -> bool:
-    """Return whether an entry asks for no block, and there is no file that could have one."""
+    """Return whether an entry removes a block from a file that does not exist, so that nothing is to change."""
     return entry["state"] == "block" and entry["content"] == "" and not os.path.isfile(entry["path"])
 
 
 def number(name: str, kind: str) -> int | None:
-    """Return the uid or gid of a name or number; None if it does not exist."""
+    """Return the uid or gid for a name or a number; None if there is no such account or group."""
     if name.isdigit():
         return int(name)
     try:
@@ -70,11 +71,11 @@ def number(name: str, kind: str) -> int | None:
 
 
 class File:
-    """One entry and what exists in its place now."""
+    """One entry of managed_files, and what exists at its path."""
 
     def __init__(self, entry: dict[str, Any], *, check: bool) -> None:
         self.path = entry["path"]
-        #: The path that is written: a block goes into the file that a link leads to.
+        #: The path that is written. For a block in a symbolic link, this is the file that the link leads to.
         self.place = self.path
         self.state = entry["state"]
         self.entry = entry
@@ -82,14 +83,15 @@ class File:
         self.binary = entry.get("base64") is not None
         self.content = entry["content"]
         if self.binary:
-            # One way for both: what is not text is passed through as escapes.
+            # Binary content is kept as text, with bytes that are not UTF-8 as surrogates, so that both kinds are
+            # handled alike.
             self.content = base64.b64decode(entry["base64"]).decode("utf-8", "surrogateescape")
         if not os.path.isabs(self.path) or os.path.normpath(self.path) == "/":
             raise Refused("the path is not absolute")
         if self.state == "block" and self.content is None:
             raise Refused("a block needs content")
         if (self.state == "link") != (entry["target"] is not None):
-            raise Refused("only links have a target, and they need one")
+            raise Refused("target must be given for the state link, and for no other state")
         if entry["unless"] is not None and self.state != "block":
             raise Refused("unless can only be used with the state block")
         if entry["begins"] is not None and self.state != "absent":
@@ -100,7 +102,7 @@ class File:
         self.mode = int(mode, 8)
         self.ids = (number(entry["owner"] or "root", "owner"), number(entry["group"] or "root", "group"))
         for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
-            # Check mode may not have created the account; None differs from every file's owner.
+            # In check mode, the account may not exist yet. None then counts as different from every existing owner.
             if found is None and not check and self.state not in ("link", "absent"):
                 raise Refused("there is no %s %s on this host" % (kind, entry[kind] or "root"))
         self.look()
@@ -133,14 +135,14 @@ class File:
             raise
 
     def close(self) -> None:
-        """Close the directory."""
+        """Close the parent directory."""
         os.close(self.parent)
 
     def read(self) -> str | None:
-        """Return what exists there as text: a file's content, a link's target, empty for a directory; None for nothing.
+        """Return what exists at the path: a file's text, a link's target, "" for a directory, None if nothing exists.
 
         Raises:
-            Refused: It is none of these, or of a kind that the entry does not replace.
+            Refused: The path is of another type, or of a type that the entry must not replace.
         """
         if self.found is None:
             if self.missing and self.state != "absent" and not guarded(self.parent):
@@ -149,21 +151,21 @@ class File:
                     " entry with its owner" % os.path.dirname(self.path)
                 )
             if self.state == "file" and self.content is None and not self.check:
-                raise Refused("there is no such file, and no content to create it with")
+                raise Refused("the file does not exist, and the entry has no content to create the file with")
             return None
         kind = self.found.st_mode
         if stat.S_ISLNK(kind):
             if self.state == "directory" and not guarded(self.parent):
-                raise Refused("it is a symbolic link in a place where others than root can create one; remove it")
+                raise Refused("the path is a symbolic link in a place where others than root can create one; remove it")
             return str(os.readlink(self.name, dir_fd=self.parent))
         if stat.S_ISDIR(kind):
             if self.state in ("file", "block", "link"):
-                raise Refused("it is a directory where a %s belongs; move it away" % self.state)
+                raise Refused("the path is a directory and not a %s; move the directory away" % self.state)
             if self.state == "absent" and self.entry["begins"] is None and os.listdir(self.open()):
-                raise Refused("the directory is not empty; move away what is in it")
+                raise Refused("the directory is not empty; move its files away")
             return ""
         if not stat.S_ISREG(kind) or self.state == "directory":
-            raise Refused("something other than a %s is in the way; move it away" % self.state)
+            raise Refused("the path exists and is not a %s; move away what exists there" % self.state)
         with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
             text: str = stream.read()
         line = open_block(text) if self.state == "block" else 0
@@ -175,20 +177,20 @@ class File:
         return text
 
     def open(self) -> int:
-        """Open what exists there, without following links."""
+        """Open what exists at the path, without following a symbolic link."""
         return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.parent)
 
     def is_file(self) -> bool:
-        """Return whether a regular file exists there."""
+        """Return whether a regular file exists at the path."""
         return self.found is not None and stat.S_ISREG(self.found.st_mode)
 
     def stays(self) -> bool:
-        """Return whether something exists there that must not be removed since it begins differently."""
+        """Return whether an entry with `begins` must not remove the file, since its text begins differently."""
         begins = self.entry["begins"]
         return begins is not None and not (self.is_file() and (self.before or "").startswith(begins))
 
     def after(self) -> str | None:
-        """Return the text that should be there, in the form of `before`."""
+        """Return what should exist at the path, in the form that `read` returns."""
         if self.state == "absent":
             return self.before if self.stays() else None
         if self.state == "directory":
@@ -205,18 +207,18 @@ class File:
         return str(self.content)
 
     def attributes(self) -> str:
-        """Return owner, group and mode of what exists there, as one comparable text."""
+        """Return owner, group and mode of what exists at the path, as one text that can be compared with `wanted`."""
         entry = self.found
         if entry is None or self.state in ("link", "absent"):
             return ""
         if stat.S_ISLNK(entry.st_mode) and self.state == "directory":
             entry = os.stat(self.name, dir_fd=self.parent)
             if not stat.S_ISDIR(entry.st_mode):
-                raise Refused("it is a symbolic link to something that is not a directory; remove it")
+                raise Refused("the path is a symbolic link to something that is not a directory; remove the link")
         return "%d:%d %04o" % (entry.st_uid, entry.st_gid, stat.S_IMODE(entry.st_mode))
 
     def wanted(self) -> str:
-        """Return owner, group and mode that are to be, as `attributes` does."""
+        """Return the owner, group and mode that the entry asks for, in the form that `attributes` returns."""
         if self.state in ("link", "absent"):
             return ""
         return "%s:%s %04o" % (*self.ids, self.mode)
@@ -226,7 +228,7 @@ class File:
         if self.entry["once"] and self.found is not None:
             return False
         if self.state == "block" and (self.before or "") == self.after() == BLOCK.sub("", self.before or ""):
-            return False  # A file without lines of the role is not the role's own.
+            return False  # A file without a block is not changed, and its owner and mode are not either.
         if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
             return True
         if self.state in ("file", "block") and self.found is not None and not self.is_file():
@@ -235,7 +237,7 @@ class File:
         return self.attributes() != self.wanted() or not (same or self.before == self.after())
 
     def diff(self) -> dict[str, str]:
-        """Return before and after in Ansible's form."""
+        """Return the change in the form of Ansible's diffs."""
         shown = self.path if self.place == self.path else "%s -> %s" % (self.path, self.place)
         before, after = self.before or "", self.after() or ""
         if self.state == "block":
@@ -261,7 +263,7 @@ class File:
             self.replace(lambda new: os.symlink(self.entry["target"], new, dir_fd=self.parent))
         elif self.content is None:
             if self.found and self.found.st_nlink > 1 and not guarded(self.parent):
-                raise Refused("it has other hard links, in a place where others than root can create them")
+                raise Refused("the file has other hard links, in a place where others than root can create them")
             self.own(self.open())
         else:
             self.replace(self.write)
@@ -279,16 +281,16 @@ class File:
             )
 
     def own(self, handle: int) -> None:
-        """Set owner, group and mode, and close."""
+        """Set owner, group and mode of an open file or directory, and close it."""
         try:
             os.fchown(handle, self.ids[0] or 0, self.ids[1] or 0)
-            # After the owner: chown clears the set-user-ID bit.
+            # The mode is set after the owner, since chown clears the set-user-ID bit.
             os.fchmod(handle, self.mode)
         finally:
             os.close(handle)
 
     def write(self, new: str) -> None:
-        """Write the content under another name in the same directory."""
+        """Write the content to a new file with another name in the same directory."""
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self.parent)
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             stream.write(self.after() or "")
@@ -297,7 +299,7 @@ class File:
             self.own(os.dup(stream.fileno()))
 
     def replace(self, make: Any) -> None:
-        """Create something under a name that nobody can guess, and move it to the entry's place atomically."""
+        """Create a file or link under a random name, and rename it atomically to the entry's name."""
         new = ".%s.%s.new" % (self.name, os.urandom(8).hex())
         try:
             make(new)

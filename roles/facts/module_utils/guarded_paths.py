@@ -1,4 +1,4 @@
-"""Safe paths: only root can have created a link on the way; runs on Python 3.8."""
+"""Path operations for root in which no other user's symbolic links are followed; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-#: More symbolic links on one way are a loop; the kernel's own limit (path_resolution(7)).
+#: The maximum number of symbolic links in a path: more count as a loop, as in the kernel (path_resolution(7)).
 LINKS = 40
 
 
 class Refused(Exception):
-    """An entry that cannot be kept as listed; the text says why."""
+    """An entry of a list that cannot be applied; the text says why."""
 
 
 def others_write(entry: os.stat_result) -> bool:
-    """Return whether others than the owner and root's group can write."""
+    """Return whether a file or directory can be written to by accounts other than its owner and root's group."""
     return bool(entry.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if entry.st_gid else 0)))
 
 
 def guarded(directory: int) -> bool:
-    """Return whether only root, or the account that runs this, can create entries in an open directory."""
+    """Return whether only root and the current account can create files and links in an open directory."""
     entry = os.fstat(directory)
     return entry.st_uid in (0, os.geteuid()) and not others_write(entry)
 
 
 def guarded_way(path: str) -> bool:
-    """Return whether only root, or the account that runs this, can change what a path leads to, as far as it exists."""
+    """Return whether only root and the current account can change what the existing part of a path leads to."""
     current, shared = "/", False
     for name in [part for part in path.split("/") if part]:
         current = os.path.join(current, name)
@@ -36,7 +36,7 @@ def guarded_way(path: str) -> bool:
         except FileNotFoundError:
             return not shared
         shared = not stat.S_ISLNK(found.st_mode) and others_write(found)
-        # In a sticky directory nobody else can replace what already exists.
+        # In a sticky directory, such as /tmp, nobody else can replace what already exists.
         if found.st_uid not in (0, os.geteuid()) or (shared and not found.st_mode & stat.S_ISVTX):
             return False
     return not shared
@@ -46,7 +46,7 @@ def followed(link: str) -> str:
     """Return the path of the regular file that a symbolic link leads to.
 
     Raises:
-        Refused: There is none, or others than root can change what the link leads to.
+        Refused: The link leads to no regular file, or others than root can change what the link leads to.
     """
     path, shown = link, os.readlink(link)
     for _ in range(LINKS):
@@ -54,27 +54,28 @@ def followed(link: str) -> str:
         os.close(directory)
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         if missing or not os.path.lexists(path):
-            raise Refused("it is a link to %s, which is missing; create that file, or remove the link" % shown)
+            raise Refused("the path is a link to %s, which is missing; create that file, or remove the link" % shown)
         if not guarded_way(path):
             raise Refused(
-                "it is a link to %s, which others than root can change; replace the link with the file itself: cp"
+                "the path is a link to %s, which others than root can change; replace the link with the file itself: cp"
                 " --remove-destination %s %s" % (shown, path, link)
             )
         if not os.path.islink(path):
             break
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     else:
-        raise Refused("it is a link to %s, which is behind too many symbolic links; remove the link" % shown)
+        raise Refused("the path is a link to %s, which is behind too many symbolic links; remove the link" % shown)
     if not os.path.isfile(path):
-        raise Refused("it is a link to %s, which is not a file; remove the link" % shown)
+        raise Refused("the path is a link to %s, which is not a file; remove the link" % shown)
     return path
 
 
 def open_directory(path: str) -> tuple[int, list[str]]:
-    """Open the directory at a path, or the last existing one on the way; return it and the names that are missing.
+    """Open the directory at a path, or its nearest existing parent; return it and the names that are missing.
 
     Raises:
-        Refused: A link on the way may be somebody else's, or something on the way is not a directory.
+        Refused: Others than root could have created a symbolic link in the path, or a part of the path is not a
+            directory.
     """
     names = [name for name in os.path.normpath(path).split("/") if name]
     current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
@@ -106,10 +107,10 @@ def open_directory(path: str) -> tuple[int, list[str]]:
 
 
 def make_parents(directory: int, missing: list[str]) -> int:
-    """Make directories below an open one; return the last of them, open, in its place.
+    """Make nested directories below an open directory; close it, and return the innermost directory, open.
 
     Raises:
-        OSError: One cannot be made. The given one is still open.
+        OSError: A directory cannot be made. The given directory is still open.
     """
     last = directory
     try:
@@ -132,23 +133,23 @@ def make_parents(directory: int, missing: list[str]) -> int:
 def give(
     directory: int, path: str, *, who: tuple[Any, Any], ids: tuple[int, int], mode: int, act: Callable[[str], bool]
 ) -> None:
-    """Set owner, group and mode of an open directory, even if its path leads elsewhere by then.
+    """Set owner, group and mode of an open directory, even if its path leads elsewhere in the meantime.
 
     Args:
-        directory: It.
-        path: Where it is, for people.
-        who: Owner and group, for people.
-        ids: Their numbers.
-        mode: Its mode.
-        act: Told what is to be done; returns whether it is.
+        directory: The open directory.
+        path: The directory's path, for messages.
+        who: Names of owner and group, for messages.
+        ids: The uid and gid.
+        mode: The mode.
+        act: Is called with the text of each change; returns whether to make the change.
 
     Raises:
-        OSError: It cannot be.
+        OSError: Owner, group or mode cannot be set.
     """
     found = os.fstat(directory)
     if ids != (found.st_uid, found.st_gid) and act("give %s to %s:%s" % (path, *who)):
         os.fchown(directory, *ids)
-    # A change of owner may have cleared bits of the mode.
+    # The mode is read again: a change of owner can clear bits of it.
     now = stat.S_IMODE(os.fstat(directory).st_mode)
     if mode != now and act("set the mode of %s to %04o" % (path, mode)):
         os.fchmod(directory, mode)

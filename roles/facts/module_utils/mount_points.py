@@ -1,4 +1,4 @@
-"""The mounts of a worker, and the paths at which a role may mount; runs on Python 3.8."""
+"""Read a worker's mounts, and check the paths at which a role mounts; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import NamedTuple
 
 FSTAB = "/etc/fstab"
-#: The directory of the roles' own units.
+#: The directory for the mount units that roles write.
 UNITS = "/etc/systemd/system"
 
 
 class Refusal(Exception):
-    """Why an entry cannot be applied without losing something."""
+    """An entry that cannot be applied without losing data or access to it; the text says why."""
 
 
 class Mounted(NamedTuple):
@@ -21,10 +21,10 @@ class Mounted(NamedTuple):
     Attributes:
         number: Major and minor number of the device.
         target: Mount point.
-        options: Of this mount, parted by commas.
+        options: Options of this mount, separated by commas.
         fstype: Type of the file system.
-        source: What is mounted.
-        super_options: Of the file system, parted by commas.
+        source: The device, directory or export that is mounted.
+        super_options: Options of the file system, separated by commas.
     """
 
     number: str
@@ -36,14 +36,15 @@ class Mounted(NamedTuple):
 
 
 def unescaped(field: str) -> str:
-    r"""Return a field of mountinfo or fstab with its \040 and the like as characters."""
+    r"""Replace the octal escapes in a field of mountinfo or fstab, such as \040, by their characters."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 def parse_mounts(mountinfo: str) -> list[Mounted]:
-    """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
+    """Parse /proc/self/mountinfo into mounts, in its order: the last mount at a path hides the earlier ones."""
     found = []
-    # Not `splitlines`: a carriage return and others may stand in a path, of which anybody may make one by FUSE.
+    # `splitlines` is not used: anybody can mount FUSE at a path with a carriage return, which `splitlines` takes as a
+    # line end.
     for line in filter(None, mountinfo.split("\n")):
         left, _, right = line.partition(" - ")
         fields, (fstype, source, super_options) = left.split(" "), (right.split(" ") + [""])[:3]
@@ -52,7 +53,7 @@ def parse_mounts(mountinfo: str) -> list[Mounted]:
 
 
 def unit_name(path: str, suffix: str = "mount") -> str:
-    """Return the name of the unit of a path, as `systemd-escape --path` does."""
+    """Return the name of the mount unit (or with another suffix) for a path, as `systemd-escape --path` does."""
     escaped = "".join(
         c if re.match(r"[A-Za-z0-9_:.]", c) else "\\x%02x" % ord(c) for c in path.strip("/").replace("/", "\0")
     )
@@ -60,7 +61,7 @@ def unit_name(path: str, suffix: str = "mount") -> str:
 
 
 def read(path: str, start: int = 0) -> str:
-    """Return the text of a file, from a number of bytes on; empty where there is none."""
+    """Return the text of a file from the byte `start` on; empty if the file cannot be read."""
     try:
         with open(path, "rb") as stream:
             stream.seek(start)
@@ -72,7 +73,7 @@ def read(path: str, start: int = 0) -> str:
 def parse_fstab(fstab: str) -> list[list[str]]:
     """Given the text of /etc/fstab, return the fields of each entry.
 
-    A `#` starts a comment only at the start of a line (fstab(5)): `sshfs#ada@host:/d` is a source.
+    A `#` starts a comment only at the start of a line (fstab(5)): `sshfs#ada@host:/d` is the name of a file system.
     """
     lines = (line.split() for line in fstab.splitlines())
     return [[unescaped(field) for field in fields] for fields in lines if fields and not fields[0].startswith("#")]
@@ -93,7 +94,7 @@ def check_free(path: str) -> None:
     """Reject a mount point that would hide existing files.
 
     Raises:
-        Refusal: It would hide something.
+        Refusal: The mount point is a symbolic link, is not a directory, or is not empty.
     """
     if os.path.realpath(path) != path:
         raise Refusal("the path leads through a symbolic link to %s; give that path" % os.path.realpath(path))
@@ -101,4 +102,4 @@ def check_free(path: str) -> None:
         raise Refusal("the mount point is not a directory; move it away, or give another path")
     inside = os.listdir(path) if os.path.isdir(path) else []
     if inside:
-        raise Refusal("the mount point is not empty (%s); move that away" % ", ".join(sorted(inside)[:3]))
+        raise Refusal("the mount point is not empty (%s); move its content away" % ", ".join(sorted(inside)[:3]))

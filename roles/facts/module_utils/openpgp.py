@@ -7,19 +7,19 @@ import binascii
 import hashlib
 import re
 
-#: An armoured block of public keys: headers, an empty line, base64, perhaps a checksum (RFC 9580, section 6.2).
+#: A text block of public keys: BEGIN line, headers, empty line, base64, optional checksum (RFC 9580, section 6.2).
 ARMOR = re.compile(
     rb"-----BEGIN PGP PUBLIC KEY BLOCK-----[^\n]*\n(?:[^\n]*:[^\n]*\n)*\s*\n(.*?)(?:\n=[^\n]*)?\n-----END", re.DOTALL
 )
-#: The packet type of a primary public key (RFC 9580, section 5); subkeys have one of their own.
+#: The packet type of a primary public key (RFC 9580, section 5); subkeys have another packet type.
 PUBLIC_KEY = 6
 
 
 def packets(data: bytes) -> list[tuple[int, bytes]]:
-    """Given a sequence of OpenPGP packets, return type and body of each (RFC 9580, section 4.2).
+    """Given a sequence of OpenPGP packets, return the type and body of each packet (RFC 9580, section 4.2).
 
     Raises:
-        ValueError: It is none.
+        ValueError: The data are not a sequence of OpenPGP packets.
     """
     found = []
     position = 0
@@ -52,10 +52,10 @@ def packets(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def fingerprints(data: bytes) -> list[str]:
-    """Given a file of public keys, armoured or not, return the fingerprint of every primary key in hexadecimal digits.
+    """Given a file of public keys, text or binary, return the fingerprints of all primary keys in hexadecimal digits.
 
-    Keys of version 4 only (RFC 9580, section 5.5.4.2); one of another version counts as the fingerprint "unknown", so
-    that it does not count as missing. Other packets have no fingerprint.
+    Only keys of version 4 are supported (RFC 9580, section 5.5.4.2). A key of another version is returned as "unknown",
+    so that the caller sees that the file has one more key. Other packets are ignored.
     """
     try:
         blocks = [base64.b64decode(b"".join(match.split())) for match in ARMOR.findall(data.replace(b"\r\n", b"\n"))]
@@ -65,7 +65,7 @@ def fingerprints(data: bytes) -> list[str]:
     except (ValueError, IndexError, binascii.Error):
         return []
     return [
-        # Keys of version 4 are named by SHA-1; it protects nothing here.
+        # OpenPGP defines SHA-1 for the names of version 4 keys; here no security depends on it.
         hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
         if body[:1] == b"\x04" and len(body) < 1 << 16
         else "unknown"

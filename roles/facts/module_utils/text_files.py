@@ -1,4 +1,4 @@
-"""Files that belong to others and whose text a module changes; runs on Python 3.8."""
+"""Reading and atomic replacement of text files; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import stat
 import tempfile
 from collections import Counter
 
-#: Size in bytes above which a configuration file is not read.
+#: The maximum length of a file that `read` returns.
 LARGEST = 1 << 20
 
 
 def read(path: str) -> str:
-    """Return the text of a file; empty if there is none. What is not UTF-8 is returned as surrogates.
+    """Return the text of a file; empty if it does not exist. Bytes that are not UTF-8 are returned as surrogates.
 
     Raises:
-        OSError: It cannot be read, is not a regular file, or is larger than `LARGEST`.
+        OSError: The file cannot be read, is not a regular file, or is larger than `LARGEST`.
     """
     try:
-        # Opening a named pipe would block.
+        # O_NONBLOCK, since opening a named pipe would otherwise block.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return ""
@@ -32,7 +32,7 @@ def read(path: str) -> str:
 
 
 def changed_lines(path: str, before: str, after: str) -> dict[str, str]:
-    """Return the diff of a file's two texts with only the lines that differ: those around them may contain secrets."""
+    """Return the diff of a file's old and new text without unchanged lines, which may contain secrets."""
     old, new = Counter(before.splitlines()), Counter(after.splitlines())
     return {
         "before_header": path,
@@ -43,19 +43,19 @@ def changed_lines(path: str, before: str, after: str) -> dict[str, str]:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace the text of a file that exists atomically, keeping owner and mode; see `put`."""
+    """Atomically replace the text of an existing file, and keep its owner and mode; see `put`."""
     entry = os.stat(path)
     put(path, text, stat.S_IMODE(entry.st_mode), (entry.st_uid, entry.st_gid))
 
 
 def put(path: str, text: str, mode: int, owner: tuple[int, int] | None = None) -> None:
-    """Write a file atomically, or replace it; what is not UTF-8 is passed through as surrogates.
+    """Atomically create or replace a file; surrogates in the text become the bytes that they stand for.
 
     Args:
         path: The file, in a directory that exists.
-        text: Its text.
-        mode: Its mode.
-        owner: Its uid and gid; None means those of this process.
+        text: The file's text.
+        mode: The file's mode.
+        owner: The file's uid and gid; None means those of this process.
 
     Raises:
         OSError: The file cannot be written. The existing file is untouched.
@@ -67,7 +67,7 @@ def put(path: str, text: str, mode: int, owner: tuple[int, int] | None = None) -
             stream.flush()
             if owner is not None:
                 os.fchown(stream.fileno(), *owner)
-            # After the owner: a change of owner clears bits of the mode.
+            # The mode is set after the owner, since a change of owner clears bits of the mode.
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         os.replace(new, path)

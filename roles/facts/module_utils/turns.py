@@ -1,7 +1,7 @@
-"""Locks for changes that two playbooks must not make on a worker at once; runs on Python 3.8.
+"""Locks for changes that two playbooks must not make on a worker at the same time; supports Python 3.8.
 
-A turn is a lock that the kernel frees with its process, so that a killed process blocks nobody. The text in the file
-names the holder, and is meaningless once the lock is free.
+A turn is a lock on a file. The kernel frees the lock when its process ends, so a killed process blocks nobody. The text
+in the file names the holder, and is meaningless while nobody holds the lock.
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ from typing import TextIO
 
 from ansible.module_utils.basic import AnsibleModule
 
-#: The directory with one file for each kind of work. Only root can use it, and it is empty after a boot.
+#: The directory with one lock file for each kind of work. Only root can use the directory, and it is empty after a
+#: boot.
 DIRECTORY = "/run/tpu_ops-turns"
 
-#: The turn at virtual environments, which two roles change.
+#: The kind of work for changes of virtual environments, which two roles make.
 ENVIRONMENTS = "Python environments"
 
-#: The turn at files of the system, such as /etc/environment, which several roles change.
+#: The kind of work for changes of system files, such as /etc/environment, which several roles make.
 FILES = "configuration files"
 
-#: The turn at git's configuration for everybody, which two roles change.
+#: The kind of work for changes of git's system configuration, which two roles make.
 GIT = "settings of git"
 
-#: Seconds to wait for a turn: as long as tasks wait for apt's lock (base_apt_lock_timeout).
+#: Time limit in seconds for the wait for a turn; equal to the default time limit for apt's lock
+#: (base_apt_lock_timeout).
 PATIENCE = 300.0
 
-#: Seconds of waiting after which the module warns.
+#: The module warns if it has waited for a turn for at least this many seconds.
 TOLD = 5.0
 
 #: Seconds between two attempts to take the lock.
 _POLL = 0.2
-#: The most processes (shells, sudo, Python) between a module and the login session that started it.
+#: The maximum number of parent processes (shells, sudo, Python) that are searched for the login session.
 _ABOVE = 20
 
 
-#: The turns that this process has, by the paths of their files.
+#: The turns that this process holds: path of the lock file -> open lock file.
 _HELD: dict[str, TextIO] = {}
 
 
 def take_turn(module: AnsibleModule, what: str) -> None:
-    """Take this worker's turn at a kind of work, until this process ends.
+    """Wait for the lock on a kind of work on this worker, and hold it until this process ends.
 
-    The module fails if another process holds the turn for too long, and warns if it has waited for some time.
+    The module fails if another process holds the lock for too long, and warns if it has waited for several seconds.
 
     Args:
         module: The module.
-        what: The work, for messages, such as "data disks".
+        what: The kind of work as used in messages, such as "data disks".
     """
     os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
     path = os.path.join(DIRECTORY, what.replace(" ", "-"))
@@ -64,8 +66,8 @@ def take_turn(module: AnsibleModule, what: str) -> None:
         if waited >= PATIENCE:
             lock.close()
             module.fail_json(
-                msg="%s: %s is at work on them on this worker, and did not end within %d s; run the same again once"
-                " that has ended (if its playbook was killed, what is left of it here ends by itself)"
+                msg="%s: %s is at work on them on this worker, and did not end within %d s; run this playbook again"
+                " once that has ended (if its playbook was killed, what is left of it here ends by itself)"
                 % (what, other, waited)
             )
         time.sleep(_POLL)  # polls the lock until the deadline
@@ -77,14 +79,14 @@ def take_turn(module: AnsibleModule, what: str) -> None:
 
 
 def tell_change(what: str, paths: list[str]) -> None:
-    """Record the paths that this process changes from now on, so that no training run starts meanwhile.
+    """Record the paths that this process is about to change, so that no training run starts until it has ended.
 
-    The launcher reads the record (tpu_ops/host/fitness.py) after its unit exists. So a check for the unit that follows
-    this call misses no run.
+    The launcher reads this record (tpu_ops/host/fitness.py) after it has created the run's unit. So a caller that
+    checks for the unit after this call either sees the run, or the run sees the record.
 
     Args:
-        what: The work, as for `take_turn`.
-        paths: What exists and is changed.
+        what: The kind of work, as in `take_turn`.
+        paths: The existing paths that are about to change.
     """
     lock = _HELD[os.path.join(DIRECTORY, what.replace(" ", "-"))]
     lock.seek(0)
@@ -92,7 +94,7 @@ def tell_change(what: str, paths: list[str]) -> None:
 
 
 def _write(lock: TextIO, holder: dict[str, object]) -> None:
-    """Write the holder of a turn with one call, so that no reader sees half of it."""
+    """Write a turn's holder to its lock file with a single system call, so that readers never see a partial text."""
     text = json.dumps(holder)
     lock.seek(0)
     lock.write(text)
@@ -101,12 +103,12 @@ def _write(lock: TextIO, holder: dict[str, object]) -> None:
 
 
 def _opened(path: str) -> TextIO:
-    """Open the file of a turn, which need not be there yet; what the process starts does not get it."""
+    """Open or create the lock file of a turn; child processes do not inherit it."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")
 
 
 def _taken(lock: TextIO) -> bool:
-    """Try to lock a file, and return whether it worked."""
+    """Try to lock an open file without waiting, and return whether it is locked now."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -115,7 +117,7 @@ def _taken(lock: TextIO) -> bool:
 
 
 def holder(path: str) -> str:
-    """Given the file of a turn, return its holder: account, address of the login, start time and pid."""
+    """Given the path of a turn's lock file, return its holder: account, client address, start time and pid."""
     try:
         with open(path, encoding="utf-8") as stream:
             found = json.load(stream)
@@ -126,7 +128,7 @@ def holder(path: str) -> str:
 
 
 def busy() -> list[str]:
-    """Return one line with work and holder for each turn that is held on this worker, without waiting."""
+    """Return a line with kind of work and holder for each turn that is held on this worker at present."""
     found = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(DIRECTORY)):
@@ -138,7 +140,7 @@ def busy() -> list[str]:
 
 
 def asker() -> str:
-    """Return the account that started this process through sudo, and the address of its login."""
+    """Return the account that logged in and started this process, and the address from which it logged in."""
     try:
         account = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -148,13 +150,17 @@ def asker() -> str:
 
 
 def _logged_in_from(pid: int) -> str:
-    """Return the address that the session of a process comes from; sudo takes it out of the environment below it."""
+    """Return the client address of the ssh session of a process; empty if it has none.
+
+    sudo removes the address from the environment, so the environments of parent processes are searched.
+    """
     for _ in range(_ABOVE):
         try:
             with open("/proc/%d/environ" % pid, "rb") as stream:
                 variables = stream.read().split(b"\0")
             with open("/proc/%d/stat" % pid, "rb") as stream:
-                # The name of the program, in brackets, can contain anything.
+                # The name of the program, in parentheses, can contain any character, so the fields after it are
+                # counted.
                 pid = int(stream.read().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             return ""

@@ -1,4 +1,4 @@
-"""Whether units have applied the files of their settings; runs on Python 3.8."""
+"""Check whether systemd units have applied their configuration files; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PROPERTIES = "--property=Id,ActiveState,ExecMainStartTimestampMonotonic,LoadStat
 
 
 def blocks(shown: str) -> list[dict[str, str]]:
-    """Given what systemctl show prints of several units, return the properties of each."""
+    """Given the output of systemctl show for several units, return the properties of each unit."""
     return [
         dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.split("\n\n") if block.strip()
     ]
 
 
 def written(path: str) -> float:
-    """Return the time when a file was written, or removed from its directory; 0 if it never existed.
+    """Return the time of a file's last change; if the file does not exist, that of its directory, or 0 without either.
 
-    A time in the future means that the clock was set back, so that times cannot be compared.
+    Return 0 also for a time in the future: the clock was set back then, and times cannot be compared.
     """
     for place in (path, os.path.dirname(path)):
         with contextlib.suppress(OSError):
@@ -32,18 +32,21 @@ def written(path: str) -> float:
 
 
 def behind(settings: dict[str, str], shown: str) -> list[str]:
-    """Given units with the files of their settings and what systemctl show prints, return those that lack them.
+    """Return the units that have not applied the latest version of their configuration file.
 
-    A drop-in of a unit takes effect once systemd has read it, another file once its service has been started. After a
-    clock was set back, an older file may be reported once for nothing when its time is reached again: neither clock
-    tells whether it was written before the service was started or after the change, and one restart too many does no
-    harm.
+    A drop-in of a unit takes effect when systemd has read it, another file when its service is started after the
+    change. If the clock was set back after a file was written, the unit can be returned once without need, which costs
+    one restart.
+
+    Args:
+        settings: Unit -> its configuration file.
+        shown: The output of systemctl show for these units with `PROPERTIES`.
     """
     found, boot = [], time.time() - time.monotonic()
     for block in blocks(shown):
         path = settings.get(block["Id"], "")
         if path.startswith(UNITS + "/"):
-            # For a masked unit with drop-ins systemd always says so.
+            # A masked unit is ignored: if it has drop-ins, its NeedDaemonReload is always `yes`.
             late = block["NeedDaemonReload"] == "yes" and block["LoadState"] == "loaded"
         else:
             started = int(block.get("ExecMainStartTimestampMonotonic") or 0) / 1e6 + boot

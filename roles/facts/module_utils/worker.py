@@ -1,4 +1,4 @@
-"""Changes of a module to a worker's files and units, one at a time; runs on Python 3.8."""
+"""Base class for modules that change a worker's files and systemd units; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ansible.module_utils.mount_points import Mounted, parse_mounts, read
 from ansible.module_utils.text_files import put
 from ansible.module_utils.unit_settings import blocks
 
-#: The properties that `Worker.unit` returns.
+#: The properties of a unit that `Worker.unit` returns.
 PROPERTIES = "ActiveState,UnitFileState,NeedDaemonReload,ActiveEnterTimestampMonotonic,StateChangeTimestampMonotonic"
 
 
 def output(*command: str) -> str:
-    """Return what a command prints; empty if it is missing or fails."""
+    """Return the output of a command; empty if the command is missing or fails."""
     try:
         done = subprocess.run(
             command,
@@ -37,7 +37,12 @@ def output(*command: str) -> str:
 
 
 def number(name: str, find: Callable[[str], Any]) -> int:
-    """Given a name or number and `getpwnam` or `getgrnam`, return the number; -1 if there is none."""
+    """Return the uid or gid for a name or a number; -1 if there is no such account or group.
+
+    Args:
+        name: The name or number.
+        find: `getpwnam` or `getgrnam`.
+    """
     try:
         return int(name) if name.isdigit() else int(find(name)[2])
     except KeyError:
@@ -45,7 +50,7 @@ def number(name: str, find: Callable[[str], Any]) -> int:
 
 
 class Worker:
-    """A worker that a module changes, or in check mode only looks at."""
+    """A worker and the changes that a module makes to it; check mode only lists the changes."""
 
     #: The beginning of the module's error messages.
     about = ""
@@ -56,7 +61,7 @@ class Worker:
         self.paths: set[str] = set()
 
     def run(self, *command: str, check: bool = True) -> tuple[int, str]:
-        """Run a command and return its exit code and what it printed; fail with its own message."""
+        """Run a command and return its exit code and output; with `check`, end the module if the command fails."""
         code, out, err = self.module.run_command(list(command), environ_update={"LC_ALL": "C"})
         if code and check:
             self.fail("%s failed: %s" % (" ".join(command), (err or out).strip()))
@@ -67,12 +72,12 @@ class Worker:
         self.module.fail_json(msg=self.about + text, actions=self.actions, changed=bool(self.actions))
 
     def act(self, text: str) -> bool:
-        """Note a change and return whether to make it."""
+        """Add a change to the module's results, and return whether to make it: check mode makes none."""
         self.actions.append(text)
         return not self.module.check_mode
 
     def end(self, **more: Any) -> None:
-        """End the module with its changes as result and diff."""
+        """End the module successfully, with the list of changes as result and diff."""
         lines = "".join(line + "\n" for line in self.actions)
         diff = {"before": "", "after": lines}
         self.module.exit_json(changed=bool(self.actions), actions=self.actions, diff=diff, **more)
@@ -88,14 +93,14 @@ class Worker:
         return found
 
     def systemctl(self, action: str, name: str) -> None:
-        """Start, stop, restart or reload a unit; fail with the end of its journal."""
+        """Start, stop, restart or reload a unit; on failure, end the module with the end of the unit's journal."""
         code, _ = self.run("systemctl", action, name, check=False)
         if code:
             journal = self.run("journalctl", "-u", name, "-n", "4", "-o", "cat", "--no-pager", check=False)[1]
             self.fail("systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")))
 
     def load(self, *names: str, written: bool) -> None:
-        """Make systemd read units that this run or an interrupted one has written; this is not reported as a change."""
+        """Make systemd reload its units if this run, or an earlier interrupted run, has written any of these units."""
         if self.module.check_mode:
             return
         if written or any(self.unit(name)["NeedDaemonReload"] == "yes" for name in names):
@@ -107,7 +112,7 @@ class Worker:
         Args:
             path: The file.
             text: The text.
-            name: The name of the change, if not the path.
+            name: The file's name in the list of changes; empty for the path.
         """
         found = os.stat(path, follow_symlinks=False) if os.path.lexists(path) else None
         attributes = found and (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode), stat.S_ISREG(found.st_mode))
@@ -120,7 +125,7 @@ class Worker:
         return True
 
     def remove(self, path: str, name: str = "") -> bool:
-        """Remove a file; return whether it existed. `name` as for `write`."""
+        """Remove a file and return whether it existed. The argument `name` is as in `write`."""
         if not os.path.lexists(path):
             return False
         self.paths.add(path)

@@ -1,4 +1,4 @@
-"""Filters that check and write what git and ssh need to know about forges and people; no side effects."""
+"""Filters that check the variables of the role git and return the texts of git's and ssh's files; no side effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Entry = dict[str, Any]
 
-#: A key of git's configuration (git-config(1), "Syntax"): section, perhaps a subsection, name.
+#: A key of git's configuration (git-config(1), "Syntax"): section, optional subsection, name.
 KEY = re.compile(r"(?P<section>[A-Za-z][A-Za-z0-9.-]*?)(\.(?P<sub>[^\n\0]+))?\.(?P<name>[A-Za-z][A-Za-z0-9-]*)")
 
 #: A host as written in URLs and on ssh's command line, optionally with a port.
@@ -19,11 +19,11 @@ HOST = re.compile(r"(?P<host>[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:(?P<port>
 #: Types of host keys that OpenSSH 8.2 to 10 accept (ssh-keyscan(1)).
 KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
-#: git_pull -> what git calls it (git-config(1), pull.ff and pull.rebase).
+#: Value of git_pull -> settings of git (git-config(1), pull.ff and pull.rebase).
 PULL: dict[str, dict[str, str]] = {
     "ff-only": {"pull.ff": "only", "pull.rebase": "false"},
     "merge": {"pull.ff": "true", "pull.rebase": "false"},
-    # git refuses to rebase if pull.ff is "only", which the settings for everybody may contain.
+    # pull.ff is set too: git refuses to rebase if it is "only", which the system configuration may contain.
     "rebase": {"pull.ff": "true", "pull.rebase": "true"},
     "unset": {},
 }
@@ -34,13 +34,13 @@ LOCKED = "has a passphrase, which nobody can type on a worker; remove it with ss
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text is a host, optionally with a port. An invalid host in ssh's files breaks every ssh."""
+    """Return whether a text is a host, optionally with a port: an invalid host in ssh's configuration breaks ssh."""
     match = HOST.fullmatch(text)
     return match is not None and 0 < int(match["port"] or 22) < 65536
 
 
 def host_key_fault(key: str) -> str:
-    """Given a host key as `type base64`, return what is wrong with it, or the empty string."""
+    """Given a host key in the form `TYPE BASE64`, return its fault, or the empty string."""
     kind, _, blob = key.strip().partition(" ")
     if kind not in KEY_TYPES:
         return f"starts with '{kind[:40]}', not with a type such as ssh-ed25519"
@@ -54,9 +54,9 @@ def host_key_fault(key: str) -> str:
 
 
 def private_key_fault(key: str) -> str:
-    """Given a deploy key's text, return its fault without a part of the key, or the empty string.
+    """Given a deploy key's text, return its fault, which contains no part of the key; empty if there is none.
 
-    The form of OpenSSH's own keys is described in PROTOCOL.key of its sources: magic, then the cipher's name.
+    OpenSSH's own format is described in PROTOCOL.key in its sources: a fixed beginning, then the cipher's name.
     """
     text = key.replace("\r\n", "\n").strip() + "\n"
     begin = BEGIN.match(text)
@@ -88,7 +88,7 @@ def setting_faults(settings: dict[str, Any]) -> list[str]:
 
 
 def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
-    """Return the faults of git_people, given the present and future accounts."""
+    """Return the faults of git_people, given the accounts that the worker has once site.yml has run."""
     faults = []
     names = [entry.get("person") for entry in people]
     for position, entry in enumerate(people):
@@ -109,7 +109,7 @@ def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
 
 
 def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
-    """Return the faults of the pinned host keys."""
+    """Return the faults of the pinned host keys, given as host -> list of keys."""
     faults = []
     for host, keys in host_keys.items():
         if not is_host(str(host)):
@@ -125,7 +125,7 @@ def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
 
 
 def deploy_name(entry: Entry) -> str:
-    """Return the host name in URLs that use a deploy key."""
+    """Return the host name that git URLs must contain to use a deploy key: its alias or its forge."""
     return str(entry.get("alias") or str(entry.get("host")).partition(":")[0])
 
 
@@ -142,7 +142,7 @@ def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]],
             key = "alias" if entry.get("alias") else "host"
             faults.append(f"{where}: {key} is not a host name; give one such as work.forge.test")
         if entry.get("alias") and name in {known.partition(":")[0] for known in host_keys}:
-            faults.append(f"{where}: the alias is the name of a forge; choose another")
+            faults.append(f"{where}: the alias is the name of a forge; choose another alias")
         if name in names[:position]:
             faults.append(f"{where} already has a key; give each additional key its own alias")
         if fault := private_key_fault(str(entry.get("key", ""))):
@@ -162,7 +162,7 @@ def git_faults(
     deploy_keys: list[Entry],
     known: dict[str, list[str]],
 ) -> list[str]:
-    """Given the role's variables and the present and future accounts and groups, return every fault with its key."""
+    """Return every fault of the role's variables, each with variable and key."""
     return [
         *(f"git_settings: {fault}" for fault in setting_faults(settings)),
         *people_faults(people, known["accounts"]),
@@ -172,7 +172,7 @@ def git_faults(
 
 
 def git_config_text(settings: dict[str, Any]) -> str:
-    """Given settings as key -> value, return the text of a configuration file that holds them."""
+    """Given settings as key -> value, return the text of a git configuration file with these settings."""
     lines = ["# Written by Ansible; changes are lost."]
     for key, value in sorted(settings.items()):
         match = KEY.fullmatch(key)
@@ -202,7 +202,7 @@ def git_person_settings(entry: Entry) -> dict[str, Any]:
 
 
 def git_people_files(people: list[Entry], directory: str) -> list[Entry]:
-    """Return each person's file of settings in the form of the module managed_files."""
+    """Return the files with people's settings as entries of the module managed_files."""
     return [
         {"path": f"{directory}/people/{entry['person']}", "content": git_config_text(git_person_settings(entry))}
         for entry in people
@@ -217,7 +217,7 @@ def git_known_hosts(host_keys: dict[str, list[str]]) -> str:
 
 
 def _known_name(host: str) -> str:
-    """Return the name of a host in known_hosts."""
+    """Return the form in which known_hosts names a host: HOST, or [HOST]:PORT if the port is not 22."""
     name, _, port = host.partition(":")
     return name if port in ("", "22") else f"[{name}]:{port}"
 
@@ -225,8 +225,8 @@ def _known_name(host: str) -> str:
 def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], directory: str) -> str:
     """Return ssh's configuration for the forges: pinned keys only, and a deploy key for users who can read it.
 
-    ssh rejects a private key that its owner shares with a group (ssh(1)), so root has a separate copy. Only users who
-    can read a deploy key get its line; for others, ssh would try it instead of their own key.
+    ssh rejects a private key whose owner shares it with a group (ssh(1)), so root has a separate copy. A `Match` line
+    limits each deploy key to users who can read it; for other users, ssh would try it instead of their own key.
     """
     hosts = sorted({host.partition(":")[0] for host in host_keys})
     aliases = [str(entry["alias"]) for entry in deploy_keys if entry.get("alias")]
@@ -251,7 +251,7 @@ def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], di
         lines += [
             f"Host {' '.join(hosts + aliases)}",
             f"    GlobalKnownHostsFile {directory}/known_hosts",
-            # ssh accepts only the pinned keys, and none from a user's known_hosts.
+            # ssh accepts only the pinned host keys, and none from a user's known_hosts.
             "    UserKnownHostsFile /dev/null",
             "    StrictHostKeyChecking yes",
             "    UpdateHostKeys no",
@@ -261,7 +261,7 @@ def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], di
 
 
 def git_key_files(deploy_keys: list[Entry], directory: str) -> list[Entry]:
-    """Return the files of the deploy keys in the form of the module managed_files."""
+    """Return the files with the deploy keys as entries of the module managed_files."""
     files = []
     for entry in deploy_keys:
         path = f"{directory}/keys/{deploy_name(entry)}"

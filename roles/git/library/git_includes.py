@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that has git include the fleet's configuration, and checks that git and ssh read it; runs on Python 3.8."""
+"""Module that includes the fleet's settings in git's configuration, and checks that git and ssh use them."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ changed_paths:
   returned: always
 """
 
-#: Seconds that the work in one person's home may take.
+#: Time limit in seconds for the work in one person's home.
 TIME_LIMIT = 60
 
 
 def with_include(text: str, path: str, *, first: bool) -> str:
-    """Given the text of a git configuration, return it with an include of a path at the beginning or at the end."""
+    """Add an include of a path to the text of a git configuration, at its beginning or its end, unless it is there."""
     if include_lines(text, path):
         return text
     section = "[include]\n\tpath = %s\n" % path
@@ -86,7 +86,7 @@ def with_include(text: str, path: str, *, first: bool) -> str:
 
 
 def include_lines(text: str, path: str) -> list[int]:
-    """Return the positions of the lines that include a path."""
+    """Return the positions of the lines of a git configuration that include a path."""
     section, found = "", []
     for position, line in enumerate(text.splitlines()):
         bare = line.strip()
@@ -99,7 +99,7 @@ def include_lines(text: str, path: str) -> list[int]:
 
 
 def without_include(text: str, path: str) -> str:
-    """Return the text without includes of a path, and without sections that this leaves empty."""
+    """Remove the includes of a path from a git configuration, and the sections that become empty."""
     lines = text.splitlines(keepends=True)
     for position in reversed(include_lines(text, path)):
         del lines[position]
@@ -124,7 +124,7 @@ def replace(path: str, text: str) -> None:
 
 
 def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> dict[str, str] | None:
-    """Add or remove the include of a file in one configuration; return the diff, or None if nothing changed.
+    """Add or remove the include of a path in one git configuration; return the diff, or None if nothing changes.
 
     Raises:
         OSError: The configuration is not a regular file, or cannot be read or written.
@@ -135,7 +135,9 @@ def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> 
         return None
     target = os.path.realpath(file)
     if os.path.islink(file) and not os.path.isdir(os.path.dirname(target)):
-        raise OSError("it is a link to %s, whose directory is missing; create it, or remove the link" % target)
+        raise OSError(
+            "the file is a link to %s, whose directory is missing; create the directory, or remove the link" % target
+        )
     if not check:
         replace(file, after)
     diff: dict[str, str] = changed_lines(file, before, after)
@@ -143,12 +145,12 @@ def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> 
 
 
 def names_in(directory: str) -> list[str]:
-    """Return the names in a directory; none if the directory does not exist."""
+    """Return the names of the files in a directory; empty if the directory does not exist."""
     return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
 
 
 def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
-    """Given the output of `git config --list -z`, return the settings whose value differs from the wanted one."""
+    """Given the output of `git config --list -z` and settings, return a text for each setting with another value."""
     found = {}
     for entry in listing.split("\0"):
         key, _, value = entry.partition("\n")
@@ -162,7 +164,7 @@ def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
 
 
 def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
-    """Return the hosts for which ssh does not read its host keys from a file."""
+    """Return the hosts whose host keys ssh does not read from the file `known_hosts`."""
     wrong = []
     for host in hosts:
         told = output("ssh", "-G", "-F", "/etc/ssh/ssh_config", host)
@@ -172,7 +174,7 @@ def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
 
 
 class Includes:
-    """The module's arguments, and its results so far."""
+    """Includes the fleet's files in git's configurations, and collects diffs and faults."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -192,11 +194,11 @@ class Includes:
             self.diffs += [diff] if diff else []
 
     def mend_person(self, name: str, *, wanted: bool) -> None:
-        """Add or remove the include of the person's file in the person's ~/.gitconfig."""
+        """Add or remove the include of the fleet's file for a person in the person's ~/.gitconfig."""
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # There is no home to change: the account was removed, or check mode has not created it.
+            # The account was removed, or check mode has not created it, so there is no ~/.gitconfig to change.
             if wanted and not self.check:
                 self.faults.append(
                     "git_people: %s has no account; create one, or remove the entry from the list" % name
@@ -213,7 +215,7 @@ class Includes:
             self.diffs += [diff] if diff else []
 
     def remove_others(self, directory: str, names: list[str]) -> None:
-        """Remove the files in a directory that are not listed."""
+        """Remove the files in one of the fleet's directories whose names are not listed."""
         for name in names_in(os.path.join(self.directory, directory)):
             if name in names:
                 continue
@@ -223,7 +225,7 @@ class Includes:
                 os.unlink(path)
 
     def prove(self) -> None:
-        """Check with ssh and git which host keys and settings they use."""
+        """Check that ssh uses the fleet's host keys, and that git's system configuration has the fleet's settings."""
         known_hosts, system = os.path.join(self.directory, "known_hosts"), self.module.params["system"]
         if not os.path.exists(known_hosts):
             return
@@ -243,7 +245,8 @@ def main() -> None:
         argument_spec={
             "directory": {"type": "path", "required": True},
             "people": {"type": "list", "elements": "str", "required": True},
-            # no_log: False, since Ansible would take "keys" for secrets; they are names of files.
+            # no_log is set because Ansible would take the values of an option `keys` for secrets; they are names of
+            # files.
             "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
             "settings": {"type": "dict", "default": {}},
             "hosts": {"type": "list", "elements": "str", "default": []},
@@ -258,7 +261,7 @@ def main() -> None:
         includes.mend_person(name, wanted=name in people)
     includes.remove_others("people", people)
     includes.remove_others("keys", module.params["keys"])
-    # Check mode has not written the files that this check reads.
+    # After changes in check mode the check is skipped, since it would read files that were not written.
     if not (module.check_mode and includes.diffs):
         includes.prove()
     changed_paths = [diff["before_header"] for diff in includes.diffs]

@@ -1,14 +1,14 @@
-"""Filters with the versions of JAX and PyTorch/XLA for each Python; no effects, so that their tests are tables."""
+"""Filters that choose and check versions of JAX and PyTorch/XLA; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-#: The newest JAX for each Python, resolved from the package index on the date below with `uv pip compile
-#: --python-version 3.8 --only-binary jaxlib` and so on. A Python in the table cannot run a newer JAX than its own,
-#: unless it has the newest one of the table. When you change the table, change the date and the description of
-#: jax_version too.
+#: Python version -> the newest JAX with wheels for it, resolved from the package index on the date below with `uv pip
+#: compile --python-version 3.8 --only-binary jaxlib` and so on. A Python cannot run a newer JAX than its row says,
+#: unless its row has the newest JAX of the table. When you change the table, also change the date and the description
+#: of jax_version.
 NEWEST_JAX: dict[tuple[int, ...], tuple[int, ...]] = {
     (3, 8): (0, 4, 13),
     (3, 9): (0, 4, 30),
@@ -20,26 +20,26 @@ NEWEST_JAX: dict[tuple[int, ...], tuple[int, ...]] = {
 }
 NEWEST_JAX_DATE = "2026-11-27"
 
-#: First torch_xla of a range -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. Each
-#: range ends at the next row; 2.9.0 was the newest version.
+#: Oldest torch_xla of a range -> oldest and newest Python with wheels of it, resolved on 2026-11-21 in the same way as
+#: the table of JAX. Each range ends before the next row; the newest version was 2.9.0.
 TORCH_XLA_PYTHONS = {(2, 5): ((3, 9), (3, 11)), (2, 8): ((3, 10), (3, 13))}
 
-#: Packages that PyTorch's build for GPUs needs: gigabytes that are useless on a TPU VM.
+#: Packages that PyTorch's build for GPUs needs, as a regular expression: gigabytes that are useless on a TPU VM.
 CUDA = "nvidia-.*|cuda-.*|triton"
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Given a version as dotted numbers, return the numbers."""
+    """Given a version such as 0.10.2, return its numbers as a tuple."""
     return tuple(int(part) for part in version.split("."))
 
 
 def dotted(version: tuple[int, ...]) -> str:
-    """Return the version as text."""
+    """Given a version as a tuple of numbers, return it as text."""
     return ".".join(map(str, version))
 
 
 def jax_or_newest(jax_version: str, python_version: str) -> str:
-    """Given jax_version and a Python (major.minor), return the version of JAX that the environment gets.
+    """Given jax_version and a Python version (major.minor), return the version of JAX to install.
 
     The result is empty if neither jax_version nor the table gives a version; `jax_python_fault` then says why.
     """
@@ -47,7 +47,7 @@ def jax_or_newest(jax_version: str, python_version: str) -> str:
 
 
 def jax_python_fault(jax_version: str, python_version: str) -> str:
-    """Given versions of JAX and Python (major.minor), return why they are incompatible, or the empty string."""
+    """Given jax_version and a Python version (major.minor), return why they are incompatible, or the empty string."""
     python = numbers(python_version)
     first, last, newest = min(NEWEST_JAX), max(NEWEST_JAX), max(NEWEST_JAX.values())
     if python < first:
@@ -69,7 +69,7 @@ def jax_python_fault(jax_version: str, python_version: str) -> str:
 
 
 def torch_faults(torch_xla_version: str, torch_version: str, python_version: str, chosen_by: str) -> list[str]:
-    """Given versions of torch_xla, torch and Python (major.minor), return why they are incompatible.
+    """Given versions of torch_xla, torch and Python (major.minor), return the faults that make them incompatible.
 
     The last argument is the name of the variable that sets the Python version.
     """
@@ -99,8 +99,8 @@ def torch_faults(torch_xla_version: str, torch_version: str, python_version: str
 
 
 def jax_faults(values: dict[str, Any], python_version: str, python_source: str) -> list[str]:
-    """Given the role's variables, the version of Python and its source, return why they are incompatible."""
-    # The message names the two variables, so that the user can change either.
+    """Given the role's variables, and version and source of the worker's Python, return why they are incompatible."""
+    # The message names this variable as well as the version's, so that the user can change either.
     chosen_by = "python_source" if python_source == "distribution" else "python_version"
     if values["jax_framework"] == "torch_xla":
         return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version, chosen_by)
@@ -111,7 +111,7 @@ def jax_faults(values: dict[str, Any], python_version: str, python_source: str) 
 
 
 def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Given the role's variables, return its environment in the form of python_environments, as a list of one."""
+    """Given the role's variables, return a list with one entry, its environment in the form of python_environments."""
     extra = "[tpu]" if values["jax_platform"] == "tpu" else ""
     links = list(values["jax_find_links"])
     if values["jax_framework"] == "torch_xla":
@@ -121,7 +121,7 @@ def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
         module, package = "torch_xla", "torch_xla"
     else:
         version = values["jax_version"]
-        # Without a version, `jax_faults` stops the role, but this list has to be valid until then.
+        # If no version is known, `jax_faults` ends the role, but until then this list must be valid.
         requirements = [f"jax{extra}=={version}" if version else f"jax{extra}"]
         module, package = "jax, jaxlib", "jax"
     return [

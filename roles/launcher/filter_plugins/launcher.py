@@ -6,7 +6,7 @@ from tpu_ops.protocol.spec import RUN_PORTS, TAKEN_PORTS
 
 
 def ports_faults(ports: list[int]) -> list[str]:
-    """Given launcher_ports, return what is wrong with them, as a list of none or one."""
+    """Return the fault of launcher_ports as a list of one message; empty if there is none."""
     if len(ports) != 2:
         return ["launcher_ports: must be two numbers, the first port and the last"]
     first, last = map(int, ports)
@@ -14,11 +14,9 @@ def ports_faults(ports: list[int]) -> list[str]:
         return [f"launcher_ports: the first port, {first}, is above the last, {last}; swap them"]
     if first not in RUN_PORTS or last not in RUN_PORTS:
         within = f"{RUN_PORTS[0]} to {RUN_PORTS[-1]}"
-        return [f"launcher_ports: {first} to {last} is not within {within}; choose a range that is"]
+        return [f"launcher_ports: {first} to {last} is not within {within}; choose a range within these"]
     if taken := [str(port) for port in TAKEN_PORTS if first <= port <= last]:
-        return [
-            f"launcher_ports: {first} to {last} includes {', '.join(taken)}, which TPU software uses; choose others"
-        ]
+        return [f"launcher_ports: {first} to {last} includes {', '.join(taken)}, which TPU software uses; omit these"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Filters that check exports and mounts, and find those of a host; no side effects, so that tests are tables."""
+"""Filters that check nfs_exports and nfs_mounts, and select a host's exports and mounts; no side effects."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Entry = dict[str, Any]
 Hosts = Mapping[str, Mapping[str, Any]]
 Groups = Mapping[str, list[str]]
 
-#: Paths that need no quoting in systemd's units and in the configurations of both servers.
+#: Paths that need no quoting in systemd units and in the configurations of the kernel's server and nfs-ganesha.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
-#: Directories of the system, and all below them (hier(7), file-hierarchy(7)).
+#: Top-level directories of the system; no export or mount point may be in them (hier(7), file-hierarchy(7)).
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
-#: Directories that also hold other things than an export or a mount; directories in them can be one (hier(7)).
+#: Directories of the system that must not be exported or mounted over, although directories in them may be (hier(7)).
 PARENTS = ("/", "/home", "/media", "/mnt", "/opt", "/srv", "/usr", "/usr/local", "/var", "/var/lib", "/var/log")
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
-#: Options that are numbers -> the minimum (nfs(5)); with less, or with a word, nothing is mounted.
+#: Mount options with a number -> the minimum (nfs(5)); with a smaller number or a word, the mount would fail.
 NUMBERS = {"timeo": 1, "nconnect": 1, "retrans": 0, "retry": 0, "rsize": 0, "wsize": 0, "actimeo": 0}
-#: Options that the role sets itself, and options that have a meaning in /etc/fstab only.
+#: Mount options that users must not list: those that the role sets itself, and those with a meaning in /etc/fstab only.
 TAKEN = {
     "auto",
     "noauto",
@@ -41,16 +41,21 @@ TAKEN = {
 }
 #: Default owner, group and mode of an exported directory.
 RIGHTS = {"owner": "root", "group": "root", "mode": "0755"}
-#: The advice if a server's node is gone; workers of a stopped node are not in the inventory either.
-GONE = "start its node if it is stopped; if it is gone, remove its exports and list its mounts with state absent"
+#: Advice for a server that is not in the inventory: its node is deleted, or stopped.
+GONE = (
+    "if the server's node is stopped, start it; if it is deleted, remove the server's exports, and list its mounts with"
+    " state absent"
+)
 
 
 def path_fault(path: str) -> str:
-    """Return what is wrong with the path of an export or a mount, or the empty string."""
+    """Return the fault of an export's or mount's path, or the empty string."""
     if path not in PARENTS and (not PATH.fullmatch(path) or posixpath.normpath(path) != path):
-        return "is not an absolute path of letters, digits, '_', '.' and '-', or not in its shortest form"
+        return (
+            "is not an absolute path of letters, digits, '_', '.' and '-', or contains '//', '..' or a '/' at the end"
+        )
     if path in PARENTS or path.split("/")[1] in SYSTEM or path.startswith("/usr/"):
-        return "belongs to the system; choose a directory of its own, for example /srv/share"
+        return "is a directory of the system; choose a directory for this purpose only, for example /srv/share"
     return ""
 
 
@@ -60,15 +65,15 @@ def nested(one: str, other: str) -> bool:
 
 
 def address(host: str, hosts: Hosts) -> str:
-    """Return a host's internal address; empty where it has none."""
+    """Return a host's internal IP address; empty if unknown."""
     return str(hosts[host].get("nfs_address") or hosts[host].get("tpu_internal_ip") or "")
 
 
 def address_fault(host: str, hosts: Hosts) -> str:
-    """Return what is wrong with a host's internal address, or the empty string."""
+    """Return the fault of a host's internal address, or the empty string."""
     found = address(host, hosts)
     if not found:
-        return f"{host} has no internal address; set nfs_address for it"
+        return f"the internal address of {host} is unknown; set nfs_address for this host"
     try:
         ipaddress.ip_address(found)
     except ValueError:
@@ -79,7 +84,7 @@ def address_fault(host: str, hosts: Hosts) -> str:
 
 
 def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
-    """Return the hosts for names of groups, nodes and hosts, in order; an unknown name has no hosts."""
+    """Given names of groups, nodes and hosts, return their hosts in this order; unknown names are ignored."""
     found: dict[str, None] = {}
     for name in names:
         node = "node_" + re.sub(r"\W", "_", name)
@@ -98,49 +103,49 @@ def unknown(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
 
 
 def client_hosts(export: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return the clients of an export."""
+    """Return the hosts that are clients of an export; all hosts if the export lists no clients."""
     return members(export.get("clients") or ["all"], hosts, groups)
 
 
 def disk_of(export: Entry, nfs: Entry) -> Entry:
-    """Return the entry of disks_mounts that contains an export of this host; empty if there is none."""
+    """Return the entry of disks_mounts whose disk contains this host's exported directory; empty if there is none."""
     here = nfs["disks"] if export.get("server") == nfs["host"] else []
     there = (disk for disk in here if disk.get("state") != "absent")
     return next((disk for disk in there if f"{export.get('path')}/".startswith(f"{disk.get('path')}/")), {})
 
 
 def same_directory(export: Entry, nfs: Entry) -> Entry:
-    """Return the entry of disks_mounts whose mount point is exported; empty where there is none."""
+    """Return the entry of disks_mounts whose mount point is the exported directory itself; empty if there is none."""
     disk = disk_of(export, nfs)
     return disk if disk.get("path") == export.get("path") else {}
 
 
 def rights(export: Entry, nfs: Entry) -> dict[str, str]:
-    """Return owner, group and mode of an exported directory; for the root of a disk, those in disks_mounts."""
+    """Return owner, group and mode for an exported directory. Values in disks_mounts count if it is a mount point."""
     disk = same_directory(export, nfs)
     return {key: str(export.get(key) or disk.get(key) or usual) for key, usual in RIGHTS.items()}
 
 
 def rights_faults(export: Entry, nfs: Entry) -> list[str]:
-    """Return conflicts of nfs_exports and disks_mounts about a directory: each role would undo the other's work."""
+    """Return the faults if nfs_exports and disks_mounts give one directory different owners, groups or modes."""
     disk = same_directory(export, nfs)
     return [
-        f"{key} is {export[key]} here and {disk[key]} in disks_mounts; remove one of them"
+        f"{key} is {export[key]} here and {disk[key]} in disks_mounts for the same directory; remove one of the two"
         for key in RIGHTS
         if export.get(key) and disk.get(key) and _differ(key, str(export[key]), str(disk[key]))
     ]
 
 
 def _differ(key: str, one: str, other: str) -> bool:
-    """Return whether two values of a right are known to mean different ones."""
+    """Return whether two values of owner, group or mode certainly mean different things."""
     if key == "mode":
         return one.lstrip("0") != other.lstrip("0")
-    # Only the worker knows whose number it is.
+    # A name and a number may mean the same account; only the worker knows.
     return one != other and one.isdecimal() == other.isdecimal()
 
 
 def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return the faults of one export that do not depend on others."""
+    """Return the faults of one entry of nfs_exports that do not depend on other entries."""
     faults = [f"path {fault}"] if (fault := path_fault(str(export.get("path", "")))) else []
     mode = rights(export, nfs)["mode"]
     if not re.fullmatch(r"[0-7]{3,4}", mode):
@@ -150,15 +155,16 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         faults.append(f"mode {mode}{place} lets everybody write; give a group and a mode such as 2775")
     server = str(export.get("server", ""))
     if server not in hosts:
-        return faults  # Only clients of the export need it.
+        return faults  # Only clients need a server in the inventory, and their checks report that it is missing.
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     preemptible = hosts[server].get("tpu_preemptible") or hosts[server].get("tpu_spot")
     if preemptible and not nfs["allow_preemptible"]:
         faults.append(
-            f"server {server} is preemptible, and its disk is lost with it; set nfs_allow_preemptible to accept that"
+            f"server {server} is preemptible, and its disk is lost when the server is preempted; set"
+            " nfs_allow_preemptible to accept this risk"
         )
     if server == nfs["host"]:
-        # Checked on the server only: a fleet of n hosts is then read once and not n times.
+        # Clients are checked on the server only: otherwise each of n hosts would read the variables of n hosts.
         faults += [
             f"clients: {fault}" for host in client_hosts(export, hosts, groups) if (fault := address_fault(host, hosts))
         ]
@@ -174,31 +180,38 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
 
 
 def find_export(mount: Entry, nfs: Entry, hosts: Hosts) -> Entry | str:
-    """Return the export that a mount names, or why there is none."""
+    """Return the export that an entry of nfs_mounts names, or the reason why there is none."""
     path = str(mount.get("export") or mount.get("path", ""))
     server = str(mount.get("server", ""))
     if not server:
         named = [str(export.get("server")) for export in nfs["exports"] if export.get("path") == path]
         if not named:
-            return f"no export of nfs_exports has the path {path}; list it there, or name another in export"
+            return (
+                f"no export of nfs_exports has the path {path}; add an export with this path, or set export to another"
+                " path"
+            )
         server = named[0]
     if server not in hosts:
         return f"server {server} is not in the inventory; {GONE}"
-    # The server's own list is what it will serve; a list given to a whole play does not belong to any host.
+    # The server exports what its own nfs_exports lists. Variables of a play are not in hostvars, so then this host's
+    # list is used.
     there = nfs["exports"] if server == nfs["host"] else hosts[server].get("nfs_exports", nfs["exports"])
     for export in there:
         if export.get("path") == path and export.get("server") == server:
             return dict(export)
-    return f"nfs_exports of {server} has no export {path}; list it there, or name another in server and export"
+    return (
+        f"nfs_exports of {server} has no export with the path {path}; add this export, or set server and export to"
+        " another"
+    )
 
 
 def option_faults(options: Iterable[str]) -> list[str]:
-    """Return what is wrong with mount options."""
+    """Return the faults of a list of mount options."""
     faults = []
     for option in map(str, options):
         name, _, value = option.partition("=")
         if name.startswith("x-systemd.") or name in TAKEN:
-            faults.append(f"{option} is decided by the role; remove it")
+            faults.append(f"{option} is set by the role; remove this option")
         elif not OPTION.fullmatch(option):
             faults.append(f"'{option}' is not a single option; list each separately, for example soft")
         elif name in NUMBERS and not (re.fullmatch(r"[0-9]+", value) and int(value) >= NUMBERS[name]):
@@ -207,13 +220,14 @@ def option_faults(options: Iterable[str]) -> list[str]:
 
 
 def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return the faults of one mount that do not depend on others."""
+    """Return the faults of one entry of nfs_mounts that do not depend on other entries."""
     path = str(mount.get("path", ""))
     faults = [f"path {fault}"] if (fault := path_fault(path)) else []
     if mount.get("state", "mounted") == "absent":
         return faults
     faults += [
-        f"disks_mounts has {disk['path']}, and one of them would hide the other; choose a path next to it"
+        f"disks_mounts has {disk['path']}, and one of the two mounts would hide the other; choose a path next to that"
+        " one"
         for disk in nfs["disks"]
         if disk.get("state") != "absent" and nested(path, str(disk.get("path")))
     ]
@@ -225,21 +239,27 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
     if server == nfs["host"]:
         if path != export["path"] and nested(path, str(export["path"])):
             faults.append(
-                f"on its server {server} one of the path and the export {export['path']} is inside the other; choose a"
-                " path next to it, or the same"
+                f"on its server {server}, of this path and the export {export['path']}, one is inside the other; choose"
+                " a path next to the exported one, or the same path"
             )
         return faults
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     if nfs["host"] not in client_hosts(export, hosts, groups):
         faults.append(
-            f"{nfs['host']} is not among the clients of {export['path']} on {server}; add it, or remove this mount"
-            " from its list"
+            f"{nfs['host']} is not a client of the export {export['path']} of {server}; add the host to the clients, or"
+            " remove this mount from the host's nfs_mounts"
         )
     return faults
 
 
 def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Given one host's variables (see `tasks/validate.yml`) and the inventory, return every fault with its entry."""
+    """Return every fault of a host's NFS variables, each with its entry.
+
+    Args:
+        nfs: The host's variables, as in `tasks/validate.yml`.
+        hosts: The inventory's hosts -> their variables.
+        groups: The inventory's groups -> their hosts.
+    """
     faults = []
     exports, mounts = nfs["exports"], nfs["mounts"]
     for position, export in enumerate(exports):
@@ -254,11 +274,11 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
             faults.append(f"nfs_exports: {a} is listed twice; remove one of them")
         elif one.get("server") == other.get("server") and nested(a, b):
             faults.append(
-                f"nfs_exports: one of {a} and {b} is inside the other, and clients of one could read the other; export"
+                f"nfs_exports: of {a} and {b}, one is inside the other, so clients of one could read the other; export"
                 " directories next to each other"
             )
         elif export_id(a) == export_id(b):
-            faults.append(f"nfs_exports: {a} and {b} get the same number; give one of them another path")
+            faults.append(f"nfs_exports: {a} and {b} get the same export number; give one of them another path")
     for position, mount in enumerate(mounts):
         where = f"nfs_mounts[{position}]: {mount.get('path', 'no path')}"
         faults += [f"{where}: {fault}" for fault in mount_faults(mount, nfs, hosts, groups)]
@@ -267,7 +287,9 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
         if a == b:
             faults.append(f"nfs_mounts: {a} is listed twice; remove one of them")
         elif nested(a, b):
-            faults.append(f"nfs_mounts: one of {a} and {b} is inside the other; mount them next to each other")
+            faults.append(
+                f"nfs_mounts: of the paths {a} and {b}, one is inside the other; choose two paths next to each other"
+            )
     faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
     faults += [
         f"nfs_ganesha_core: {name}: {value!r} is neither a number of 0 or more nor true or false"
@@ -280,9 +302,9 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
 
 
 def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return servers and clients of exports that the inventory does not have, as sentences.
+    """Return a warning for each server and client in nfs_exports that is not in the inventory.
 
-    Nodes come and go, so this is not a fault, but it may be a misspelt name.
+    A missing name is no fault, since its node may be deleted or not yet created; but the name may be misspelt.
     """
     lines = []
     for position, export in enumerate(nfs["exports"]):
@@ -293,27 +315,27 @@ def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
         if missing := unknown(export.get("clients") or ["all"], hosts, groups):
             names = ", ".join(missing)
             lines.append(
-                f"{where}no group, node or host is called {names}; name what `ansible-inventory --graph` shows, unless"
-                " its node is to come back"
+                f"{where}no group, node or host is called {names}; use names that `ansible-inventory --graph` shows,"
+                " unless the node will be created again"
             )
         if not client_hosts(export, hosts, groups):
             lines.append(
-                f"{where}there are none, so that it is not exported; name a group with hosts, or leave clients out for"
-                " all"
+                f"{where}the listed clients have no hosts, so the directory is not exported; name a group with hosts,"
+                " or omit clients for all hosts"
             )
     return lines
 
 
 def export_id(path: str) -> int:
-    """Return the number of an export: it is part of every file handle, so it stays when the list changes."""
+    """Return the number of an export. It depends on the path only, since it is part of all file handles of clients."""
     return zlib.crc32(path.encode()) % 65535 + 1
 
 
 def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
-    """Given what `nfs_faults` finds nothing wrong with, return what the host itself exports and mounts, with addresses.
+    """Given variables without faults, return this host's exports and mounts, with the addresses of the other hosts.
 
-    A mount that should exist has the export's path, its server, whether it is read-only, and the server's address,
-    which is empty on the server itself, since that needs no NFS.
+    A mount with state mounted has the export's path, the server's name and address, and whether it is read-only. The
+    address is empty if this host is the server, which mounts its directory without NFS.
     """
     exports = [
         {
@@ -347,16 +369,16 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
 
 
 def nfs_left_out(here: Entry, hosts: Sequence[str]) -> list[str]:
-    """Given what `nfs_here` returns and the hosts of a play, return the servers of the mounts that are not among them.
+    """Given the result of `nfs_here` and the hosts of a play, return the mounts' servers that are not in the play.
 
-    A server admits the addresses that its clients had when it was configured.
+    Such a server still admits the client addresses of the last run that configured it.
     """
     servers = {mount["server_name"] for mount in here["mounts"] if mount.get("server")}
     return sorted(servers.difference(hosts))
 
 
 class FilterModule:
-    """Filters of exports and mounts as they are listed."""
+    """Filters of the role nfs for nfs_exports and nfs_mounts."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

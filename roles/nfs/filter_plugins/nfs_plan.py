@@ -1,6 +1,6 @@
 """Filters that return the contents of a worker's NFS files and units; no side effects, so that tests are tables.
 
-Exports and mounts are what the filter `nfs_here` returns.
+Arguments called exports and mounts are in the form that the filter `nfs_here` returns.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 Entry = dict[str, Any]
 
 HEADER = "# Written by Ansible (role nfs); changes are lost."
-#: Packages of each kind of server, and of the kernel's client (Debian and Ubuntu).
+#: Kind of server -> its packages; and the packages of the kernel's client (Debian and Ubuntu).
 PACKAGES = {"kernel": ["nfs-kernel-server"], "ganesha": ["dbus", "nfs-ganesha", "nfs-ganesha-vfs"]}
 CLIENT_PACKAGES = ["nfs-common"]
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
-#: The ids that root and unknown users are mapped to: nobody and nogroup of every Debian and Ubuntu.
+#: The uid and gid to which root and unknown users are mapped: nobody and nogroup in every Debian and Ubuntu.
 NOBODY = 65534
 
 
 def ganesha_core(grace_seconds: int, more: Entry) -> str:
     """Return the configuration of nfs-ganesha except its exports (ganesha-core-config(8), ganesha-export-config(8)).
 
-    NFSv4 alone; a client's port must be one that only root can open, otherwise anybody with an account on a client
-    could speak NFS in anybody's name.
+    Only NFSv4 is enabled. A client's port must be privileged: otherwise anybody with an account on a client could send
+    NFS requests in another person's name.
 
     Args:
-        grace_seconds: How long old clients may reclaim their locks after a start.
+        grace_seconds: Seconds after a start in which earlier clients can reclaim their locks.
         more: Further settings of NFS_CORE_PARAM, name -> value.
     """
     further = "".join(f"    {name} = {str(value).lower()};\n" for name, value in sorted(more.items()))
@@ -58,7 +58,7 @@ EXPORT_DEFAULTS {{
 
 
 def ganesha_exports(exports: list[Entry]) -> str:
-    """Given exports with the addresses of their clients, return nfs-ganesha's blocks of them."""
+    """Given exports with their clients' addresses, return the text of nfs-ganesha's file of exports."""
     blocks = [HEADER + "\n"]
     for export in exports:
         access = "RO" if export.get("read_only") else "RW"
@@ -74,7 +74,7 @@ def ganesha_exports(exports: list[Entry]) -> str:
 
 
 def kernel_exports(exports: list[Entry]) -> str:
-    """Given exports with the addresses of their clients, return the kernel server's table of them (exports(5))."""
+    """Given exports with their clients' addresses, return the text for the kernel's server (exports(5))."""
     lines = [HEADER]
     for export in exports:
         access = "ro" if export.get("read_only") else "rw"
@@ -84,14 +84,14 @@ def kernel_exports(exports: list[Entry]) -> str:
 
 
 def kernel_threads(exports: list[Entry], options: list[str]) -> int:
-    """Return how many threads the kernel's server needs for its clients; 8 is its own default.
+    """Return the number of threads that the kernel's server needs for its clients; at least its default, 8.
 
-    Up to Linux 6.13 it closes the oldest of more than 20 connections for each thread, plus three threads
-    (svc_check_conn_limits in net/sunrpc/svc_xprt.c).
+    With n threads, the server closes the oldest connections above 20 (n + 3), up to Linux 6.13 (svc_check_conn_limits
+    in net/sunrpc/svc_xprt.c).
 
     Args:
-        exports: With the addresses of their clients.
-        options: Mount options of clients; with nconnect (nfs(5)) each has several connections.
+        exports: The exports with their clients' addresses.
+        options: The clients' mount options; with nconnect (nfs(5)) each client has several connections.
     """
     clients = {client for export in exports for client in export["addresses"]}
     named = (str(option).partition("=") for option in options)
@@ -100,12 +100,12 @@ def kernel_threads(exports: list[Entry], options: list[str]) -> int:
 
 
 def drop_in(service: str) -> str:
-    """Return the role's part of a service's unit."""
+    """Return the path of the role's drop-in for a service's unit."""
     return f"/etc/systemd/system/{service}.d/tpu_ops.conf"
 
 
 def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
-    """Return the files of a server, and what applies them: a restart or reload of the service, or of systemd."""
+    """Return a server's files, each with what applies it: reload or restart of the service, or systemd's reload."""
     paths = " ".join(export["path"] for export in exports)
     kind, grace_seconds = nfs["kind"], nfs["grace_seconds"]
     if kind == "ganesha":
@@ -115,20 +115,20 @@ def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
             {"path": "/etc/ganesha/ganesha.conf", "content": core, "takes": "restart"},
         ]
     else:
-        core = f"{HEADER}\n[nfsd]\nvers3=n\nvers4=y\ngrace-time={grace_seconds}\n"  # nfs.conf(5)
+        core = f"{HEADER}\n[nfsd]\nvers3=n\nvers4=y\ngrace-time={grace_seconds}\n"  # The syntax is that of nfs.conf(5).
         if (threads := kernel_threads(exports, nfs["options"])) > 8:
             core += f"threads={threads}\n"
         files = [
             {"path": "/etc/exports.d/tpu_ops.exports", "content": kernel_exports(exports), "takes": "reload"},
             {"path": "/etc/nfs.conf.d/tpu_ops.conf", "content": core, "takes": "restart"},
         ]
-    # Nothing is served, and nothing written, in a mount point whose disk is missing.
+    # Without the disk of an exported directory, the service does not start: clients would see and fill the mount point.
     unit = f"{HEADER}\n[Unit]\nRequiresMountsFor={paths}\n"
     return [*files, {"path": drop_in(SERVICES[kind]), "content": unit, "takes": "units"}]
 
 
 def mount_units(mount: Entry, nfs: Entry) -> Entry:
-    """Given a mount as `nfs_here` returns it and the host's variables, return it with the texts of its units."""
+    """Given a mount in the form of `nfs_here` and the host's variables, return it with the texts of its units."""
     path, server, read_only = mount["path"], mount["server"], ["ro"] if mount["read_only"] else []
     if not server:
         what, kind, options = mount["export"], "none", ["bind", *read_only]
@@ -139,7 +139,8 @@ def mount_units(mount: Entry, nfs: Entry) -> Entry:
     lines = [HEADER, "[Unit]", f"Description=NFS export {what}" if server else f"Description=Export {what}"]
     lines += ["", "[Mount]", f"What={what}", f"Where={path}", f"Type={kind}", f"Options={','.join(options)}"]
     lines += [f"TimeoutSec={nfs['mount_timeout']}"]
-    # The automount pulls in the mount; without one the boot wants the mount, but never requires it.
+    # A remote mount is started by its automount unit. A local mount is wanted at boot, but the boot does not fail
+    # without it.
     lines += [] if server else ["", "[Install]", "WantedBy=local-fs.target"]
     automount = [HEADER, "[Unit]", f"Description=NFS export {what}, mounted when it is used", ""]
     automount += ["[Automount]", f"Where={path}", f"TimeoutIdleSec={nfs['idle_timeout']}", ""]
@@ -155,9 +156,9 @@ def mount_units(mount: Entry, nfs: Entry) -> Entry:
 
 
 def nfs_plan(here: Entry, nfs: Entry) -> Entry:
-    """Given what `nfs_here` returns and the host's variables, return what the module `nfs_host` makes of the host."""
+    """Given the result of `nfs_here` and the host's variables, return the packages, and the arguments of `nfs_host`."""
     exports = here["exports"]
-    # exports(5): a line without clients exports to everybody.
+    # Exports without clients are left out, since such a line exports to everybody (exports(5)).
     served = [export for export in exports if export["addresses"]]
     mounts = [mount if mount.get("state") == "absent" else mount_units(mount, nfs) for mount in here["mounts"]]
     directories = [
@@ -175,10 +176,10 @@ def nfs_plan(here: Entry, nfs: Entry) -> Entry:
 
 
 def nfs_traces(worker: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
-    """Given the worker's state, return the units that the role, or somebody else, has left of NFS."""
+    """Given the worker's facts, return its enabled NFS servers and its automount units, whoever created them."""
     units = worker["units"]
     servers = [name for name in SERVICES.values() if units.get(name, {}).get("enabled") == "enabled"]
-    # What systemd ships itself is static.
+    # Automount units that are part of systemd are `static`, and are not counted.
     mounts = [
         name
         for name, unit in units.items()
@@ -188,7 +189,7 @@ def nfs_traces(worker: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[st
 
 
 class FilterModule:
-    """Filters of what a worker has of NFS."""
+    """Filters of the role nfs for files, units and packages of a worker."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that has a worker export directories and mount those of others; runs on Python 3.8."""
+"""Module that exports a worker's directories by NFS and mounts other hosts' exports; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ changed_paths:
 
 
 class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows module_utils
-    """The module at work on one worker."""
+    """The checks and changes of the module nfs_host on this worker."""
 
     def check(self) -> list[str]:
-        """Return why things cannot be done as asked."""
+        """Return the reasons why the listed exports and mounts cannot be made on this worker."""
         parameters, refusals = self.module.params, []
         coming = [mount for mount in parameters["mounts"] if mount["state"] == "mounted"]
         if (
@@ -97,22 +97,23 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
             and not self.kernel_has("nfs", "nfsv4")
         ):
             refusals.append(
-                "nfs_mounts: the kernel %s has no NFS client, its module is nfsv4; boot a kernel that has it, or set"
-                " nfs_client_units_only to write the units without starting them" % platform.release()
+                "nfs_mounts: the kernel %s has no NFS client, its module is nfsv4; boot a kernel with this module, or"
+                " set nfs_client_units_only to write the units without starting them" % platform.release()
             )
         if parameters["kind"] == "kernel" and parameters["files"] and not self.kernel_has("nfsd", "nfsd"):
             refusals.append(
-                "nfs_exports: the kernel %s has no NFS server, its module is nfsd; boot a kernel that has it, or set"
-                " nfs_server_kind: ganesha" % platform.release()
+                "nfs_exports: the kernel %s has no NFS server, its module is nfsd; boot a kernel with this module, or"
+                " set nfs_server_kind: ganesha" % platform.release()
             )
         mounts = self.mounts()
         for export in parameters["directories"]:
             path, disk = export["path"], export["disk"]
-            # Check mode mounts no disk. Without it, clients would write to the boot disk, below the mount point.
+            # Without the disk, clients would write to the boot disk, below the mount point. Check mode is exempt, since
+            # it mounts no disk.
             if disk and not self.module.check_mode and all(mount.target != disk for mount in mounts):
                 refusals.append(
-                    "nfs_exports: %s: its disk is not mounted at %s; run again with --tags disks,nfs, which mounts it"
-                    " or says why not" % (path, disk)
+                    "nfs_exports: %s: the directory's disk is not mounted at %s; run again with --tags disks,nfs, which"
+                    " mounts the disk or says why not" % (path, disk)
                 )
             if os.path.realpath(path) != path or (os.path.lexists(path) and not os.path.isdir(path)):
                 refusals.append(
@@ -120,10 +121,10 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
                     " directory itself" % path
                 )
             for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
-                # Check mode creates no accounts, so they may still come.
+                # In check mode, an account or group may be missing because the role users has not created it.
                 if number(export[key], find) < 0 and not self.module.check_mode:
                     refusals.append(
-                        "nfs_exports: %s: there is no %s %s on this worker; set %s, or create it"
+                        "nfs_exports: %s: this worker has no %s %s; set %s, or create the account or group"
                         % (path, key, export[key], key)
                     )
         for mount in coming:
@@ -134,7 +135,7 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
         return refusals
 
     def kernel_has(self, filesystem: str, name: str) -> bool:
-        """Return whether the kernel knows a file system, or can load the module that provides it."""
+        """Return whether the kernel supports a file system, or can load the module `name` for it."""
         if any(line.split()[-1] == filesystem for line in read("/proc/filesystems").splitlines() if line.strip()):
             return True
         modprobe = self.module.get_bin_path("modprobe", opt_dirs=["/sbin", "/usr/sbin"])

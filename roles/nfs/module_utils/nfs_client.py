@@ -1,4 +1,4 @@
-"""Mounts of a worker: their units, what is mounted now, and whether servers answer; runs on Python 3.8."""
+"""NFS mounts of a worker: changes of units and mounts, and checks of servers; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ansible.module_utils.worker import Worker
 
 
 class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
-    """A worker that mounts exports of others, and its own directories at the paths where others mount them."""
+    """A worker that mounts the exports of other hosts, and its own exports at the same paths as other hosts."""
 
     def mounted(self, mount: Entry) -> None:
-        """Have an entry's units written, loaded and started."""
+        """Write, enable and start the units of an entry with state mounted, and correct what is mounted at its path."""
         remote, path = bool(mount["server"]), mount["path"]
         name, automount = unit_name(path, "mount"), unit_name(path, "automount")
         start = name if not remote else automount
@@ -24,13 +24,13 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             armed = self.write(os.path.join(UNITS, automount), mount["automount"])
         else:
             armed = False
-            # This host was a client until it became the server.
+            # An automount unit exists if this host was a client before it became the server.
             self.leave(path, automount)
         self.load(*{name, start}, written=rewritten or armed)
         if remote and self.module.params["units_only"]:
             return
         target, other = ("remote-fs.target", "local-fs.target")[:: 1 if remote else -1]
-        # This host was the server until it became a client: the mount itself was started at boot.
+        # The mount unit is enabled if this host was the server before it became a client.
         if os.path.lexists("%s/%s.wants/%s" % (UNITS, other, name)) and self.act("disable %s" % name):
             self.run("systemctl", "disable", "--quiet", name)
         if not os.path.lexists("%s/%s.wants/%s" % (UNITS, target, start)) and self.act("enable %s" % start):
@@ -47,7 +47,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.systemctl("restart", automount)
 
     def change_local(self, mount: Entry, here: list[Mounted]) -> None:
-        """Have a directory of this host at an entry's path; it is local, so that looking at it never blocks."""
+        """Bind-mount a directory of this host at an entry's path. Accesses to this mount do not block."""
         path, what = mount["path"], mount["what"]
         if here and not same(path, what) and self.act("unmount %s" % path):
             self.unmount(path, lazy=here[-1].fstype.startswith("nfs"))
@@ -61,10 +61,10 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.systemctl("start", unit_name(path, "mount"))
 
     def change_remote(self, mount: Entry, here: list[Mounted], *, rewritten: bool) -> None:
-        """Unmount what is at an entry's path if it is not what the entry says; its next use mounts it again."""
+        """Unmount what is mounted at an entry's path if it differs from the entry; the next access mounts it again."""
         path = mount["path"]
         if here and here[-1].source != mount["what"]:
-            # Its server no longer answers there: an orderly unmount would wait for it.
+            # The unmount is lazy: the old server may not answer any more, and an orderly unmount would wait for it.
             if self.act("unmount %s, which is from %s" % (path, here[-1].source)):
                 self.unmount(path, lazy=True)
         elif (
@@ -74,24 +74,26 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             and (self.silent(mount["server"]) or self.run("umount", path, check=False)[0])
         ):
             self.module.warn(
-                "%s is in use, or its server does not answer; its new options take effect at its next mount" % path
+                "%s is in use, or its server does not answer; the new mount options take effect when the path is"
+                " mounted again" % path
             )
 
     def unmount(self, path: str, *, lazy: bool) -> None:
-        """Unmount what is at a path; where that is `lazy`, processes that have it open keep what is left of it."""
+        """Unmount what is mounted at a path. With `lazy`, this succeeds at once even if processes use the mount."""
         if lazy:
-            # Forced, so that waiting requests fail; without looking at the path, which could wait as well.
+            # --force makes waiting requests fail; --no-canonicalize avoids access to the path, which could block as
+            # well.
             self.run("umount", "--force", "--lazy", "--no-canonicalize", path, check=False)
             return
         code, out = self.run("umount", path, check=False)
         if code and any(each.target == path for each in self.mounts()):
             self.fail(
                 "%s cannot be unmounted: %s"
-                % (path, out.strip() or "it is in use; `fuser -vm %s` shows by whom" % path)
+                % (path, out.strip() or "the mount is in use; `fuser -vm %s` shows the processes that use it" % path)
             )
 
     def leave(self, path: str, name: str) -> None:
-        """Have a unit stopped, disabled and removed."""
+        """Stop, disable and remove one of this role's units."""
         if not ours(os.path.join(UNITS, name)):
             return
         if self.unit(name)["ActiveState"] == "active" and self.act("stop %s" % name):
@@ -101,7 +103,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         self.remove(os.path.join(UNITS, name))
 
     def absent(self, path: str) -> None:
-        """Have an entry unmounted, without its units and its mount point."""
+        """Unmount an entry with state absent, and remove its units and its mount point."""
         units = [unit_name(path, suffix) for suffix in ("automount", "mount")]
         if not any(ours(os.path.join(UNITS, name)) for name in units):
             return
@@ -118,9 +120,9 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             os.rmdir(path)
 
     def silent(self, server: str) -> OSError | None:
-        """Return why a server does not answer; None where it does.
+        """Try to connect to an NFS server; return the error, or None if the server answers.
 
-        An orderly unmount from a silent server may wait forever.
+        An orderly unmount from a server that does not answer may wait forever.
         """
         try:
             socket.create_connection((server, PORT), timeout=5).close()
@@ -129,7 +131,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         return None
 
     def check_servers(self, mounts: list[Entry]) -> None:
-        """Wait until the servers of mounts answer; fail with all that do not."""
+        """Wait until the servers of all mounts answer; after the time limit, end the module with an error."""
         deadline = time.monotonic() + self.module.params["wait"]
         names = {mount["server"]: mount["server_name"] for mount in mounts if mount["server"]}
         faults = []
@@ -145,8 +147,8 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
                 )
         if faults:
             self.fail(
-                "nfs_mounts: %s. The units are in place, and a mount will work once its server does. Is its node up?"
-                " Run `systemctl status nfs-server nfs-ganesha` there, and check the firewall between them. If it is"
-                " gone for good, list its mounts with state absent; --skip-tags nfs does the rest without it"
-                % "; ".join(faults)
+                "nfs_mounts: %s. The units are in place, and a mount will work once its server answers. Check the"
+                " server's node, the service on it (`systemctl status nfs-server nfs-ganesha`) and the firewall between"
+                " the hosts. If the server is deleted for good, list its mounts with state absent; --skip-tags nfs runs"
+                " the other roles without NFS" % "; ".join(faults)
             )

@@ -1,4 +1,4 @@
-"""Exports of a worker: its directories, files and services of NFS servers; runs on Python 3.8."""
+"""NFS exports of a worker: changes of directories, configuration files and services; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from ansible.module_utils.worker import Worker, number
 
 
 class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
-    """A worker that exports what the module's parameters say, and withdraws what this role had it export before."""
+    """A worker that exports the listed directories, and ends the exports that this role made earlier."""
 
     def directory(self, export: Entry) -> None:
-        """Have a directory with owner, group and mode; fail with what keeps it from them."""
+        """Make or correct the directory of an export; if this fails, end the module with the reason."""
         try:
             self.change_directory(export)
         except Refused as exc:
             self.fail("nfs_exports: %s: %s" % (export["path"], exc))
         except OSError as exc:
             self.fail(
-                "nfs_exports: %s: %s; where it can only be read, name a directory that is there, with the owner, group"
-                " and mode that it has (`stat %s`)" % (export["path"], exc.strerror, export["path"])
+                "nfs_exports: %s: %s; if the directory is on a read-only file system, name an existing directory, with"
+                " the owner, group"
+                " and mode that it has now (`stat %s`)" % (export["path"], exc.strerror, export["path"])
             )
 
     def change_directory(self, export: Entry) -> None:
-        """Have a directory with owner, group and mode.
+        """Make the directory of an export if it is missing, and set its owner, group and mode.
 
         Raises:
-            Refused: Somebody may have put a link on the way since it was checked, to have root give away what that
-                leads to.
-            OSError: It cannot be.
+            Refused: A parent directory is a symbolic link that others than root could have created since the check.
+            OSError: The directory cannot be made or changed.
         """
         path, mode = export["path"], int(export["mode"], 8)
         directory, missing = open_directory(path)
@@ -58,7 +58,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             os.close(directory)
 
     def serve(self) -> None:
-        """Have this host export what it is asked to, by the kind of server that is asked for."""
+        """Export the listed directories with the requested kind of server, and withdraw the other kind."""
         kind, files = self.module.params["kind"], self.module.params["files"]
         for other in SERVICES:
             if other != kind or not files:
@@ -88,7 +88,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.check_served(kind, log)
 
     def newer(self, files: list[Entry], takes: str, since: str) -> bool:
-        """Return whether a file was written after the service last took it up: a run may have died in between."""
+        """Return whether a file was written after the service last read it, because an earlier run was interrupted."""
         offset = time.time() - time.monotonic()
         times = [
             os.stat(each["path"]).st_mtime for each in files if each["takes"] == takes and os.path.exists(each["path"])
@@ -96,7 +96,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         return any(moment - offset > int(since or 0) / 1e6 for moment in times)
 
     def served(self, kind: str) -> list[str]:
-        """Return the paths that the server says it exports."""
+        """Ask the running server for its exports, and return their paths."""
         if kind == "kernel":
             paths: list[str] = parse_exportfs(self.run("exportfs", "-s", check=False)[1])
             return paths
@@ -105,7 +105,12 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         return answer
 
     def check_served(self, kind: str, log: int) -> None:
-        """Wait until the server exports what it should; fail with what its log says past a number of bytes."""
+        """Wait until the server exports all directories; after the time limit, end the module with the server's errors.
+
+        Args:
+            kind: The kind of server.
+            log: The size of nfs-ganesha's log before the change; only later errors are reported.
+        """
         wanted = {export["path"] for export in self.module.params["directories"] if export["served"]}
         deadline = time.monotonic() + self.module.params["wait"]
         missing = wanted - set(self.served(kind))
@@ -124,7 +129,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             )
 
     def withdraw(self, kind: str) -> None:
-        """Have what this role made for one kind of server stopped and removed."""
+        """End one kind of server's exports: stop and disable its service, and remove the files that this role wrote."""
         paths = [*SERVER_FILES[kind], "%s/%s.d/tpu_ops.conf" % (UNITS, SERVICES[kind])]
         if not any(ours(path) for path in paths):
             return
@@ -134,7 +139,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             rows = [line for path in tables if path not in paths for line in read(path).splitlines()]
             others = "".join(row for row in rows if row.strip() and not row.startswith("#"))
         state = self.unit(name)
-        # A kernel server that also exports somebody else's directories continues.
+        # The kernel's server keeps running if it also exports directories that this role does not manage.
         if not others and state["ActiveState"] not in ("inactive", "failed") and self.act("stop %s" % name):
             self.systemctl("stop", name)
         if not others and state["UnitFileState"] == "enabled" and self.act("disable %s" % name):

@@ -1,4 +1,4 @@
-"""What mounts, units and NFS servers a worker has; runs on Python 3.8."""
+"""Read the NFS state of a worker: mounts, units and servers; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible.module_utils.mount_points import (
 
 HEADER = "# Written by Ansible (role nfs); changes are lost."
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
-#: Where the role writes for each kind of server; the first one holds its exports.
+#: Kind of server -> the files that the role writes for it; the first file contains the exports.
 SERVER_FILES = {
     "kernel": ("/etc/exports.d/tpu_ops.exports", "/etc/nfs.conf.d/tpu_ops.conf"),
     "ganesha": ("/etc/ganesha/tpu_ops.conf", "/etc/ganesha/ganesha.conf"),
@@ -34,7 +34,7 @@ def ours(path: str) -> bool:
 
 
 def parse_ganesha(text: str) -> list[str]:
-    """Given nfs-ganesha's answer to ShowExports as busctl prints it in JSON, return the paths that it serves."""
+    """Given nfs-ganesha's answer to ShowExports, printed by busctl as JSON, return the paths of the exports."""
     try:
         rows = json.loads(text)["data"][1]
         return sorted(row[1] for row in rows if row[1] != "/")
@@ -43,31 +43,31 @@ def parse_ganesha(text: str) -> list[str]:
 
 
 def parse_log(text: str) -> list[str]:
-    """Given what nfs-ganesha wrote to its log, return the errors that keep it from starting or exporting."""
+    """Given a part of nfs-ganesha's log, return the errors that prevent its start or an export."""
     lines = [line for line in text.splitlines() if ":CRIT :" in line or ":FATAL :" in line]
     return [line.partition("] ")[2] for line in lines]
 
 
 def parse_exportfs(text: str) -> list[str]:
-    """Given what `exportfs -s` prints, return the paths that the kernel serves."""
+    """Given the output of `exportfs -s`, return the paths that the kernel's server exports."""
     return sorted({line.split()[0] for line in text.splitlines() if line.startswith("/")})
 
 
 def same(path: str, what: str) -> bool:
-    """Return whether two paths lead to one directory of this worker."""
+    """Return whether two paths are the same directory of this worker, for example by a bind mount."""
     return os.path.isdir(what) and os.path.isdir(path) and os.path.samefile(path, what)
 
 
 def read_only(path: str) -> bool:
-    """Return whether nothing can be written at a path, by anybody."""
+    """Return whether the mount at a path is read-only."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def check_point(path: str, mounts: list[Mounted], what: str) -> None:
-    """Refuse a mount point that would hide something, or that somebody else manages.
+    """Reject a mount point that would hide files or another mount, or that this role does not manage.
 
     Raises:
-        Refusal: It would, or somebody does.
+        Refusal: The mount point is in /etc/fstab, has a unit of somebody else, is in use or is not empty.
     """
     check_fstab(path)
     for suffix in ("mount", "automount"):
@@ -79,7 +79,7 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
         known = here[-1].fstype.startswith(("nfs", "autofs")) or ours(os.path.join(UNITS, unit_name(path, "mount")))
         if not known and not same(path, what):
             found = "%s from %s" % (here[-1].fstype, here[-1].source)
-            raise Refusal("something else is mounted there (%s); unmount it, or give another path" % found)
-        # Do not look into a mount whose server may not answer.
+            raise Refusal("another file system is mounted at this path (%s); unmount it, or give another path" % found)
+        # The mount point is not inspected if it is mounted: its server may not answer.
         return
     check_free(path)

@@ -1,4 +1,4 @@
-"""Filters that decide about Pythons and environments; no side effects, so that their tests are tables."""
+"""Filters that check the variables of the role python and plan its work; no side effects."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from packaging.version import InvalidVersion, Version
 
 Words = dict[str, Any]
 
-#: The newest uv whose list of builds was read (`uv python list --all-versions --only-downloads`), and the first and
-#: last minor version of Python 3 in it, read on 2026-11-22. Newer ones may have more.
+#: The newest uv whose list of Python builds was read (`uv python list --all-versions --only-downloads`), and the first
+#: and last minor version of Python 3 in this list, read on 2026-11-22. A newer uv may have newer Pythons.
 UV_KNOWN, UV_PYTHONS = "0.13.9", (8, 16)
-#: For the deadsnakes archive, whose list was not read: wide bounds that catch slips only, uv's and one older. On a
-#: worker with the archive, `apt-cache search '^python3[.][0-9]+$'` shows what it has for that release of Ubuntu.
+#: The same range for the deadsnakes archive, whose list was not read: wide bounds that only catch typing errors, those
+#: of uv and one older version. On a worker with the archive, `apt-cache search '^python3[.][0-9]+$'` shows what it has
+#: for that release of Ubuntu.
 DEADSNAKES_PYTHONS = (7, 16)
 
-#: What to do if a lock file does not have what is asked for.
+#: Advice for a lock file that does not contain what the requirements ask for.
 ANEW = "recreate it with `uv pip compile`"
 
-#: Packages that reports name in addition to the digest.
+#: Packages whose versions the report shows, in addition to the digest of all packages.
 SHOWN = ("jax", "jaxlib", "libtpu", "torch", "torch-xla", "numpy", "flax")
 
 
 def python_programs(source: str, version: str, more: list[Words], system: str) -> dict[str, Words]:
-    """Return the fleet's Pythons by version: where each comes from, and how it is named to uv.
+    """Return the fleet's Pythons: version -> source, and the path or version by which uv finds it.
 
     Args:
         source: python_source.
         version: python_version.
         more: python_more_versions.
-        system: Version of the system's own Python as major.minor.
+        system: Version of the distribution's Python as major.minor.
     """
     first = {"version": system if source == "distribution" else version, "source": source}
     found: dict[str, Words] = {}
@@ -47,14 +48,14 @@ def python_programs(source: str, version: str, more: list[Words], system: str) -
 
 
 def python_faults(more: list[Words], source: str, version: str, uv_version: str, own_places: list[str]) -> list[str]:
-    """Return what is wrong with the versions that are asked for, as far as it is known which there are.
+    """Return the faults of the requested versions of Python, as far as the sources' versions are known.
 
     Args:
         more: python_more_versions.
         source: python_source.
         version: python_version.
         uv_version: python_uv_version.
-        own_places: The sources that are read from another address than their own, which may have other versions.
+        own_places: The sources for which a mirror is set; a mirror may have other versions, so these are not checked.
     """
     asked = [(f"python_more_versions[{position}].version", entry) for position, entry in enumerate(more)]
     if source != "distribution":
@@ -77,16 +78,18 @@ def python_faults(more: list[Words], source: str, version: str, uv_version: str,
             faults.append(f"{where}: {origin} has no Python {number}, only 3.{first} to 3.{last}{way}")
     versions = Counter(str(entry["version"]) for entry in more)
     twice = [number for number, times in versions.items() if times > 1]
-    return faults + [f"python_more_versions: {number} is listed twice; remove one of them" for number in twice]
+    return faults + [
+        f"python_more_versions: {number} is listed twice; remove one of the two entries" for number in twice
+    ]
 
 
 def environment_path(environment: Words) -> str:
-    """Return the path of one of python_environments."""
+    """Return the path of an entry of python_environments."""
     return str(environment.get("path") or f"/opt/venvs/{environment['name']}")
 
 
 def lock_paths(environments: list[Words], directory: str) -> list[str]:
-    """Return the lock files of environments; relative ones are below a directory."""
+    """Return the paths of environments' lock files on the controller; relative paths start at a directory."""
     named = [str(environment["lock"]) for environment in environments if environment.get("lock")]
     return [name if name.startswith("/") else f"{directory}/{name}" for name in dict.fromkeys(named)]
 
@@ -94,12 +97,12 @@ def lock_paths(environments: list[Words], directory: str) -> list[str]:
 def wanted_environments(
     environments: list[Words], programs: dict[str, Words], version: str, locks: list[str]
 ) -> list[Words]:
-    """Return environments as the module uv_environments takes them.
+    """Return environments in the form of the module uv_environments.
 
     Args:
-        environments: As in python_environments.
-        programs: What `python_programs` returned.
-        version: The fleet's Python.
+        environments: Entries in the form of python_environments.
+        programs: The result of `python_programs`.
+        version: The version of Python for environments that name none.
         locks: The texts of the lock files, in the order of `lock_paths`.
     """
     texts = _lock_texts(environments, locks)
@@ -130,14 +133,14 @@ def environment_faults(
     accounts: list[str],
     names: Words | None = None,
 ) -> list[str]:
-    """Given python_environments, the fleet's Pythons and its own version, return every fault.
+    """Return every fault of environments.
 
     Args:
-        environments: As in python_environments.
-        programs: What `python_programs` returned.
-        version: The fleet's Python.
-        accounts: Those that there will be.
-        names: Key -> variable that it comes from; None is an entry of python_environments.
+        environments: Entries in the form of python_environments.
+        programs: The result of `python_programs`.
+        version: The version of Python for environments that name none.
+        accounts: The accounts that the worker has once site.yml has run.
+        names: Key -> the variable with its value, for messages; None if the keys are those of python_environments.
     """
     faults = []
     for key, values in (
@@ -145,7 +148,7 @@ def environment_faults(
         ("path", [environment_path(entry) for entry in environments]),
     ):
         twice = [value for value, times in Counter(values).items() if times > 1]
-        faults += [f"python_environments: two have the {key} {value}; change one of them" for value in twice]
+        faults += [f"python_environments: two entries have the {key} {value}; change one of the two" for value in twice]
     for position, entry in enumerate(environments):
         name, path = str(entry["name"]), environment_path(entry)
         found = [
@@ -154,15 +157,21 @@ def environment_faults(
             for fault in requirement_faults(entry.get(key) or [])
         ]
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            found.append(("name", "contains characters other than letters, digits, '.', '_' and '-'"))
+            found.append(("name", "the name contains characters other than letters, digits, '.', '_' and '-'"))
         if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+){2,}", path) or "/../" in f"{path}/":
-            fault = f"{path} is not an absolute path with at least two parts of plain characters; give one such as"
+            fault = (
+                f"{path} is not an absolute path with two or more parts of letters, digits and . _ @ + -; give a path"
+                " such as"
+            )
             fault += " /opt/venvs/a"
             found.append(("path", fault))
         if (python := str(entry.get("python") or version)) not in programs:
             known = ", ".join(programs)
             found.append(
-                ("python", f"{python} is not one of this worker's versions ({known}); add it to python_more_versions")
+                (
+                    "python",
+                    f"{python} is not one of this worker's Pythons ({known}); add it to python_more_versions",
+                )
             )
         if not {owner := str(entry.get("owner") or "root"), "*"} & set(accounts):
             fault = f"{owner} has no account and is not in users_people for this node; set owner, or list {owner} for"
@@ -172,21 +181,21 @@ def environment_faults(
 
 
 def shared_path_faults(environments: list[Words], venv: str) -> list[str]:
-    """Given python_environments and jax_venv, return which of them is the same place: each would undo the other."""
+    """Return the faults of entries of python_environments with the path jax_venv: two roles would change it."""
     return [
-        f"python_environments[{position}].path: {entry['name']}: {venv} is also jax_venv; choose another"
+        f"python_environments[{position}].path: {entry['name']}: {venv} is also jax_venv; choose another path"
         for position, entry in enumerate(environments)
         if environment_path(entry) == venv
     ]
 
 
 def _where(position: int, key: str, names: Words | None) -> str:
-    """Return the variable and key that a fault is in, as faults begin with it."""
+    """Return the beginning of a fault: the variable, or the entry and key of python_environments."""
     return str(names[key]) if names and key in names else f"python_environments[{position}].{key}"
 
 
 def requirement_faults(requirements: list[str]) -> list[str]:
-    """Return which requirements cannot be read. Options and paths are left to uv."""
+    """Return the faults of requirements that cannot be parsed. Options and paths are not checked here but by uv."""
     faults = []
     for text in requirements:
         if not re.match(r"[A-Za-z0-9]", text) or "/" in text.partition("@")[0]:
@@ -199,15 +208,15 @@ def requirement_faults(requirements: list[str]) -> list[str]:
 
 
 def pinned(lock: str) -> dict[str, str]:
-    """Given the text of a lock file, return normalised name -> version of what it pins."""
+    """Given the text of a lock file, return normalised name -> version of each pinned package."""
     matches = re.finditer(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", lock, re.MULTILINE)
     return {canonicalize_name(match[1]): match[2] for match in matches}
 
 
 def lock_faults(lock: str, requirements: list[str]) -> list[str]:
-    """Given the text of a lock file and requirements, return where the lock does not satisfy them."""
+    """Given the text of a lock file and requirements, return a fault for each requirement that it does not meet."""
     pins = pinned(lock)
-    faults = [] if pins else [f"it pins nothing as name==version; {ANEW}"]
+    faults = [] if pins else [f"the lock file pins no package as name==version; {ANEW}"]
     for text in requirements:
         try:
             requirement = Requirement(text)
@@ -217,23 +226,23 @@ def lock_faults(lock: str, requirements: list[str]) -> list[str]:
         if not pins or requirement.url or (requirement.marker and not requirement.marker.evaluate()):
             continue
         if version is None:
-            faults.append(f"it lacks {requirement.name}; {ANEW}")
+            faults.append(f"the lock file lacks {requirement.name}; {ANEW}")
         elif not requirement.specifier.contains(version, prereleases=True):
             wanted = f"{requirement.name}{requirement.specifier}"
-            faults.append(f"it has {requirement.name} {version}, not {wanted}; {ANEW}")
+            faults.append(f"the lock file has {requirement.name} {version}, not {wanted}; {ANEW}")
     return faults
 
 
 def missing_lock_faults(
     environments: list[Words], directory: str, missing: list[str], names: Words | None = None
 ) -> list[str]:
-    """Given environments and which of their lock files are missing on this machine, return every fault.
+    """Return a fault for each lock file that is missing on the controller.
 
     Args:
-        environments: As in python_environments.
-        directory: As `lock_paths` takes it.
-        missing: Of what `lock_paths` returned.
-        names: As `environment_faults` takes them.
+        environments: Entries in the form of python_environments.
+        directory: The directory at which relative paths start.
+        missing: The missing ones of the paths that `lock_paths` returned.
+        names: As in `environment_faults`.
     """
     return [
         f"{_where(position, 'lock', names)}: {entry['name']}: {path} is missing on this machine; create it, or name"
@@ -245,12 +254,12 @@ def missing_lock_faults(
 
 
 def environment_lock_faults(environments: list[Words], locks: list[str], names: Words | None = None) -> list[str]:
-    """Given environments and the texts of their lock files, in the order of `lock_paths`, return every fault.
+    """Return every fault of the environments' lock files.
 
     Args:
-        environments: As in python_environments.
-        locks: The texts.
-        names: As `environment_faults` takes them.
+        environments: Entries in the form of python_environments.
+        locks: The texts of the lock files, in the order of `lock_paths`.
+        names: As in `environment_faults`.
     """
     texts = _lock_texts(environments, locks)
     return [
@@ -267,13 +276,19 @@ def _lock_texts(environments: list[Words], locks: list[str]) -> dict[str, str]:
 
 
 def _own(state: Words) -> dict[str, str]:
-    """Return the packages of an environment that are from the index: others come from people's own projects."""
+    """Given the state of an environment, return its packages from the package index, without people's own projects."""
     others = {*state["editable"], *state["local"]}
     return {name: version for name, version in state["packages"].items() if name not in others}
 
 
 def _seen(hosts: Iterable[str], hostvars: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, Words]]:
-    """Return the newest state of all environments by host, from what was registered under one of the names."""
+    """Return the latest known states of environments: host -> environment -> state.
+
+    Args:
+        hosts: The hosts.
+        hostvars: Their variables.
+        names: Registered results of the module uv_environments, the latest last.
+    """
     found: dict[str, dict[str, Words]] = {}
     for host in hosts:
         for name in names:
@@ -282,7 +297,7 @@ def _seen(hosts: Iterable[str], hostvars: Mapping[str, Any], names: tuple[str, .
 
 
 def _common_projects(seen: dict[str, dict[str, Words]]) -> dict[tuple[str, str], str]:
-    """Return the word for their projects that most environments of a name and key have."""
+    """Return, for each name and key of environments, the most frequent digest of their projects' requirements."""
     words: dict[tuple[str, str], Counter[str]] = {}
     for environments in seen.values():
         for name, state in environments.items():
@@ -292,22 +307,23 @@ def _common_projects(seen: dict[str, dict[str, Words]]) -> dict[tuple[str, str],
 
 
 def unrecorded_environments(wanted: list[Words], seen: Mapping[str, Words]) -> list[Words]:
-    """Return those of the wanted environments that do not say yet what their list asks for."""
+    """Return the wanted environments in which the listed requirements are not recorded yet."""
     return [entry for entry in wanted if not seen.get(entry["name"], {}).get("recorded")]
 
 
 def moving_projects(projects: Any, directory: str) -> list[str]:
-    """Given workspace_projects and workspace_directory, return the clones; the role workspace says what is wrong."""
+    """Given workspace_projects and workspace_directory, return the paths of clones; invalid entries are ignored."""
     entries = [entry for entry in projects if isinstance(entry, dict)] if isinstance(projects, list) else []
     return [str(entry.get("path") or f"{directory.rstrip('/')}/{entry.get('name')}") for entry in entries]
 
 
 def environment_plan(hosts: list[str], hostvars: Mapping[str, Any]) -> dict[str, Words]:
-    """Given what all workers hold, return for each worker what it `resolve`s and `fill`s, and `from` whose lock.
+    """Plan the work on environments: return for each worker which to `resolve` and `fill`, and `from` whose lock.
 
-    Environments that should be the same and have no lock file get the set that one worker resolves: preferably one that
-    has what is wanted and what most others have, otherwise the first. If all have the same set and it is sufficient,
-    nothing is done. Environments whose projects need different packages are not the same; a new one is to be like most.
+    Environments of several workers that should be equal and have no lock file get the set of packages that one worker
+    resolves: if possible a worker whose set is sufficient and the most frequent one. If all have the same sufficient
+    set, nothing is done. Environments whose projects have different requirements need not be equal; a new environment
+    is made equal to most others.
     """
     plan: dict[str, Words] = {host: {"resolve": [], "fill": [], "from": {}} for host in hosts}
     alike: dict[tuple[str, str, str], dict[str, Words]] = {}
@@ -336,10 +352,10 @@ def environment_plan(hosts: list[str], hostvars: Mapping[str, Any]) -> dict[str,
 
 
 def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str, Any], check: bool) -> list[Words]:
-    """Return those of the wanted environments that are to be filled, with the locks that were resolved for them.
+    """Return the wanted environments that this worker has to fill, each with its lock file or the resolved lock.
 
     Raises:
-        AnsibleFilterError: The worker that was to resolve one did not.
+        AnsibleFilterError: A worker did not resolve an environment as planned.
     """
     found = []
     for entry in wanted:
@@ -351,13 +367,15 @@ def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str,
             hostvars[leader].get("__python_resolved", {}).get("locks", {}).get(name, "") if leader else ""
         )
         if not lock and not check and (entry["requirements"] or entry["lock"]):
-            raise AnsibleFilterError(f"{leader} did not resolve the environment {name} for all workers; fix that first")
+            raise AnsibleFilterError(
+                f"{leader} did not resolve the environment {name} for all workers; fix the error on that worker first"
+            )
         found.append(entry | {"lock": lock, "agreed": not entry["lock"]})
     return found
 
 
 def environment_report(hosts: list[str], hostvars: Mapping[str, Any]) -> list[str]:
-    """Return a line for each environment and digest: which workers have it, and what it holds."""
+    """Return a line for each environment and digest of its packages: the workers with it, and some of the packages."""
     groups: dict[tuple[str, str], list[str]] = {}
     states: dict[tuple[str, str], Words] = {}
     for host, environments in _seen(hosts, hostvars, ("__python_seen", "__python_filled")).items():
@@ -377,11 +395,11 @@ def environment_report(hosts: list[str], hostvars: Mapping[str, Any]) -> list[st
 
 
 def login_script(everybody: str, people: dict[str, str], environments: list[Words]) -> str:
-    """Return the lines of shell that make an environment active at login; nothing where none is.
+    """Return the shell script that activates people's environments at login; empty if no environment is active.
 
     Args:
-        everybody: Name or path of the environment of everybody but root; empty is none.
-        people: Name or path of each person's environment; empty is none.
+        everybody: Name or path of the environment for everybody except root; empty for none.
+        people: Person -> name or path of that person's environment; empty for none.
         environments: python_environments.
     """
     paths = {str(entry["name"]): environment_path(entry) for entry in environments}
@@ -405,7 +423,7 @@ def login_script(everybody: str, people: dict[str, str], environments: list[Word
 
 
 def login_faults(everybody: str, people: dict[str, str], environments: list[Words]) -> list[str]:
-    """Return what is wrong with python_active_environment and python_active_environments."""
+    """Return the faults of python_active_environment and python_active_environments."""
     names = {str(entry["name"]) for entry in environments}
     faults = [
         f"python_active_environment{f's.{person}' if person else ''}: '{value}' is neither one of"

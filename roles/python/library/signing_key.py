@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that keeps the key of a package archive, and no other, in a file; runs on Python 3.8."""
+"""Module that downloads a package archive's key, checks the fingerprint and writes the key to a file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def main() -> None:
         module.exit_json(changed=False)
     if module.check_mode:
         module.exit_json(changed=True)
-    # Proxies and mirrors that ask for the system's authorities are trusted as apt and uv trust them.
+    # The system's certificate authorities are used, so that the same proxies and mirrors are trusted as by apt and uv.
     bundle = module.params["ca_path"]
     options = {"ca_path": bundle} if bundle and os.path.exists(bundle) else {}
     answer, info = fetch_url(module, url, timeout=module.params["timeout"], **options)
@@ -92,7 +92,7 @@ def main() -> None:
     if found != [wanted]:
         module.fail_json(
             msg="python_deadsnakes_key_url: %s returned %s and not the key %s of python_deadsnakes_fingerprint; nothing"
-            " was written. Find out why before installing anything from there"
+            " was written. Find out the reason before you install anything from this archive"
             % (url, "the key " + ", ".join(found) if found else "no key", wanted),
             found=found,
         )

@@ -139,30 +139,30 @@ missing_pythons:
 """
 
 
-#: The role workspace ends with an error where a project does not work with the set at its new commit either.
+#: If the project at its new commit does not work with the packages either, the role workspace reports an error.
 OVERRULED = (
-    "environment %s: the project %s does not work with what it lists; it is installed all the same, since the role"
-    " workspace is about to bring the project to the commit that workspace_projects names"
+    "environment %s: the project %s does not work with the listed packages; they are installed all the same, since the"
+    " role workspace is about to bring the project to the commit that workspace_projects names"
 )
 
 STEPS = ["look", "pythons", "resolve", "fill", "record"]
 
 
 def place(wanted: dict[str, Any]) -> str:
-    """Return what messages about an environment begin with."""
+    """Return the beginning of messages about an environment: its variable and name."""
     return "%senvironment %s: " % (wanted["variable"] and wanted["variable"] + ": ", wanted["name"])
 
 
 def listed(found: dict[str, str]) -> str:
-    """Return packages as lines."""
+    """Return packages as a text for diffs, one line NAME==VERSION each."""
     return "".join("%s==%s\n" % item for item in sorted(found.items()))
 
 
 def bring(versions: list[str], uv: Uv) -> None:
-    """Have uv install versions of Python.
+    """Install versions of Python with uv.
 
     Raises:
-        Fault: It could not; the text says what to do.
+        Fault: uv failed; the text names the variables to change.
     """
     try:
         with uv.take_turn():
@@ -176,15 +176,15 @@ def bring(versions: list[str], uv: Uv) -> None:
 
 
 def exists(path: str) -> bool:
-    """Return whether there is an environment that a program may be using."""
+    """Return whether there is an environment at a path, which programs may be using."""
     return any(os.path.lexists(os.path.join(path, part)) for part in ("bin/python", "pyvenv.cfg"))
 
 
 def spare_run(there: list[dict[str, Any]], module: AnsibleModule) -> None:
-    """Tell runs that environments which exist are about to change, and refuse to change them while a run is active.
+    """Record that existing environments are about to change, so that no run starts, and reject the change during a run.
 
     Raises:
-        Fault: One is, and this is not check mode, which warns.
+        Fault: A run is active. In check mode this is only a warning.
     """
     if not there or module.params["during_runs"]:
         return
@@ -204,10 +204,10 @@ def spare_run(there: list[dict[str, Any]], module: AnsibleModule) -> None:
 
 
 def look(wanted: dict[str, Any], module: AnsibleModule) -> dict[str, Any]:
-    """Return what an environment is, and warn of the projects that do not work with what it is to hold.
+    """Return the state of an environment, and warn of projects in it that do not work with the listed packages.
 
     Raises:
-        Fault: It cannot be told, or a project forbids what is to change.
+        Fault: The state cannot be read, or the listed packages conflict with a project.
     """
     state: dict[str, Any] = work(wanted, "look", module)
     for project in state["overruled"]:
@@ -216,19 +216,20 @@ def look(wanted: dict[str, Any], module: AnsibleModule) -> dict[str, Any]:
 
 
 def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
-    """Do a step for one environment with its owner's rights.
+    """Run one step of the module for an environment, with the rights of its owner.
 
     Raises:
-        Fault: It could not be done.
+        Fault: The step failed.
     """
     program, timeout = module.params["uv"], module.params["timeout"]
     try:
         account = pwd.getpwnam(wanted["owner"])
     except KeyError:
-        if step == "look" or module.check_mode:  # Its account comes with the rest.
+        # The account may be created later in this playbook, so the environment counts as missing.
+        if step == "look" or module.check_mode:
             environment = Environment(dict(wanted, moving=[]), Uv(program, module.params["cache_dir"], timeout))
             return "" if step == "resolve" else environment.unmade()
-        raise Fault("there is no account %s to own it; set owner, or create the account" % wanted["owner"]) from None
+        raise Fault("the owner %s has no account; set owner, or create the account" % wanted["owner"]) from None
     reason = stranger_in(wanted["path"], account.pw_uid)
     if reason:
         raise Fault(
@@ -245,7 +246,7 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
     def act() -> Any:
         environment = Environment(dict(wanted, moving=module.params["moving"]), uv)
         try:
-            # Check mode has installed neither uv nor a Python.
+            # In check mode, uv or the environment's Python may not be installed yet.
             if step == "resolve" and module.check_mode and not environment.can_resolve():
                 return ""
             return getattr(environment, step)()

@@ -1,6 +1,6 @@
-"""Checks that only an environment's owner can change its programs; runs on Python 3.8.
+"""Checks that only root and an environment's owner can change its programs; supports Python 3.8.
 
-The programs of an environment run with its owner's rights, so anybody else who can change them has these rights.
+The programs of an environment run with the rights of its owner, so anybody who can change them has these rights.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import glob
 import os
 import stat
 
-#: More symbolic links on one way are a loop; the kernel's own limit (path_resolution(7)).
+#: The maximum number of symbolic links in a path: more count as a loop, as in the kernel (path_resolution(7)).
 LINKS = 40
 
 
 def stranger(path: str, uid: int) -> str:
-    """Return why accounts other than root and the owner can change what a path leads to; empty if they cannot.
+    """Return why accounts other than root and `uid` can change what a path leads to; empty if they cannot.
 
     Raises:
-        OSError: Something on the way cannot be read.
+        OSError: A part of the path cannot be read.
     """
     names, here, links = path.split("/"), "/", 0
     open_to_all = False
@@ -43,9 +43,9 @@ def stranger(path: str, uid: int) -> str:
             names = target.split("/") + names
             here = "/" if target.startswith("/") else here
             continue
-        # People choose their groups themselves, but root's rights must not depend on a group.
+        # A group's right to write is accepted for people, who choose their groups, but not for root.
         others = stat.S_IWOTH | (stat.S_IWGRP if uid == 0 and entry.st_gid else 0)
-        # In a directory such as /tmp nobody else can remove what exists.
+        # In a sticky directory, such as /tmp, nobody else can remove or replace what exists.
         open_to_all = bool(stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX and entry.st_mode & others)
         if entry.st_mode & others and not open_to_all:
             return "others can write in %s" % entry_path
@@ -54,14 +54,14 @@ def stranger(path: str, uid: int) -> str:
 
 
 def stranger_in(path: str, uid: int) -> str:
-    """Return why accounts other than root and the owner can change an environment's programs; empty if they cannot.
+    """Return why accounts other than root and `uid` can change an environment's programs; empty if they cannot.
 
     Raises:
-        OSError: Something in it cannot be read.
+        OSError: A file or directory of the environment cannot be read.
     """
     packages = os.path.join(glob.escape(path), "lib/python3*/site-packages")
     started = [os.path.join(path, "pyvenv.cfg"), os.path.join(path, "bin/python")]
-    # Python runs lines of *.pth when it starts.
+    # *.pth files are checked too, since Python runs code from their lines when it starts.
     for each in [path, *started, *sorted(glob.glob(packages) + glob.glob(packages + "/*.pth"))]:
         reason = stranger(each, uid)
         if reason:

@@ -1,4 +1,4 @@
-"""The packages that an environment's list must leave to the projects installed in it; runs on Python 3.8."""
+"""Find packages for an environment that also meet the requirements of its editable projects; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def projects_word(path: str) -> str:
 
 
 def as_far_as_known(attempt: Callable[[list[str]], Any], chosen: list[Project]) -> Any:
-    """Run an attempt with the projects' requirements, without packages that are not in the index.
+    """Run an attempt with the requirements of projects, except those for packages that the package index lacks.
 
     Raises:
         Fault: The attempt failed for another reason.
@@ -42,20 +42,20 @@ def as_far_as_known(attempt: Callable[[list[str]], Any], chosen: list[Project]) 
 
 
 def honouring(path: str, moving: list[str], source: str, attempt: Callable[[list[str]], Any]) -> tuple[Any, list[str]]:
-    """Run an attempt with the requirements of an environment's projects.
+    """Run an attempt with the requirements of an environment's editable projects.
 
     Args:
         path: The environment.
-        moving: Directories of the projects that the role workspace is about to bring to another commit, or remove.
-            These may need something else by then, so that they do not keep the list from being installed.
-        source: The environment and its variable.
-        attempt: What is done with the needs, which raises `Fault` where uv finds no set of packages.
+        moving: Directories of projects that the role workspace is about to update or remove. Their requirements may
+            change, so they are ignored if they conflict with the listed requirements.
+        source: The variable and the environment's name, for messages.
+        attempt: A function of the projects' requirements, which raises `Fault` if uv finds no set of packages.
 
     Returns:
-        What the attempt returned, and the projects that were left out for it.
+        The result of the attempt, and the projects whose requirements were ignored.
 
     Raises:
-        Fault: No set of packages has what the environment lists and what the other projects need; or uv failed.
+        Fault: The listed requirements conflict with those of the other projects, or uv failed.
     """
     found = [project for project in editable_projects(path) if project.needs]
     bound = [project for project in found if not below(project.directory, moving)]
@@ -74,13 +74,13 @@ def honouring(path: str, moving: list[str], source: str, attempt: Callable[[list
             fault = exc
     blamed = [project for project in bound if not possible(attempt, [project])] or bound
     raise Fault(
-        "nothing was changed: what %s lists does not go with what %s needs, which is installed there; change one of"
+        "nothing was changed: the requirements of %s conflict with those of the installed %s; change one of"
         " them: %s" % (source, " and ".join(map(str, blamed)), fault)
     ) from fault
 
 
 def possible(attempt: Callable[[list[str]], Any], chosen: list[Project]) -> bool:
-    """Return whether uv finds a set of packages that meets the projects' requirements."""
+    """Return whether uv finds a set of packages with which the attempt succeeds for these projects."""
     try:
         as_far_as_known(attempt, chosen)
     except Fault:

@@ -11,12 +11,12 @@ import re
 from ansible.module_utils.installed_packages import dist_infos, normalised
 from ansible.module_utils.text_files import put
 
-#: Files that change when the packages run, and that therefore do not stay as they were installed.
+#: Endings of files that change when the packages are used, so that their length is not compared.
 _VOLATILE = (".pyc", ".pyo")
 
 
 def editable(directory: str) -> bool:
-    """Given a directory with a package's metadata, return whether it is an editable installation (PEP 610)."""
+    """Given a directory with a package's metadata, return whether the package is installed as editable (PEP 610)."""
     try:
         with open(os.path.join(directory, "direct_url.json"), encoding="utf-8") as stream:
             return bool(json.load(stream).get("dir_info", {}).get("editable"))
@@ -25,7 +25,7 @@ def editable(directory: str) -> bool:
 
 
 def from_index(directory: str) -> bool:
-    """Given a directory with a package's metadata, return whether it is from an index, not an address or directory."""
+    """Given a directory with a package's metadata, return whether the package came from a package index."""
     return not os.path.exists(os.path.join(directory, "direct_url.json"))
 
 
@@ -44,20 +44,20 @@ def intact(directory: str) -> bool:
 
 
 def record(directory: str) -> list[list[str]]:
-    """Given a directory with a package's metadata, return path, hash and length of each of its files, as recorded.
+    """Given a directory with a package's metadata, return the recorded path, hash and length of each file.
 
     Raises:
-        OSError: There is no record.
+        OSError: The package has no file RECORD.
     """
     with open(os.path.join(directory, "RECORD"), encoding="utf-8", newline="") as stream:
         return [row for row in csv.reader(stream) if len(row) == 3]
 
 
 def correct_record(directory: str) -> None:
-    """Given a directory with the metadata of a package just installed, correct its record to the existing files.
+    """Given the metadata directory of a package that was just installed, adapt its record to the existing files.
 
     Raises:
-        OSError: There is no record, or it cannot be written.
+        OSError: The package has no file RECORD, or it cannot be written.
     """
     rows = []
     for path, digest_of_file, size in record(directory):
@@ -68,7 +68,7 @@ def correct_record(directory: str) -> None:
         rows.append((path, digest_of_file, str(length) if size else ""))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    # The file itself may be a link to the one in uv's cache.
+    # The file is replaced and not changed, since it may be a link to the file in uv's cache.
     put(os.path.join(directory, "RECORD"), text.getvalue(), 0o644)
 
 
@@ -88,20 +88,20 @@ def pins(lock: str) -> dict[str, str]:
 
 
 def pin_lines(lock: str) -> list[str]:
-    """Given the text of a lock file, return what it pins as constraints, with the conditions on Python and platform."""
+    """Given the text of a lock file, return its pins as constraints, each with its condition on Python and platform."""
     pattern = r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?(==[^\s;\\]+)[ \t]*(;(?:(?!--hash=)[^\\\n#])*)?"
     return [" ".join((name + pin, marker)).strip() for name, pin, marker in re.findall(pattern, lock, re.MULTILINE)]
 
 
 def named(lock: str) -> set[str]:
-    """Given the text of a lock file, return the names of what it has, whether pinned or at an address (PEP 508)."""
+    """Given the text of a lock file, return the names of all packages in it, pinned or with a URL (PEP 508)."""
     found = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]*(?:\[[^]]*\])?[ \t]*(?:==|@)", lock, re.MULTILINE)
     return {normalised(name) for name in found}
 
 
 def fully_hashed(lock: str) -> bool:
     """Given the text of a lock file, return whether every package in it has a hash."""
-    # A requirement can continue over lines that end in a backslash.
+    # A requirement can continue on the next line after a backslash.
     logical = re.sub(r"\\\n", " ", lock).splitlines()
     entries = [line for line in logical if line.strip() and not line.lstrip().startswith(("#", "-"))]
     return bool(entries) and all("--hash=" in line for line in entries)

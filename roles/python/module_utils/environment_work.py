@@ -30,24 +30,24 @@ from ansible.module_utils.environment_state import (
 from ansible.module_utils.installed_packages import digest, dist_infos, minor, normalised, packages, python_version
 from ansible.module_utils.uv_program import NO_PACKAGE, NO_VERSION, Fault, Uv, plan_lines
 
-#: Marker in an environment from before its packages change until the final check has passed.
+#: A file that exists in an environment from before its packages change until the final check has succeeded.
 UNPROVED = ".tpu_ops-unproved"
 
-#: The parts of an environment that belong to one Python version, with pyvenv.cfg last; users own the rest.
+#: The files of an environment that belong to one Python version, with pyvenv.cfg last; other files belong to users.
 PARTS = ("bin", "etc", "include", "lib", "lib64", "share", "pyvenv.cfg")
-#: Directories in an environment with the parts that it had for another Python, until the new ones are complete.
+#: Directory in an environment for its `PARTS` of an earlier Python version, until the new ones are complete.
 KEPT = ".old-%Y%m%dT%H%M%SZ"
 IS_KEPT = re.compile(r"\.old-\d{8}T\d{6}Z")
 
-#: Seconds that a Python may take to start.
+#: Time limit in seconds for a Python to start and print its version.
 START = 60.0
 
 
 def runs_version(python: str) -> str:
-    """Return the version of a Python as major.minor; empty if it does not run.
+    """Run a Python and return its version as major.minor; empty if it does not run.
 
     Raises:
-        Fault: It runs but does not answer, as on a busy worker.
+        Fault: The Python does not answer in time, as on a busy worker.
     """
     try:
         return subprocess.run(
@@ -66,7 +66,7 @@ def runs_version(python: str) -> str:
 
 
 class Environment:
-    """One environment; its methods run with the owner's rights."""
+    """One environment; its methods must run with the rights of its owner."""
 
     def __init__(self, wanted: dict[str, Any], uv: Uv) -> None:
         self.wanted = wanted
@@ -84,7 +84,7 @@ class Environment:
         return runs_version(self.python) == str(self.wanted["python_version"])
 
     def can_resolve(self) -> bool:
-        """Return whether uv and the environment's Python are there."""
+        """Return whether uv exists and the environment's Python runs, so that a lock can be resolved."""
         return os.path.exists(self.uv.program) and self.runs()
 
     def made_for(self) -> str:
@@ -97,12 +97,12 @@ class Environment:
         return not self.runs() and self.made_for() != str(self.wanted["python_version"])
 
     def install(self, directory: str, *options: str, needs: list[str] | None = None) -> list[str]:
-        """Install the lock, or the requirements where there is none, and return uv's plan.
+        """Install the packages of the lock, or without a lock the requirements, and return uv's plan.
 
         Args:
-            directory: Where to write files for uv.
+            directory: A directory for files that uv reads.
             options: More options for uv.
-            needs: What projects need; where there is no lock, it is installed as well.
+            needs: Requirements of projects, which are also installed if there is no lock.
         """
         lock = self.wanted["lock"]
         arguments = ["pip", "install", "--python", self.python, *options, *self.links()]
@@ -119,12 +119,12 @@ class Environment:
     def settle(self, directory: str, plan: list[str]) -> None:
         """Repair packages that the installation left damaged, and accept those that it cannot repair.
 
-        Some wheels name other lengths than their files have. Some have a file in common with another package, which
-        writes its own, or takes it along when it goes.
+        Some wheels record wrong lengths of their files. Two packages can contain the same file, which then has the
+        length of the other package's file, or is removed with the other package.
         """
         if not damaged(self.path):
             return
-        # Files of an environment are those of the cache, by links: what was changed there may be changed here.
+        # uv's cache is not used: a changed file may be a link to the cache, and then the cached file is changed too.
         plan = plan + self.install(directory, "--no-cache")
         installed = {normalised(line[2:].partition("==")[0]) for line in plan if line[0] in "+~"}
         there = dist_infos(self.path)
@@ -132,14 +132,14 @@ class Environment:
             correct_record(there[name][1])
 
     def links(self) -> list[str]:
-        """Return the options that name pages."""
+        """Return uv's options for the pages in find_links."""
         return [option for link in self.wanted["find_links"] for option in ("--find-links", link)]
 
     def texts(self, directory: str, needs: list[str]) -> tuple[str, list[str]]:
-        """Write the requirements with what projects need, and the constraints.
+        """Write the listed and the projects' requirements to one file, and the constraints to another.
 
         Returns:
-            The file of the former and the options for the latter.
+            The path of the requirements, and uv's options for the constraints.
         """
         requirements = written(directory, "requirements.txt", "\n".join([*self.wanted["requirements"], *needs]))
         if not self.wanted["constraints"]:
@@ -148,17 +148,17 @@ class Environment:
         return requirements, ["--constraints", constraints]
 
     def kept(self) -> list[str]:
-        """Return the directories with the environment's previous contents, for another Python."""
+        """Return the directories with the environment's `PARTS` of an earlier Python version."""
         names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
         return [os.path.join(self.path, name) for name in names if IS_KEPT.fullmatch(name)]
 
     def surplus(self) -> list[str]:
-        """Return the packages to remove."""
+        """Return the packages to remove, since they are neither in the lock nor needed by projects."""
         if not ((self.wanted["exact"] or self.wanted["agreed"]) and self.wanted["lock"]):
             return []
         kept = named(self.wanted["lock"]) | needed(self.path)
         found = {name: entry for name, (_, entry) in dist_infos(self.path).items() if name not in kept}
-        # Packages that are not from the index are in no set that workers agree on.
+        # If workers agreed on the lock, only packages from the package index are removed: people's own projects stay.
         return [
             name
             for name, entry in found.items()
@@ -166,7 +166,7 @@ class Environment:
         ]
 
     def beyond(self, lock: str) -> list[str]:
-        """Return what the environment holds from the index beyond a lock, as name==version."""
+        """Return the environment's packages from the package index that a lock does not contain, as name==version."""
         there = {} if self.is_fresh() else dist_infos(self.path)
         return [
             "%s==%s" % (name, version)
@@ -175,11 +175,11 @@ class Environment:
         ]
 
     def is_forbidden(self, name: str) -> bool:
-        """Return whether the environment must not have a package."""
+        """Return whether the pattern `forbidden` excludes a package from the environment."""
         return bool(re.fullmatch(self.wanted["forbidden"], name))
 
     def report(self, plan: list[str], *, fresh: bool, overruled: list[str] | None = None) -> dict[str, Any]:
-        """Return the state of the environment."""
+        """Return the state of the environment, as the module returns it."""
         found = {} if fresh else packages(self.path)
         there = {} if fresh else {name: entry for name, (_, entry) in dist_infos(self.path).items()}
         return {
@@ -198,7 +198,7 @@ class Environment:
         }
 
     def listed(self) -> Listed:
-        """Return what the environment's list asks for, as the role workspace reads it."""
+        """Return the listed requirements of the environment in the form that the role workspace reads."""
         source = "%s (environment %s)" % (self.wanted["variable"], self.wanted["name"])
         if self.wanted["lock"]:
             return Listed("the lock file of " + source, [], pin_lines(self.wanted["lock"]), self.wanted["find_links"])
@@ -206,12 +206,12 @@ class Environment:
         return Listed(source, *(list(self.wanted[name]) for name in names))
 
     def record(self) -> dict[str, Any]:
-        """Record the requirements of the environment's list in it."""
+        """Record the listed requirements in the environment, and return its state."""
         write_listed(self.path, self.listed())
         return self.report([], fresh=False)
 
     def key(self) -> str:
-        """Return a key that is equal for hosts that can share one set of packages."""
+        """Return a digest that is equal for hosts whose environments can have the same set of packages."""
         names = ("python_version", "requirements", "constraints", "find_links")
         parts = [platform.machine(), *(str(self.wanted[name]) for name in names)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
@@ -236,10 +236,10 @@ class Environment:
         return self.report(plan, fresh=False, overruled=overruled)
 
     def honouring(self, attempt: Callable[[list[str]], Any]) -> tuple[Any, list[str]]:
-        """Do something with what the environment's projects need; see `honouring`.
+        """Run an attempt with the requirements of the environment's projects; see the function `honouring`.
 
         Raises:
-            Fault: It goes with no set of packages.
+            Fault: No set of packages meets all requirements.
         """
         if self.is_fresh():
             return attempt([]), []
@@ -248,10 +248,15 @@ class Environment:
         return done
 
     def planned(self, directory: str, plan: list[str], needs: list[str]) -> list[str]:
-        """Given what would change without projects, return what would change so that they still have what they need.
+        """Return the changes that also meet the projects' requirements.
+
+        Args:
+            directory: A directory for files that uv reads.
+            plan: The changes without the projects' requirements.
+            needs: The projects' requirements.
 
         Raises:
-            Fault: No set of packages has it all.
+            Fault: No set of packages meets all requirements.
         """
         if not needs:
             return plan
@@ -263,7 +268,7 @@ class Environment:
         return plan
 
     def unmade(self) -> dict[str, Any]:
-        """Return the changes if there is no usable environment, without running a program."""
+        """Return the state if there is no usable environment, with the changes to make; no program is run."""
         pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
         plan = ["+ %s" % name for name in pinned or self.wanted["requirements"]]
         if os.path.lexists(os.path.join(self.path, "pyvenv.cfg")):
@@ -271,14 +276,14 @@ class Environment:
         return self.report(plan, fresh=True)
 
     def resolve(self) -> str:
-        """Return the text of a lock that satisfies the requirements, keeping installed versions as far as they do.
+        """Return the text of a lock that meets the requirements; installed versions that meet them are kept.
 
-        What the environment's projects need, and what else it has from the index, is in it as well: other workers are
-        to hold the same.
+        The lock also contains the requirements of the environment's projects and its other packages from the package
+        index, since other workers get the same packages.
         """
         with tempfile.TemporaryDirectory() as directory:
             there = {} if self.is_fresh() else packages(self.path)
-            # uv prefers what an output file already pins.
+            # uv prefers the versions that an existing output file pins, so the installed versions are written there.
             output = written(directory, "lock.txt", "".join("%s==%s\n" % pin for pin in sorted(there.items())))
 
             def compiled(needs: list[str]) -> str:
@@ -291,7 +296,7 @@ class Environment:
         return lock
 
     def compiled(self, output: str, requirements: str, *options: str) -> str:
-        """Have uv write the lock of a file of requirements to another file, and return its text."""
+        """Run `uv pip compile` on a file of requirements, and return the text of the lock."""
         arguments = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes", *self.links()]
         arguments += ["--python", *self.interpreter, "--python-version", self.wanted["python_version"], *options]
         self.uv.run(*arguments, "--output-file", output, "--", requirements)
@@ -299,7 +304,7 @@ class Environment:
             return stream.read()
 
     def compiled_as_far_as_known(self, directory: str, pinned: list[str]) -> str:
-        """Return the lock of packages, without those that the index has no longer: other workers cannot get them."""
+        """Return the lock of packages, without those that the package index lost: other workers cannot get them."""
         while pinned:
             names = written(directory, "beyond.txt", "\n".join(pinned))
             try:
@@ -326,10 +331,10 @@ class Environment:
             )
 
     def make(self) -> None:
-        """Create the environment, or make its Python run again; its contents for another Python are kept next to it.
+        """Create the environment, or repair its Python. Its `PARTS` of another Python version are moved aside.
 
         Raises:
-            Fault: What exists there is not an environment.
+            Fault: The path exists but is not an environment.
         """
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise Fault(
@@ -338,7 +343,7 @@ class Environment:
             )
         os.makedirs(self.path, mode=0o755, exist_ok=True)
         names = os.listdir(self.path)
-        # An interrupted run may have kept everything and created nothing yet.
+        # After an interrupted run, all parts may be moved aside and pyvenv.cfg not created yet.
         if names and "pyvenv.cfg" not in names and not self.kept():
             raise Fault(
                 "%s is in the way: it is not empty and not a virtual environment; move it elsewhere, or give the"
@@ -353,10 +358,10 @@ class Environment:
         self.uv.run("venv", "--no-project", "--allow-existing", "--python", *self.interpreter, self.path)
 
     def fill(self) -> dict[str, Any]:
-        """Give the environment its set of packages, and return its state and what was done.
+        """Install the set of packages, remove surplus ones, run the final check, and return the environment's state.
 
         Raises:
-            Fault: uv failed, or the proof did.
+            Fault: uv or the final check failed.
         """
         self.allow(self.wanted["lock"])
         with self.uv.take_turn(), tempfile.TemporaryDirectory() as directory:
@@ -376,10 +381,10 @@ class Environment:
         return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
-        """Run the final check; until it passes, the environment counts as broken.
+        """Run the final check `proof`; until it succeeds, the environment counts as broken.
 
         Raises:
-            Fault: It failed.
+            Fault: The final check failed.
         """
         if not self.wanted["proof"]:
             return
@@ -406,10 +411,10 @@ def written(directory: str, name: str, text: str) -> str:
 
 
 def check_owner(path: str, account: pwd.struct_passwd) -> None:
-    """Reject an existing environment with another owner than the requested one.
+    """Reject an existing environment that does not belong to the requested owner.
 
     Raises:
-        Fault: It does.
+        Fault: The environment belongs to another account.
     """
     if os.path.lexists(path) and os.lstat(path).st_uid != account.pw_uid:
         raise Fault(
@@ -419,10 +424,10 @@ def check_owner(path: str, account: pwd.struct_passwd) -> None:
 
 
 def give(path: str, account: pwd.struct_passwd) -> None:
-    """Make the directory of an environment that somebody else than root is to own, where it is missing.
+    """As root, create the missing directory of an environment for another owner.
 
     Raises:
-        Fault: Somebody else could influence what is created.
+        Fault: Others than root can write to a parent directory, and could replace the new directory.
     """
     if os.path.lexists(path):
         return
@@ -433,7 +438,7 @@ def give(path: str, account: pwd.struct_passwd) -> None:
     while True:
         entry = os.lstat(here)
         if entry.st_uid == account.pw_uid and here == parent and not os.path.islink(here):
-            return  # The owner has the right to create the directory.
+            return  # The owner can write to the parent directory, and creates the directory later.
         if os.path.islink(here) or entry.st_uid or entry.st_mode & 0o022:
             raise Fault("%s is writable by others than root; create %s yourself" % (here, path))
         if here == "/":
@@ -445,7 +450,7 @@ def give(path: str, account: pwd.struct_passwd) -> None:
 
 
 def brought(directory: str, version: str) -> str:
-    """Return the program of a version that uv installed; empty if there is none that runs."""
+    """Return the path of a Python of this version that uv installed and that runs; empty if there is none."""
     for path in sorted(glob.glob("%s/*-%s.*/bin/python%s" % (glob.escape(directory), version, version))):
         if runs_version(path) == version:
             return path

@@ -11,24 +11,24 @@ from typing import TextIO
 
 from ansible.module_utils.environment_sets import shortened
 
-#: uv's report of a package that it adds, removes or reinstalls.
+#: A line of uv's report: a package that uv adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 
-#: uv's message if the index lacks a version, or if its cached page is older than that version.
+#: uv's message if the package index lacks a version, or if its cached page is older than that version.
 NO_VERSION = re.compile(r"there is no version of\s+([\w.-]+)===?")
 
-#: uv's message if the index lacks a package.
+#: uv's message if the package index lacks a package.
 NO_PACKAGE = re.compile(r"([\w.-]+) was\s+not\s+found\s+in\s+the\s+package\s+registry")
 
 
 class Fault(Exception):
-    """The reason why the work failed, as a message for the user."""
+    """The work on an environment failed; the text is the message for the user."""
 
 
 def plan_lines(report: str) -> list[str]:
-    """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
+    """Given uv's output on stderr, return one line for each package that uv changes or would change."""
     found = PLAN.findall(report)
-    # A dry run marks what is reinstalled with both signs instead of the third one.
+    # A dry run reports a reinstalled package with - and + instead of ~.
     again = {name for sign, name in found if sign == "-"} & {name for sign, name in found if sign == "+"}
     signs = [("~" if name in again else sign, name) for sign, name in found]
     return ["%s %s" % pair for pair in dict.fromkeys(signs)]
@@ -43,7 +43,7 @@ def device(path: str) -> int:
 
 
 class Uv:
-    """The program, its cache and its time limit."""
+    """The program uv, with its cache and its time limit."""
 
     def __init__(self, program: str, cache: str, timeout: int) -> None:
         self.program = program
@@ -53,13 +53,12 @@ class Uv:
     def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
         """Run uv and return what it wrote to stdout and stderr.
 
-        Pages of the index stay valid for ten minutes in each worker's own cache, so a version that one worker has found
-        may be newer than another worker's page. For packages without the requested version, the pages are fetched
-        again.
+        Each worker caches the pages of the package index for ten minutes, so a version that one worker has found can be
+        missing in another worker's cache. If a requested version is missing, the package's page is fetched again.
 
         Args:
             arguments: Arguments of uv.
-            place: Where it installs, which decides whether links to the cache are possible.
+            place: The directory into which uv installs; files are links to the cache if both are on one file system.
 
         Raises:
             Fault: uv failed; the text includes its message.
@@ -100,7 +99,7 @@ class Uv:
         return done.stdout, done.stderr
 
     def take_turn(self) -> TextIO:
-        """Wait until no other installation uses the cache; the lock is held until the returned file is closed."""
+        """Wait for the lock on the cache, which other installations use; close the returned file to free it."""
         os.makedirs(self.cache, mode=0o755, exist_ok=True)
         lock = open(os.path.join(self.cache, ".tpu_ops.lock"), "a")  # noqa: SIM115 - kept open, it is the lock
         deadline = time.monotonic() + self.timeout
@@ -111,8 +110,8 @@ class Uv:
                 if time.monotonic() > deadline:
                     lock.close()
                     raise Fault(
-                        "another installation has held %s for %d s; wait for it to end, or end it, and run again"
-                        % (lock.name, self.timeout)
+                        "another installation has held the lock %s for %d s; wait until that ends, or end it, and run"
+                        " again" % (lock.name, self.timeout)
                     ) from None
                 time.sleep(0.2)  # polls the lock until the deadline
             else:

@@ -44,13 +44,13 @@ files:
   returned: always
 """
 
-#: A command substitution without another one inside; it may be a part of an entry.
+#: A command substitution that contains no other one; an entry may contain it.
 OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
-#: An entry of the list: a path, or an expansion that adds entries, such as ${LD_PRELOAD:+$LD_PRELOAD:}.
+#: An entry of LD_PRELOAD: a path, or an expansion that adds entries, such as ${LD_PRELOAD:+$LD_PRELOAD:}.
 JOINED = r"\$\{\w+:?[-=+][^{}\n]*\}"
 ENTRY = re.compile(r"%s|(?:\$\{\w+\}|%s|(?!\$\{)[^\s:])+" % (JOINED, OUTPUT))
 
-#: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE; quotes are optional.
+#: Assignments in files: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE; quotes are optional.
 ASSIGNMENT = r"(?P<name>\b%s)=(?P<quote>[\"']?)(?P<value>%s)(?P=quote)"
 SHELL_ASSIGNMENT = re.compile(
     ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|(?:%s|\$\{[^{}\n\"']*\}|[^\s\"';&|])*" % OUTPUT)
@@ -85,10 +85,10 @@ def strip_list(text: str, library: str) -> str:
 
 
 def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, commands: bool) -> str:
-    """Given the text of a file of assignments, return it without the library in the values that the pattern matches.
+    """Given the text of a file with assignments, remove the library from the values that the pattern matches.
 
-    An assignment that becomes empty is removed, with its line if the line holds nothing else. Where the shell needs a
-    command in this line, as in the body of an `if`, the line becomes `:`.
+    An assignment that becomes empty is removed, and also its line if the line contains nothing else. If the shell needs
+    a command there, as in the body of an `if`, the line becomes `:`.
     """
     lines: list[str] = []
     for line in text.splitlines(True):
@@ -105,7 +105,7 @@ def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, comm
 
 
 def readers(text: str) -> list[str]:
-    """Return the shells that can read a text."""
+    """Return the shells that can parse a text as a script."""
 
     def reads(shell: str) -> bool:
         entry = text.encode("utf-8", "surrogateescape")
@@ -115,7 +115,7 @@ def readers(text: str) -> list[str]:
 
 
 def strip(path: str, text: str, library: str) -> str:
-    """Given a file's path and text, return the text without the library."""
+    """Given a file's path and text, return the text without the library in LD_PRELOAD."""
     if library not in text:
         return text
     name = os.path.basename(path)

@@ -1,7 +1,7 @@
-"""Filters that compare people with a worker's accounts; no side effects, so that their tests are tables.
+"""Filters that compare the listed people with a worker's accounts; no side effects, so that their tests are tables.
 
-The filter `people_here` returns the people, the module `people_state` the state. Accounts and groups are facts of the
-worker.
+Arguments called people are the result of the filter `people_here`, those called state the result of the module
+`people_state`. Accounts and groups are facts of the worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ LAUNCHER_GROUP = "tpu-run"
 
 HEADER = "# Written by Ansible; changes are lost.\n"
 
-#: The line in a person's file of keys that names the groups that the list gave, so that the role can take them back.
+#: Beginning of a line in a person's file of keys. The line names the groups that the role gave, so that it can take
+#: them back.
 GROUPS_LINE = "# Groups: "
 
 
@@ -32,10 +33,10 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
     the launcher's group or in another group that the list gave them.
 
     Args:
-        people: Those who belong on the worker.
+        people: The people who belong on the worker.
         worker: The worker's facts `accounts` and `groups`, and `skip_done`: whether to leave out people whose account
             matches the list.
-        state: What `people_state` found.
+        state: The result of the module `people_state`.
     """
     accounts, changes = worker["accounts"], []
     for person in _present(people):
@@ -49,13 +50,13 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
             | ({"uid": person["uid"]} if person["uid"] else {})
             | {
                 "groups": sorted(has - loses | set(person["groups"]) if loses else set(person["groups"])),
-                # Groups that the role did not give stay.
+                # Groups that the role did not give are kept.
                 "append": not loses,
                 "expired": person["name"] in state["expired"],
                 "returns": person["name"] in state["ownerless_homes"],
             }
         )
-    # The removal of an account also removes its groups.
+    # Absent people are not changed here: the removal of an account also removes its groups.
     listed = {person["name"] for person in people}
     for name in sorted({*worker["groups"].get(LAUNCHER_GROUP, []), *state["given_groups"]} - listed):
         loses = set(accounts[name]["groups"]) & _given(name, state) if name in accounts else set()
@@ -66,7 +67,7 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
 
 
 def _given(name: str, state: State) -> set[str]:
-    """Return the groups of a person that the role gave and may take back."""
+    """Return the groups that the role gave a person, and takes back if they are no longer listed."""
     return {LAUNCHER_GROUP, *state["given_groups"].get(name, [])}
 
 
@@ -82,7 +83,7 @@ def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
 
 
 def people_leaving(people: list[Person], worker: dict[str, Any], state: State) -> list[dict[str, str]]:
-    """Return name and home of people who should be absent but still have an account, or a home that should go.
+    """Return name and option `home` of people with state absent who still have an account, or a home to remove.
 
     Without `skip_done`, return all people who should be absent.
     """
@@ -99,9 +100,9 @@ def people_leaving(people: list[Person], worker: dict[str, Any], state: State) -
 
 
 def key_files(people: list[Person], state: State, directory: str) -> list[dict[str, str]]:
-    """Return the keys directory and exactly the role's files in it, as entries of `managed_files`.
+    """Return the directory of keys and the role's files in it, as entries of the module managed_files.
 
-    Other files there stay, except files with the names of listed people.
+    Files of others in this directory stay, unless they have the name of a listed person.
     """
     files = {
         person["name"]: _groups_line(person) + "".join(f"{key}\n" for key in person["keys"])
@@ -134,27 +135,27 @@ def _full(person: Person) -> bool:
 def people_refusals(
     people: list[Person], worker: dict[str, Any], state: State, connecting_user: str = "", own_keys: Iterable[str] = ()
 ) -> list[str]:
-    """Return the reasons not to change this worker, each with person and key.
+    """Return the reasons not to change this worker, each with the person and the key of the entry.
 
     Args:
-        people: Those who belong on the worker.
+        people: The people who belong on the worker.
         worker: The worker's facts `accounts`.
-        state: What `people_state` found.
+        state: The result of the module `people_state`.
         connecting_user: The account that Ansible logs in with.
         own_keys: The known public keys with which Ansible may log in; at least one of them must stay.
     """
     accounts = worker["accounts"]
     faults = [
-        f"{name}: the home of the new account would be /home/{name}, which belongs to {owner}; move it away, or choose"
-        " another name"
+        f"{name}: the home of the new account would be /home/{name}, which belongs to {owner}; move that directory"
+        " away, or choose another name"
         for name, owner in state["taken_homes"].items()
     ]
     faults += [state["keys_fault"]] if state["keys_fault"] else []
     me = next((person for person in _present(people) if person["name"] == connecting_user), None)
-    way = "this run logs in with it; connect as another user, or keep it"
+    way = "this run logs in with this account; connect as another user, or keep what would be removed"
     before = {*state["role_keys"], *state["home_keys"]}
     after = {*state["home_keys"], *(" ".join(line.split()[:2]) for line in me["keys"])} if me else {*state["home_keys"]}
-    # It is not known which of these keys let this run in.
+    # ssh does not tell which of these keys this run used.
     mine = before.intersection(" ".join(key.split()[:2]) for key in own_keys)
     if before and (not after or (mine and not mine & after)):
         faults.append(f"{connecting_user}: keys: the key of this account would be removed; {way}")
@@ -166,24 +167,25 @@ def people_refusals(
 
 
 def nobody_refusals(everybody: list[Person], state: State) -> list[str]:
-    """Return why the role rejects an empty list on a worker to which it has given people access.
+    """Return why an empty list of people is rejected, if the role has given people access to this worker.
 
-    An empty list is probably the list of another fleet or of a new directory, not the wish to remove everybody.
+    Nobody means to remove everybody by an empty list: probably the variables of another fleet or a new directory are in
+    use.
 
     Args:
-        everybody: users_people and users_more_people, for all nodes.
-        state: What `people_state` found.
+        everybody: The entries of users_people and users_more_people for all nodes.
+        state: The result of the module `people_state`.
     """
     names = sorted({*state["key_files"], *state["role_sudo"]})
     if everybody or not names:
         return []
-    lost = f"nobody is listed, and {', '.join(names)} would lose access"
+    lost = f"users_people lists nobody, and {', '.join(names)} would lose access"
     way = "the variables of this worker's fleet (the inventory's group_vars; TPU_OPS_FLEET)"
-    return [f"{lost}; check that these are {way}, or list who leaves with state: absent"]
+    return [f"{lost}; check that this run uses {way}, or list the people who leave with state: absent"]
 
 
 def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[str]]:
-    """Return the listed keys of each name, which may stay in the metadata."""
+    """For each of these login names, return the person's keys in the list: these stay in the node's metadata."""
     return {
         name: [
             " ".join(key.split()[:2]) for person in _present(people) if person["name"] == name for key in person["keys"]
@@ -193,10 +195,10 @@ def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[st
 
 
 def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> list[str]:
-    """Return what the role does not change, one line each, with the way to change it.
+    """Return a line for each key, right and file of people that the role does not change, with the way to change it.
 
     Args:
-        workers: All workers' variables by name.
+        workers: The workers' variables by the workers' names.
         directory: The role's directory of keys.
     """
     hosts: dict[str, list[str]] = {}
@@ -205,12 +207,13 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
     for host, variables in workers.items():
         state = variables.get("__users_state", {})
         lines = [
-            f"{directory}/{name} does not belong to this role and stays; list its owner in users_people, or remove it"
+            f"{directory}/{name} does not belong to this role and stays; list the person in users_people, or remove the"
+            " file"
             for name in state.get("foreign_key_files", [])
         ]
         lines += [
-            f"{name}: the home belonged to uid {number}, which no account has, and is given to {name} with everything"
-            " in it"
+            f"{name}: the home belonged to uid {number}, which no account has; the role gives it to {name} with"
+            " everything in it"
             for name, number in state.get("numbered_homes", {}).items()
         ]
         for name, found in state.get("foreign", {}).items():
@@ -221,15 +224,16 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
             hosts.setdefault(line, []).append(host)
     asked = json.dumps({"users_remove_metadata_keys": sorted(agents)})
     way = (
-        "the guest agent gets its keys from ssh-keys in the metadata. To remove these from their nodes' metadata:"
-        f" ansible-playbook playbooks/users.yml -e '{asked}'. What is left after that is in the project's metadata:"
-        " gcloud compute project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
+        "the guest agent gets its keys from ssh-keys in the metadata. To remove these people's keys from the nodes'"
+        f" metadata: ansible-playbook playbooks/users.yml -e '{asked}'. Keys that are left after that are in the"
+        " project's metadata: gcloud compute project-info describe, and add-metadata"
+        " --metadata-from-file=ssh-keys=keys.txt"
     )
     return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + ([way] if agents else [])
 
 
 def _taken(workers: Mapping[str, Mapping[str, Any]]) -> set[tuple[Any, str]]:
-    """Return the pairs of node and person whose keys this run has removed from the metadata."""
+    """Return (node, person) for all people whose keys this run has removed from the node's metadata."""
     return {
         (variables.get("tpu_node_label"), line.strip().partition(":")[0])
         for variables in workers.values()
@@ -248,17 +252,17 @@ def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def _root_line(name: str, way: str) -> str:
-    """Return the line about an account that is root through a rule of sudo, for it or a %group, or through a group."""
+    """Return the line about an account that can become root by a sudo rule for it or a %group, or by a group."""
     if way.startswith("%") or way == name:
-        return f"{name}: sudo is full, whatever the list says, because of a rule for {way}"
+        return f"{name}: sudo is full, whatever users_people says, because of another sudo rule for {way}"
     return (
-        f"{name}: group {way} is as good as root, whatever the list says; remove {name} from it:"
+        f"{name}: members of the group {way} can become root, whatever users_people says; remove {name} from the group:"
         f" gpasswd --delete {name} {way}, or set sudo: full"
     )
 
 
 def shells_without(shells: list[str], packages: list[str]) -> list[str]:
-    """Return the login shells that are not provided by a package of the same name."""
+    """Return the login shells whose name is not that of one of these packages."""
     return [shell for shell in shells if shell.rpartition("/")[2] not in packages]
 
 

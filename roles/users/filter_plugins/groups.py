@@ -10,20 +10,21 @@ Group = dict[str, Any]
 #: Names that groupadd of Debian and Ubuntu accepts without --force-badname.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
-#: Group IDs that the distribution does not reserve (Debian Policy 9.2.2: those below 100 are the same everywhere).
+#: Group IDs for users_groups: IDs below 100 are reserved by the distribution (Debian Policy 9.2.2).
 NUMBERS = range(100, 60000)
 
-#: Groups that users_groups must not name: those that mean root, and that of the launcher, which its role creates.
+#: Names that users_groups must not contain: groups that mean root, and the launcher's group, which the role launcher
+#: creates.
 TAKEN = ("root", "sudo", "admin", "wheel", "google-sudoers", "tpu-run")
 
 
 def people_groups(people: list[dict[str, Any]], listed: list[Group], there: list[str]) -> list[Group]:
-    """Return name and gid of every group to create, for users_groups and present people; gid 0 means any number.
+    """Return name and gid of every group to create, for users_groups and people with state present; 0 means any gid.
 
     Args:
-        people: Those who belong on the worker.
+        people: The people who belong on the worker.
         listed: users_groups.
-        there: Groups that need not be looked at.
+        there: Existing groups, which are left out.
     """
     numbers = {str(group["name"]): int(group["gid"]) for group in listed}
     named = {group for person in people if person["state"] == "present" for group in person["groups"]}
@@ -38,8 +39,8 @@ def group_faults(
     Args:
         listed: users_groups.
         lists: Variable -> the people in it.
-        gids: The worker's fact: group -> number.
-        accounts: The worker's fact.
+        gids: The worker's fact: group -> gid.
+        accounts: The worker's fact: account -> uid and more.
     """
     faults = []
     names: dict[str, int] = {}
@@ -58,10 +59,10 @@ def group_faults(
         if names.setdefault(name, position) != position:
             faults.append(f"{where}: listed twice, first as users_groups[{names[name]}]; remove one of them")
         elif numbers.setdefault(gid, name) != name:
-            faults.append(f"{where}: gid {gid} is already that of {numbers[gid]}; give each a different one")
+            faults.append(f"{where}: gid {gid} is already the gid of {numbers[gid]}; give each group a different gid")
         elif gid in uids:
-            # useradd gives a person's own group the number of the account's uid.
-            faults.append(f"{where}: gid {gid} is {uids[gid]}, whose own group gets this number; choose another")
+            # useradd gives a person's own group the uid of the account as its gid.
+            faults.append(f"{where}: gid {gid} is {uids[gid]}, whose own group gets this number; choose another gid")
         else:
             faults += [f"{where}: {fault}" for fault in _conflicts(name, gid, gids, accounts)]
     return faults
@@ -76,7 +77,7 @@ def _faults(name: str, gid: str, people: set[str]) -> list[str]:
             " and _, not starting with a digit or -"
         )
     elif name in people:
-        faults.append("is the name of a listed person; choose another name")
+        faults.append("the name is that of a listed person; choose another name")
     if not gid.isdigit() or int(gid) not in NUMBERS:
         faults.append(f"gid must be a number from {NUMBERS[0]} to {NUMBERS[-1]}, not {gid}")
     return faults
@@ -87,13 +88,13 @@ def _conflicts(name: str, gid: str, gids: dict[str, int], accounts: dict[str, An
     has = gids.get(name)
     if has is not None and str(has) != gid:
         way = f"groupmod --gid {gid} {name}, and find / -xdev -gid {has} -exec chgrp -h {name} {{}} +"
-        what = f"gid: the group has {has} here, the list says {gid}"
+        what = f"gid: the group has gid {has} on this worker, users_groups says {gid}"
         return [f"{what}; list {has}, or change the group while nobody works in it: {way}"]
     owner = next((other for other, number in gids.items() if str(number) == gid), name)
     if owner != name:
-        return [f"gid: {gid} belongs to the group {owner} here; choose another"]
+        return [f"gid: {gid} belongs to the group {owner} on this worker; choose another gid"]
     if name in accounts:
-        return ["is the name of an account here; choose another name"]
+        return ["the name is that of an account on this worker; choose another name"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Filters that check the list of people; no side effects, so that their tests are tables."""
+"""Filters that check users_people and users_more_people; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Person = dict[str, Any]
 
 #: Names that useradd of Debian and Ubuntu accepts without --badname.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-#: The advice for an invalid name.
+#: Advice for an invalid login name or group name.
 LETTERS = "use at most 32 lowercase letters, digits, - and _, not starting with a digit or -"
 
-#: Texts that a field of /etc/passwd can contain (passwd(5)).
+#: Comments that a field of /etc/passwd can contain (passwd(5)).
 FIELD = re.compile(r"[^:\n\x00-\x1f]*")
 SHELL = re.compile(r"/[^:\s]+")
 
-#: Key types that OpenSSH 8.2 to 10 accept for logins (ssh-keygen(1); ssh-dss was disabled in 7.0), and the number of
-#: fields after the type in the key (RFC 4253 6.6, RFC 5656 3.1, RFC 8709 4, OpenSSH's PROTOCOL.u2f).
+#: Key types that OpenSSH 8.2 to 10 accept for logins (ssh-keygen(1); ssh-dss was disabled in 7.0) -> the number of
+#: fields after the type in the key's bytes (RFC 4253 6.6, RFC 5656 3.1, RFC 8709 4, OpenSSH's PROTOCOL.u2f).
 KEY_TYPES = {
     "ssh-ed25519": 1,
     "ssh-rsa": 2,
@@ -32,43 +32,44 @@ KEY_TYPES = {
     "sk-ecdsa-sha2-nistp256@openssh.com": 3,
 }
 
-#: A type and the beginning of a key, whose first field is always shorter than 256 bytes (RFC 4251 5).
+#: A key type and the beginning of a key. A key begins with AAAA, since its first field is shorter than 256 bytes (RFC
+#: 4251 5).
 TYPE_AND_KEY = re.compile(r"(?:ssh|ecdsa)-[\w.@-]+\s+AAAA[A-Za-z0-9+/]")
 
-#: Length of an Ed25519 key (RFC 8032 5.1.5).
+#: Length of an Ed25519 public key in bytes (RFC 8032 5.1.5).
 ED25519_BYTES = 32
 
-#: The fewest bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
+#: The minimum length of an RSA key in bits that sshd accepts (RequiredRSASize in sshd_config(5)).
 RSA_BITS = 1024
 
-#: User IDs for people's accounts: those of the system and of "nobody" are left out (Debian Policy 9.2.2).
+#: User IDs for people's accounts, without those of system accounts and `nobody` (Debian Policy 9.2.2).
 PEOPLE_UIDS = range(1000, 60000)
 
-#: Shells that only a package of the same name provides, and the directories that packages put them into.
+#: Shells that come only from a package of the same name, and the directories into which packages install shells.
 SHELLS = ("elvish", "fish", "mksh", "tcsh", "xonsh", "yash", "zsh")
 SHELL_DIRECTORIES = ("/bin", "/usr/bin")
 
-#: Endings of the names of a fleet's file (the inventory plugin, `verify_file`).
+#: Names of a fleet's file, as in `verify_file` of the inventory plugin.
 FLEET_FILES = ("tpu_vm.yml", "tpu_vm.yaml")
 
-#: The group whose members may start and stop runs.
+#: The group whose members are allowed to start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
 
-#: Groups that mean root on Debian, Ubuntu and Google's images (google-guest-agent, accounts).
+#: Groups whose members have full sudo on Debian, Ubuntu and Google's images (google-guest-agent, accounts).
 ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
-#: Groups whose members can become root: they may use the raw disks, or the daemons of Docker and LXD, which run as root
+#: Groups whose members can become root: by access to raw disks, or to the daemons of Docker and LXD, which run as root
 #: (docs.docker.com, "Docker daemon attack surface"; LXD's documentation, "Security").
 ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 
 
 def key_fault(key: str) -> str:
-    """Given one line of authorized_keys without options, return what is wrong with it, or the empty string."""
+    """Given one line of authorized_keys without options, return its fault, or the empty string."""
     if fault := _entry_fault(key):
         return fault
     kind, _, rest = key.strip().partition(" ")
     if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
-        return "this is a path; give the content of the file, or read it with lookup('ansible.builtin.file', PATH)"
+        return "is a path; give the content of the file, or read the file with lookup('ansible.builtin.file', PATH)"
     if kind not in KEY_TYPES:
         options = set(rest.split()) & KEY_TYPES.keys()
         said = f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
@@ -76,35 +77,35 @@ def key_fault(key: str) -> str:
     try:
         blob = base64.b64decode(rest.strip().split(" ")[0], validate=True)
     except (binascii.Error, ValueError):
-        return "the part after the type is not base64; copy the whole line of the .pub file"
+        return "has a part after the type that is not base64; copy the whole line of the .pub file"
     return _blob_fault(kind, blob)
 
 
 def _entry_fault(key: str) -> str:
-    """Given an entry of keys, return why it is not one public key in one line, or the empty string."""
-    # A private key also has several lines, so this check comes before theirs.
+    """Given one key of a person's list, return why it is not one public key in one line, or the empty string."""
+    # This check comes before the check for several lines, which a private key also has.
     if "PRIVATE KEY" in key:
-        return "this is a private key; give the public one, and replace the key pair"
+        return "is a private key; give the public key, and create a new key pair"
     if (count := len(TYPE_AND_KEY.findall(key))) > 1:
-        return f"holds {count} keys, of which sshd would read the first alone; write them as {count} entries"
+        return f"contains {count} keys, of which sshd would read only the first; write {count} entries"
     if "\n" in key.strip():
-        return "more than one line; list each key separately"
+        return "has more than one line; list each key separately"
     return ""
 
 
 def _blob_fault(kind: str, blob: bytes) -> str:
-    """Given a key's type and its bytes, return what is wrong with them, or the empty string."""
+    """Given a key's type and its decoded bytes, return the fault of the bytes, or the empty string."""
     fields = _fields(blob)
     whole = fields is not None and len(fields) == KEY_TYPES[kind] + 1 and all(fields) and fields[0] == kind.encode()
     if not whole or fields is None or (kind == "ssh-ed25519" and len(fields[1]) != ED25519_BYTES):
         return f"is truncated, or not of the type {kind}; copy the whole line of the .pub file"
     if kind == "ssh-rsa" and int.from_bytes(fields[2], "big").bit_length() < RSA_BITS:
-        return f"has fewer than {RSA_BITS} bits, so sshd refuses it; create another pair: ssh-keygen -t ed25519"
+        return f"has fewer than {RSA_BITS} bits, so sshd rejects this key; create another pair: ssh-keygen -t ed25519"
     return ""
 
 
 def _fields(blob: bytes) -> list[bytes] | None:
-    """Return the strings that a key consists of; None where it ends within one."""
+    """Split a key's bytes into its fields; return None if the last field is cut off."""
     fields = []
     while blob:
         if len(blob) < 4:
@@ -120,12 +121,12 @@ def _fields(blob: bytes) -> list[bytes] | None:
 def people_faults(
     lists: dict[str, list[Person]], connecting_user: str = "", place: dict[str, Any] | None = None
 ) -> list[str]:
-    """Given everybody who is listed, return every fault, each with its entry, person and key.
+    """Return every fault of the lists of people, each with entry, person and key.
 
     Args:
         lists: Variable -> the people that it lists: users_people and users_more_people.
         connecting_user: The account that Ansible logs in with.
-        place: The worker, as `people_here` takes it; None is a worker where all belong.
+        place: The worker's place, as in `people_here`; None means that all people belong on the worker.
     """
     faults = []
     here = [person for people in lists.values() for person in _belonging(people, place)]
@@ -159,14 +160,14 @@ def people_faults(
 
 
 def _uid_faults(name: str, uid: Any, entry: str, numbers: dict[str, tuple[Any, str]]) -> list[str]:
-    """Return the faults of a person's uid, given those of earlier entries (name -> uid and entry), and add it to them.
+    """Return the faults of a person's uid, and add the uid to `numbers`: name -> uid and entry of earlier entries.
 
     People of all nodes are compared: NFS and disks carry user IDs from node to node.
     """
     if not str(uid).isdigit() or int(uid) not in PEOPLE_UIDS:
         return [f"uid must be a number from {PEOPLE_UIDS[0]} to {PEOPLE_UIDS[-1]}, not {uid}"]
     faults = [
-        f"uid {uid} is already {other}'s, in {place}; give each person a different one"
+        f"uid {uid} is already the uid of {other} in {place}; give each person a different uid"
         for other, (number, place) in numbers.items()
         if number == int(uid) and other != name
     ]
@@ -177,7 +178,7 @@ def _uid_faults(name: str, uid: Any, entry: str, numbers: dict[str, tuple[Any, s
 
 
 def _person_faults(person: Person) -> list[str]:
-    """Return what is wrong with one person."""
+    """Return the faults of one person's entry."""
     faults = []
     name = str(person.get("name", ""))
     if not NAME.fullmatch(name) or name in ("root", LAUNCHER_GROUP):
@@ -190,9 +191,9 @@ def _person_faults(person: Person) -> list[str]:
         if group in ROOT_GROUPS:
             faults.append(f"groups: {group} makes people root; set sudo: full instead")
         elif group in ROOT_ALIKE_GROUPS and person.get("sudo", "none") != "full":
-            faults.append(f"groups: {group} is as good as root; set sudo: full as well, or remove the group")
+            faults.append(f"groups: members of {group} can become root; set sudo: full as well, or remove the group")
         elif group == LAUNCHER_GROUP:
-            faults.append(f"groups: {group} is given by sudo: launcher; set that instead")
+            faults.append(f"groups: {group} is the group of sudo: launcher; set sudo: launcher instead")
         elif not NAME.fullmatch(group):
             faults.append(f"groups: '{group[:40]}' is not a group name; {LETTERS}")
     for index, key in enumerate(person.get("keys", [])):
@@ -202,7 +203,7 @@ def _person_faults(person: Person) -> list[str]:
 
 
 def _belonging(people: list[Person], place: dict[str, Any] | None) -> list[Person]:
-    """Return the people who belong on a worker: their entry names it, or neither nodes nor groups of nodes."""
+    """Return the people who belong on a worker: their entry names its node or a group with it, or neither."""
     if place is None:
         return people
     nodes, groups = set(place["nodes"]), set(place["groups"])
@@ -215,11 +216,11 @@ def _belonging(people: list[Person], place: dict[str, Any] | None) -> list[Perso
 
 
 def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
-    """Given all people, return those who belong on a worker, with a value for every key.
+    """Return the people who belong on a worker, each with a value for every key.
 
     Args:
-        people: users_people and users_more_people.
-        place: `nodes`, the names that the worker's node has, and `groups`, the inventory's groups that it is in.
+        people: The entries of users_people and users_more_people.
+        place: `nodes`, all names of the worker's node, and `groups`, the inventory's groups that contain the worker.
     """
     return [
         {
@@ -240,15 +241,15 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
 
 
 def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]]) -> list[str]:
-    """Return a sentence for each person whose nodes or groups of nodes are not in the inventory.
+    """Return a warning for each person whose nodes or groups_of_nodes are not in the inventory.
 
-    Nodes come and go, so this is not a fault, but it may be a misspelt name.
+    A missing name is no fault, since its node may be deleted or not yet created; but the name may be misspelt.
 
     Args:
         lists: Variable -> the people that it lists.
         groups: The inventory's groups, with their hosts.
     """
-    # The inventory's groups of nodes. If several nodes have the same name, the group's name ends with the zone.
+    # Names of the inventory's groups for nodes, node_NAME; if several nodes have the same name, node_NAME_ZONE.
     nodes = {name.removeprefix("node_") for name in groups if name.startswith("node_")}
 
     def known(node: str) -> bool:
@@ -285,12 +286,12 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
 def shell_faults(
     lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return login shells that a worker lacks and that no package of this run can provide.
+    """Return a fault for each login shell that is missing on a worker and that no package of this run can install.
 
     Args:
         lists: Variable -> the people that it lists.
-        place: The worker, as `people_here` takes it.
-        paths: The worker's fact `paths`.
+        place: The worker's place, as in `people_here`.
+        paths: The worker's fact `paths`: path -> executable, there or missing.
         coming: Packages that will be installed before the accounts are created, `facts_coming_packages`.
     """
     return [
@@ -304,17 +305,17 @@ def shell_faults(
 def shell_warnings(
     lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return login shells that packages of this run may still provide; takes the arguments of `shell_faults`."""
+    """Return a warning for each missing login shell that packages of this run may install; see `shell_faults`."""
     return [
-        f"{where}: shell {shell} does not exist yet; unless one of {', '.join(coming)} brings it, the worker will be"
-        " refused"
+        f"{where}: shell {shell} does not exist yet; unless one of {', '.join(coming)} installs the shell, the worker"
+        " will be refused"
         for where, shell in _lacking(lists, place, paths)
         if not _no_package_brings(shell, coming) and shell.rpartition("/")[2] not in coming
     ]
 
 
 def _lacking(lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str]) -> list[tuple[str, str]]:
-    """Return entry and login shell of present people whose shell the worker cannot execute."""
+    """Return entry and login shell of people with state present whose shell is not executable on the worker."""
     return [
         (f"{variable}[{position}]: {person.get('name')}", person["shell"])
         for variable, people in lists.items()
@@ -331,12 +332,12 @@ def _no_package_brings(shell: str, coming: list[str]) -> bool:
 
 
 def account_faults(lists: dict[str, list[Person]], place: dict[str, Any], worker: dict[str, Any]) -> list[str]:
-    """Return the people who conflict with the accounts and groups of a worker.
+    """Return a fault for each person who conflicts with the accounts or groups of a worker.
 
     Args:
         lists: Variable -> the people that it lists.
-        place: The worker, as `people_here` takes it.
-        worker: Its facts `accounts` and `groups`.
+        place: The worker's place, as in `people_here`.
+        worker: The worker's facts `accounts` and `groups`.
     """
     return [
         f"{variable}[{position}]: {person.get('name')}: {fault}"
@@ -356,9 +357,10 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
         return []
     faults = []
     if number is None and name in groups:
-        # The account could not get its own group; useradd would put it into the group that all such accounts share.
+        # useradd could not create the account's own group, and would use the group that all accounts without their own
+        # share.
         faults.append(
-            "a group of this name exists without such an account; choose another name, or remove the group:"
+            "a group of this name exists, but no account of this name; choose another name, or remove the group:"
             f" groupdel {name}"
         )
     if not uid.isdigit() or not int(uid):
@@ -366,24 +368,26 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
     owner = next((other for other, account in accounts.items() if account["uid"] == int(uid)), name)
     if number not in (None, int(uid)):
         faults.append(
-            f"uid: the account has uid {number} here, the list says {uid}; list {number}, or change the account"
-            f" while {name} has no processes: usermod --uid {uid} {name}, and chown what lies outside its home"
+            f"uid: the account has uid {number} on this worker, the list says {uid}; list {number}, or change the"
+            f" account while {name} has no processes: usermod --uid {uid} {name}, and chown the person's files outside"
+            " the home"
         )
     elif owner != name:
         faults.append(
-            f"uid: {uid} belongs to {owner} here; choose another, or let {owner} leave in a separate run before"
+            f"uid: {uid} belongs to {owner} on this worker; choose another uid, or remove {owner} in a separate run"
+            " before"
         )
     return faults
 
 
 def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str | None = None) -> list[str]:
-    """Return what is wrong with users_remove_metadata_keys.
+    """Return the faults of users_remove_metadata_keys.
 
     Args:
-        names: The login names in it.
+        names: The login names in users_remove_metadata_keys.
         connecting_user: The account that Ansible logs in with.
-        fleet_file: The inventory file of a node's worker, with the settings for the API. None for a host that is not a
-        node's worker and has no metadata to change.
+        fleet_file: The inventory file of a node's worker, with the settings for the API. None for a host that is not
+            part of a node and so has no metadata.
     """
     faults = []
     if names and fleet_file is not None and not fleet_file.endswith(FLEET_FILES):
@@ -397,7 +401,8 @@ def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str 
             faults.append(f"{where}: is not a login name; {LETTERS}")
         elif name == connecting_user:
             faults.append(
-                f"{where}: this run logs in with this account, perhaps with such a key; connect as another user"
+                f"{where}: this run logs in with this account, perhaps with a key from the metadata; connect as another"
+                " user"
             )
     return faults
 

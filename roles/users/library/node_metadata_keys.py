@@ -52,13 +52,13 @@ removed:
   returned: always
 """
 
-#: The entry that the guest agent takes keys from, in lines of C(USER:TYPE BASE64 COMMENT)
+#: The metadata entry from which the guest agent takes keys, in lines of C(USER:TYPE BASE64 COMMENT)
 #: (https://cloud.google.com/compute/docs/connect/add-ssh-keys).
 ENTRY = "ssh-keys"
 
 
 def parted(text: str, people: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-    """Given the metadata's ssh-keys, and for each person the keys that stay, return the lines to keep and to remove."""
+    """Given the metadata's ssh-keys, and person -> keys to keep, return the lines to keep and the lines to remove."""
     stay: list[str] = []
     go: list[str] = []
     for line in text.splitlines():

@@ -56,11 +56,12 @@ archives:
   returned: always
 """
 
-#: Seconds for killed processes to disappear. A process that waits for a device takes longer: only a reboot ends it.
+#: Time limit in seconds for the end of killed processes. Only a reboot ends a process that waits for a device.
 KILL_TIMEOUT = 30
-#: Files by which systemd and cron start programs as the person (logind's linger files, cron's spool on Debian).
+#: Directories with files named after a person, by which systemd and cron start the person's programs (logind's linger
+#: files, cron's spool on Debian).
 STARTERS = ("/var/lib/systemd/linger", "/var/spool/cron/crontabs")
-#: People's records of their runs (tpu_ops/host/store.py). Only root can create other files in this directory.
+#: Directories with people's records of their runs (tpu_ops/host/store.py), in which only root can create other files.
 RUN_FILES = "/var/lib/tpu_ops/runs/*/files"
 
 
@@ -69,7 +70,7 @@ class Fault(Exception):
 
 
 def processes_of(uid: int, proc: str = "/proc") -> list[int]:
-    """Return the ids of all processes, except dead ones, that have this user ID among theirs."""
+    """Return the ids of all processes, except zombies, one of whose user IDs is this one."""
     found = []
     for name in os.listdir(proc):
         if not name.isdigit():
@@ -88,7 +89,7 @@ def end_processes(uid: int, patience: float) -> None:
     """End all processes of a user: SIGTERM once, then SIGKILL until none is left.
 
     Raises:
-        Fault: Some processes are still there after half a minute.
+        Fault: Some processes have not ended within `KILL_TIMEOUT` seconds after SIGKILL.
     """
 
     def send(number: signal.Signals) -> None:
@@ -108,7 +109,7 @@ def end_processes(uid: int, patience: float) -> None:
         return
     until = time.monotonic() + KILL_TIMEOUT
     while time.monotonic() < until:
-        # SIGSTOP first, so that no process starts another one while the list is processed.
+        # SIGSTOP is sent first, so that no process can start another one before it is killed.
         send(signal.SIGSTOP)
         send(signal.SIGKILL)
         if wait(time.monotonic() + 0.5):
@@ -130,18 +131,18 @@ def home_fault(name: str, home: str, uid: int) -> str:
         return ""
     if not stat.S_ISDIR(entry.st_mode):
         return "%s is not a directory; set home: keep" % home
-    # A directory of another owner is shared, or is not a home.
+    # A directory of another owner may be shared, or not be a home at all.
     if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s; set home: keep, or chown it" % (home, name)
     mountinfo = read("/proc/self/mountinfo")
     if not mountinfo:
-        return "what is mounted there cannot be read (/proc/self/mountinfo); set home: keep"
+        return "the mounts below the home cannot be read (/proc/self/mountinfo); set home: keep"
     mounted = mounts_below(home, mountinfo)
     return "%s is mounted there; unmount it first" % ", ".join(mounted) if mounted else ""
 
 
 def tar(*arguments: str) -> None:
-    """Run tar, without a time-out: homes may be large.
+    """Run tar without a time limit, since homes can be large.
 
     Raises:
         Fault: tar failed; the text is its output.
@@ -158,11 +159,11 @@ def tar(*arguments: str) -> None:
     )
     if done.returncode:
         said = done.stdout.strip()[-500:] or "exit code %d" % done.returncode
-        raise Fault("tar says: %s; the home is untouched: fix that and run again" % said)
+        raise Fault("tar says: %s; the home is untouched: fix this error and run again" % said)
 
 
 def archive(name: str, home: str, directory: str) -> str:
-    """Archive a home, compare the archive with it byte by byte, and return its path.
+    """Archive a home, compare the archive with the home byte by byte, and return the path of the archive.
 
     Raises:
         Fault: The archive is incomplete. It is deleted, and the home is untouched.
@@ -197,14 +198,14 @@ def command(*arguments: str, fails: bool = True) -> None:
     """Run a program of the system.
 
     Raises:
-        Fault: The program failed, unless failure is allowed.
+        Fault: The program failed, and `fails` is true.
     """
     done = subprocess.run(
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False
     )
     if done.returncode and fails:
         said = done.stdout.decode(errors="replace").strip()
-        raise Fault("%s says: %s; fix that and run again" % (arguments[0], said))
+        raise Fault("%s says: %s; fix this error and run again" % (arguments[0], said))
 
 
 @contextlib.contextmanager
@@ -227,10 +228,10 @@ def close(path: str, uid: int) -> None:
 
 
 def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
-    """Remove a person; return the archive of the home, or the empty string.
+    """Remove a person's processes, home and account; return the path of the archive of the home, or the empty string.
 
-    Each step may be done already, so that the next run can complete an interrupted one. The account is removed last, so
-    that the next run finds it. The first step prevents further logins.
+    Every step can be repeated, so the next run completes an interrupted removal. The account is removed last, so that
+    the next run still finds it. The first step prevents further logins.
 
     Raises:
         Fault: A step failed; the later steps were not started.
@@ -252,7 +253,7 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
         archived = archive(name, home, directory) if home_wish == "archive" else ""
         shutil.rmtree(home)
     if account:
-        # The next new account may get the same user ID, and must not own this person's files.
+        # root gets these directories, since the next new account may get the same user ID and would own them.
         for path in [home, *glob.glob(RUN_FILES)]:
             close(path, account.pw_uid)
         command("userdel", name)
@@ -266,7 +267,10 @@ def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd])
         if other.pw_name == account.pw_name:
             continue
         if other.pw_uid == account.pw_uid:
-            return "uid %d is also %s's; give one of them another: usermod --uid" % (other.pw_uid, other.pw_name)
+            return "uid %d is also the uid of %s; give one of the two accounts another: usermod --uid" % (
+                other.pw_uid,
+                other.pw_name,
+            )
         place = os.path.realpath(other.pw_dir)
         if os.path.isdir(home) and (place + "/").startswith(home.rstrip("/") + "/"):
             return "%s, the home of %s, would be removed as well; give one of them another: usermod --home" % (
@@ -277,7 +281,7 @@ def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd])
 
 
 def has_left(name: str, home_wish: str) -> bool:
-    """Return whether a person has no account, and no home that should be removed."""
+    """Return whether a person has neither an account nor a home that should be removed."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -286,7 +290,7 @@ def has_left(name: str, home_wish: str) -> bool:
 
 
 def faults_of(people: list[dict[str, str]]) -> list[str]:
-    """Return, for all people, the reasons not to remove them or their homes."""
+    """Return the reasons not to remove these people or their homes."""
     faults = []
     for person in people:
         name = person["name"]

@@ -141,27 +141,27 @@ foreign:
   returned: always
 """
 
-#: The line that Google's guest agent puts before each key of its own (google-guest-agent, non_windows_accounts.go).
+#: The line before each key that Google's guest agent has written (google-guest-agent, non_windows_accounts.go).
 AGENT_MARK = "# Added by Google"
 KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9+/]+=*)(?:\s+(.*))?$")
-#: The beginning of each file of the role.
+#: The beginning of each file that the role writes.
 HEADER = "# Written by Ansible"
-#: The file in a home in which sshd looks for keys; the guest agent writes to it.
+#: The file below a home in which sshd looks for keys, and to which the guest agent writes.
 HOME_KEYS = ".ssh/authorized_keys"
-#: The line of a person's file of keys that names the groups that the role gave.
+#: The line in a person's file of keys that names the groups that the role gave to the person.
 GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
-#: A rule that allows every command.
+#: A sudo rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
-#: The tags that decide whether sudo asks for a password. The last tag in a rule counts; without a tag, the Defaults
-#: lines decide (sudoers(5)).
+#: The tags of a sudo rule that decide whether sudo asks for a password. The last tag of a rule counts; for a rule
+#: without a tag, the Defaults lines decide (sudoers(5)).
 PASSWORD_TAG = re.compile(r"\b(NO)?PASSWD\s*:")
 DEFAULTS = re.compile(r"^Defaults(?::\s*(\S+))?\s+(.*)$")
-#: The same groups as in the filter `people_faults`. Google's guest agent adds each account that it creates to docker
-#: and lxd, and never removes it from them (google-guest-agent, non_windows_accounts.go).
+#: Groups whose members can become root, as in the filter `people_faults`. Google's guest agent adds each account that
+#: it creates to docker and lxd, and never removes it from them (google-guest-agent, non_windows_accounts.go).
 ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 SUDOERS = "/etc/sudoers"
 SHADOW = "/etc/shadow"
-#: The file that sshd writes each time it reads its configuration.
+#: sshd's pid file, which sshd writes each time it reads its configuration.
 PID_FILE = "/run/sshd.pid"
 LARGEST = 1 << 20
 
@@ -169,7 +169,8 @@ LARGEST = 1 << 20
 def read(path: str) -> str:
     """Return the text of a regular file; empty if it is not a regular file, is too large or cannot be read."""
     try:
-        # A person may have put a link to a device there, and opening a device can have effects: a watchdog starts.
+        # O_PATH opens nothing: a person may have put a link to a device here, and opening a device can have effects,
+        # such as starting a watchdog.
         place = os.open(path, os.O_PATH)
         try:
             entry = os.fstat(place)
@@ -184,7 +185,10 @@ def read(path: str) -> str:
 
 
 def authorized_keys(text: str) -> list[dict[str, Any]]:
-    """Given an authorized_keys text, return its keys: C(key), C(comment), and whether the guest agent wrote it."""
+    """Given the text of an authorized_keys file, return C(key), C(comment) and C(agent) of each key.
+
+    C(agent) is whether Google's guest agent wrote the key.
+    """
     keys = []
     agent = False
     for line in text.splitlines():
@@ -216,7 +220,7 @@ def sudo_rules(text: str) -> list[str]:
 
 
 def unasked_rules(text: str) -> list[str]:
-    """Given a sudoers text, return the users and %groups of `sudo_rules` who need no password for it."""
+    """Given a sudoers text, return the users and %groups who may run every command without a password."""
     lines = sudo_lines(text)
     found = set()
     for rule in filter(None, map(SUDO_ALL.match, lines)):
@@ -227,7 +231,7 @@ def unasked_rules(text: str) -> list[str]:
 
 
 def authenticates(who: str, lines: list[str]) -> bool:
-    """Given lines of sudoers, return whether sudo asks a user or %group for a password if the rule has no tag."""
+    """Given lines of sudoers, return whether sudo asks a user or %group for a password in rules without a tag."""
     asked = True
     for names, settings in (found.groups() for found in map(DEFAULTS.match, lines) if found):
         for setting in (part.strip() for part in settings.split(",")):
@@ -257,7 +261,7 @@ def with_password(text: str) -> list[str]:
 
 
 def expired_accounts(text: str, today: int) -> list[str]:
-    """Given the text of /etc/shadow and today in days since 1970, return the expired accounts."""
+    """Given the text of /etc/shadow and today as days since 1970-01-01, return the expired accounts."""
     fields = [line.split(":") for line in text.splitlines()]
     return [entry[0] for entry in fields if len(entry) > 7 and entry[7].isdigit() and int(entry[7]) <= today]
 
@@ -274,25 +278,25 @@ def read_accounts(names: list[str]) -> dict[str, pwd.struct_passwd]:
 
 
 def given_groups(directory: str, names: list[str]) -> dict[str, list[str]]:
-    """Given the directory of keys and names of files in it, return the groups that each file names."""
+    """Read the groups that the role gave to people from its files of keys: person -> groups."""
     found = {name: GROUPS.search(read(os.path.join(directory, name))) for name in names}
     return {name: match[1].split() for name, match in found.items() if match}
 
 
 def sshd_keys_files() -> list[str]:
-    """Return the files in which sshd would look for keys after a restart; Match rules for single users do not count."""
+    """Return the files in which sshd would look for keys after a restart, apart from Match rules for single users."""
     told = output("/usr/sbin/sshd", "-T", "-C", "user=nobody,host=localhost,addr=127.0.0.1")
     found = [line.split()[1:] for line in told.splitlines() if line.startswith("authorizedkeysfile ")]
     return found[0] if found else []
 
 
 def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[str]:
-    """Return the files of keys that others have configured in sshd, so that sshd goes on reading them.
+    """Return the files of keys in sshd's configuration that are not the role's, so that the role keeps them there.
 
     Args:
         listed: All files in which sshd looks for keys.
-        own_text: The role's file of sshd's configuration. Its last word is the path of the role's files, perhaps still
-            in an earlier directory.
+        own_text: The text of the role's file for sshd. Its last word is the path of the role's files of keys, which may
+            still be in an earlier directory.
         directory: The role's directory of keys.
     """
     words = own_text.split() if own_text.startswith(HEADER) else []
@@ -301,7 +305,7 @@ def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[s
 
 
 def taken_homes(names: list[str]) -> dict[str, str]:
-    """Given people without an account, return who owns the directory of their future home, unless it is root."""
+    """Given people without an account, return person -> owner of the future home, if this exists and is not root's."""
     found = {}
     for name in names:
         owner = home_owner(usual_home(name))
@@ -312,12 +316,12 @@ def taken_homes(names: list[str]) -> dict[str, str]:
 
 
 def sshd_behind(path: str) -> bool:
-    """Return whether a file of sshd's configuration is newer than sshd's last read of it."""
+    """Return whether a file of sshd's configuration has changed since sshd last read its configuration."""
     try:
         written, loaded = os.stat(path).st_mtime, os.stat(PID_FILE).st_mtime
     except OSError:
         return False
-    # A time in the future means that the clock was set back, so that times cannot be compared.
+    # A modification time in the future means that the clock was set back; then the two times cannot be compared.
     return loaded < written <= time.time()
 
 
@@ -328,14 +332,14 @@ def foreign(
     rules: list[str],
     alike: list[str],
 ) -> dict[str, Any]:
-    """Return the keys and rights of an account that the list does not give the person.
+    """Return the keys and rights that an account has although the list does not give them to the person.
 
     Args:
-        person: One of the module's people.
+        person: An entry of the module's option `people`.
         groups: The groups of the account.
-        home_keys: The keys in its home.
+        home_keys: The keys in the account's home.
         rules: Users and %groups who may run every command with sudo.
-        alike: Groups as good as root that the account is in and stays in.
+        alike: The account's groups whose members can become root and that the role does not take back.
     """
     absent = person["state"] == "absent"
     hers = set() if absent else {" ".join(key.split()[:2]) for key in person["keys"]}
@@ -343,7 +347,8 @@ def foreign(
     granted = {person["name"]} | {"%" + group for group in groups}
     found = {
         "agent": sorted({described(key) for key in others if key["agent"]}),
-        # The removal of a person also removes this file; only the guest agent's keys could recreate the account.
+        # Other keys of an absent person give no access without an account; only the guest agent's keys could recreate
+        # the account.
         "own": [] if absent else sorted({described(key) for key in others if not key["agent"]}),
         "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules) | set(alike)),
     }
@@ -351,10 +356,9 @@ def foreign(
 
 
 def root_alike(name: str, groups: list[str], given: list[str], connecting_user: str) -> list[str]:
-    """Given an account's groups and those that the role gave, return the others that are as good as root.
+    """Return an account's groups whose members can become root, except those that the role gave and takes back.
 
-    The role takes back the groups that it gave. The account that Ansible logs in with gets an empty list, since it has
-    full sudo in any case.
+    The result is empty for the account that Ansible logs in with, since this account has full sudo in any case.
     """
     return [] if name == connecting_user else sorted(set(groups) & set(ROOT_ALIKE_GROUPS) - set(given))
 

@@ -25,7 +25,7 @@ def home_owner(home: str) -> int | None:
 
 
 def ownerless(name: str, home: str) -> bool:
-    """Return whether a home has no owner: it was closed when its person was removed, or its uid has no account."""
+    """Return whether a home has no owner: root closed it when the person was removed, or its uid has no account."""
     try:
         entry = os.lstat(home)
         if home != usual_home(name) or not stat.S_ISDIR(entry.st_mode):

@@ -1,4 +1,4 @@
-"""The lines of sshd's configuration that set the files of keys; runs on Python 3.8."""
+"""Find the lines of sshd's configuration that say in which files sshd looks for keys; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 from typing import NamedTuple
 
 CONFIG = "/etc/ssh/sshd_config"
-#: The deepest nesting of Include that sshd allows (servconf.c).
+#: The maximum nesting of Include in sshd's configuration (servconf.c).
 DEPTH = 16
 
 
 class Line(NamedTuple):
-    """One AuthorizedKeysFile line; without a number, the position of the role's file."""
+    """An AuthorizedKeysFile line of sshd's configuration, or, with number 0, the position of the role's file."""
 
     file: str
     number: int
     paths: list[str]
-    #: Whether the line applies to some logins only.
+    #: Whether the line is in a Match block, and so applies to some logins only.
     matched: bool
 
     def __str__(self) -> str:
@@ -27,12 +27,12 @@ class Line(NamedTuple):
 
 
 def keys_lines(file: str, own: str, *, matched: bool = False, depth: int = 0) -> list[Line]:
-    """Return the AuthorizedKeysFile lines in the order in which sshd reads them; the first one counts.
+    """Return the AuthorizedKeysFile lines in the order in which sshd reads them; sshd uses the first line.
 
     Args:
-        file: The file to begin with.
-        own: The role's file; its position is returned even if it does not exist.
-        matched: Whether the file is included for some logins only.
+        file: The file of sshd's configuration to read, with the files that it includes.
+        own: The role's file for sshd, whose position is returned even if the file does not exist.
+        matched: Whether the file is included in a Match block.
         depth: The nesting depth of this file's Include.
     """
     found = [Line(file, 0, [], matched)] if file == own else []
@@ -57,11 +57,11 @@ def keys_lines(file: str, own: str, *, matched: bool = False, depth: int = 0) ->
 
 
 def keys_fault(own: str, wanted: str) -> str:
-    """Return why sshd would not use the role's file, and the fix; empty if it would.
+    """Return why sshd would not use the role's file for sshd, with the fix; empty if sshd would use it.
 
     Args:
-        own: The role's file.
-        wanted: What stands for the role's files of keys in a line AuthorizedKeysFile.
+        own: The role's file for sshd.
+        wanted: The pattern of the role's files of keys, DIRECTORY/%u.
     """
     lines = keys_lines(CONFIG, own)
     position = next((at for at, line in enumerate(lines) if line.file == own and not line.matched), None)
@@ -77,19 +77,19 @@ def keys_fault(own: str, wanted: str) -> str:
 
 
 def proof_fault(own: str, wanted: str, listed: list[str]) -> str:
-    """Return why sshd does not find the role's keys, with every line that may be the cause; empty if it does.
+    """Return why sshd does not look for the role's keys, with the lines that can be the cause; empty if it does.
 
     Args:
-        own: The role's file.
-        wanted: What stands for the role's files of keys in a line AuthorizedKeysFile.
+        own: The role's file for sshd.
+        wanted: The pattern of the role's files of keys, DIRECTORY/%u.
         listed: The files in which sshd says it looks for keys.
     """
     if wanted in listed:
         return ""
     if not listed:
-        return "sshd rejects its configuration; run this on the worker to see why: sudo /usr/sbin/sshd -T"
+        return "sshd rejects its configuration; to see the reason, run on the worker: sudo /usr/sbin/sshd -T"
     lines = [str(line) for line in keys_lines(CONFIG, own) if line.number]
-    return keys_fault(own, wanted) or "sshd looks for keys in %s and not in %s; change the lines that say so: %s" % (
+    return keys_fault(own, wanted) or "sshd looks for keys in %s and not in %s; change these lines: %s" % (
         " ".join(listed),
         wanted,
         "; ".join(lines) or "no AuthorizedKeysFile line was found",

@@ -1,4 +1,4 @@
-"""Filters that check projects and list the questions to forges; no side effects, so that their tests are tables."""
+"""Filters that check workspace_projects and plan the role's work; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 Project = dict[str, Any]
 
-#: Forms of a remote for which git runs no helper program that the URL chooses (git-clone(1), GIT URLS).
-#: `remote_faults` of the role facts accepts more forms, such as http and ftp: it is for remotes pinned by a digest, and
-#: a project may follow a branch. Scheme and user are separate groups, so that a password can be found.
+#: Remotes for which git runs no helper program that the URL names (git-clone(1), GIT URLS). `remote_faults` of the role
+#: facts accepts more remotes, such as http and ftp: it checks remotes whose commit is pinned, but a project can follow
+#: a branch. Scheme and user are separate groups, so that a password can be found.
 URL = re.compile(
     r"(?P<scheme>https|ssh|git)://((?P<user>[^@/\s]+)@)?[^@/\s]+/\S*"
     r"|file:///\S+"
@@ -19,13 +19,13 @@ URL = re.compile(
     r"|(?!(https?|ssh|git|ftps?|file):/)([A-Za-z0-9_][A-Za-z0-9_.-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])"
     r":(?!//|:)\S+"
 )
-#: Patterns that git-check-ref-format(1) rejects in names of branches and tags.
+#: Texts that git-check-ref-format(1) rejects in names of branches and tags.
 BAD_REF = re.compile(r"^[-/]|[\s~^:?*\[\\\0]|\.\.|@\{|/$|\.lock$|//")
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*\])?")
 MODE = re.compile(r"0?[0-7]{3}")
-#: Equal to the pattern of `path_faults` in the role facts: filters cannot import another role's filters.
+#: The same pattern as in `path_faults` of the role facts: filters cannot import another role's filters.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 ABSOLUTE = "give a path that starts with /, without spaces or .."
 
@@ -36,7 +36,7 @@ def project_path(project: Project, directory: str) -> str:
 
 
 def url_fault(url: str) -> str:
-    """Return the fault of a remote, or the empty string; the message contains no password."""
+    """Return the fault of a project's remote, or the empty string; the fault does not contain the remote's password."""
     match = URL.fullmatch(url)
     if match is None:
         return "is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
@@ -49,23 +49,26 @@ def url_fault(url: str) -> str:
 
 
 def value_faults(project: Project, path: str) -> list[str]:
-    """Return the faults of a project's single values."""
+    """Return the faults of a project's values that do not depend on other projects."""
     faults = []
     if not NAME.fullmatch(str(project.get("name", ""))):
-        faults.append("name must consist of letters, digits, ., _ and -")
+        faults.append("the name must consist of letters, digits, ., _ and -")
     if fault := url_fault(str(project.get("url", ""))):
         faults.append(f"url {fault}")
     ref = str(project.get("ref") or "HEAD")
     if BAD_REF.search(ref):
         faults.append(f"ref '{ref}' is not the name of a branch, a tag or a commit")
     if not path.startswith("/") or posixpath.normpath(path) != path or path.count("/") < 2:
-        faults.append(f"path '{path}' must be absolute, below a directory, and without .. or a trailing slash")
+        faults.append(f"path '{path}' must be absolute, with two or more parts, and without .. or a trailing slash")
     mode = project.get("mode", "0755")
     if not isinstance(mode, str) or not MODE.fullmatch(mode) or mode[-3] != "7":
         faults.append(f"mode {mode!r} is not an octal string such as '0755' that gives the owner access")
     elif project.get("owner", "root") == "root" and int(mode, 8) & 0o022:
-        # git runs programs that the clone's configuration names, and root runs git in this clone.
-        faults.append(f"mode {mode!r} lets others write to a project of root, which would make them root; set owner")
+        # git runs programs that the clone's configuration names, and in this clone root runs git: who can write there
+        # is root.
+        faults.append(
+            f"mode {mode!r} lets others write to a clone that belongs to root, and so run programs as root; set owner"
+        )
     for part in project.get("editable") or []:
         match = EDITABLE.fullmatch(str(part))
         if match is None or ".." in match["path"].split("/"):
@@ -74,7 +77,13 @@ def value_faults(project: Project, path: str) -> list[str]:
 
 
 def workspace_faults(projects: list[Project], directory: str, known: dict[str, list[str]]) -> list[str]:
-    """Given the projects and the present and future accounts and groups, return every fault with project and key."""
+    """Return every fault of workspace_projects, each with project and key.
+
+    Args:
+        projects: workspace_projects.
+        directory: workspace_directory.
+        known: `accounts` and `groups` that the worker has once site.yml has run.
+    """
     faults = []
     paths = [project_path(project, directory) for project in projects]
     names = [project.get("name") for project in projects]
@@ -82,10 +91,13 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
         where, path = f"workspace_projects[{position}]: {names[position]}", paths[position]
         found = value_faults(project, path)
         if names[position] in names[:position]:
-            found.append("is listed twice; remove one of them, or give it another name")
+            found.append("the name is listed twice; remove one of the two entries, or give it another name")
         for other, earlier in zip(paths[:position], names, strict=False):
             if other == path or other.startswith(f"{path}/") or path.startswith(f"{other}/"):
-                found.append(f"path {path} is that of {earlier}, or one is inside the other; choose a path next to it")
+                found.append(
+                    f"path {path} is the path of {earlier}, is inside that path or contains it; choose a path next to"
+                    " that one"
+                )
         if project.get("state", "present") == "present":
             owner, group = project.get("owner") or "root", project.get("group")
             if not {owner, "*"} & set(known["accounts"]):
@@ -103,20 +115,20 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
 
 
 def environment_paths(environments: Any) -> dict[str, str]:
-    """Given python_environments, return name -> path; the role python reports other faults of the variable.
+    """Given python_environments, return name -> path of each environment; invalid entries are ignored.
 
-    If the role python is not part of the play, nothing has checked the value.
+    The role python reports invalid entries, but it is not part of every play.
     """
     entries = [entry for entry in environments if isinstance(entry, dict)] if isinstance(environments, list) else []
     return {str(entry.get("name")): str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in entries}
 
 
 def workspace_environment_faults(projects: list[Project], environment: str, environments: Any) -> list[str]:
-    """Return faults for environments that are neither a name nor a path, and for installed projects without one.
+    """Return the faults of workspace_environment and of the projects' key environment.
 
     Args:
-        projects: The projects.
-        environment: workspace_environment, the environment of projects that name none.
+        projects: workspace_projects.
+        environment: workspace_environment, for projects without their own environment.
         environments: python_environments.
     """
     words = [("workspace_environment: ", environment)]
@@ -145,19 +157,19 @@ def workspace_environment_faults(projects: list[Project], environment: str, envi
 def workspace_environment_warnings(
     projects: list[Project], environment: str, jax_venv: str, environments: Any
 ) -> list[str]:
-    """Return, as sentences, environments that no role makes; somebody may have made them, or they are misspelt.
+    """Return a warning for each project's environment that no role creates.
 
-    What is neither a name nor a path is a fault already.
+    This is no fault, since somebody may have created the environment; but its path may be misspelt.
 
     Args:
-        projects: The projects.
-        environment: workspace_environment, the environment of projects that name none.
-        jax_venv: The environment that the role jax makes.
-        environments: python_environments, which the role python makes.
+        projects: workspace_projects.
+        environment: workspace_environment, for projects without their own environment.
+        jax_venv: The path of the environment that the role jax creates.
+        environments: python_environments, which the role python creates.
     """
     paths = environment_paths(environments)
     return [
-        f"workspace_projects[{position}]: {project.get('name')}: environment {word} is not made by any role: it is"
+        f"workspace_projects[{position}]: {project.get('name')}: environment {word} is not created by any role: it is"
         " neither jax_venv nor in python_environments"
         for position, project in enumerate(projects)
         if project.get("editable") and project.get("state", "present") == "present"
@@ -167,29 +179,29 @@ def workspace_environment_warnings(
 
 
 def workspace_only_faults(projects: list[Project], only: str) -> list[str]:
-    """Given all projects and workspace_only, return the faults of workspace_only."""
+    """Given workspace_projects and workspace_only, return the fault of workspace_only as a list."""
     if not only:
         return []
     name, ref = named(only)
     present = [str(project.get("name")) for project in projects if project.get("state", "present") == "present"]
-    none = "none: name the project there (inventory/group_vars, see roles/workspace/README.md)"
+    none = "no project: list the project there (inventory/group_vars, see roles/workspace/README.md)"
     there = f"workspace_projects has {', '.join(present) or none}"
     if not ref or BAD_REF.search(ref):
         return [f"workspace_only: ref '{ref}' is not the name of a branch, a tag or a commit"]
     if name is None:
-        what = f"'{only}' names no project, as PROJECT@{only} would"
+        what = f"'{only}' names no project; write PROJECT@{only}"
         return [] if len(present) == 1 else [f"workspace_only: {what}; {there}"]
     return [] if name in present else [f"workspace_only: no project is called '{name}'; {there}"]
 
 
 def named(only: str) -> tuple[str | None, str]:
-    """Given workspace_only, return the project and the ref; the project is None if it was not named."""
+    """Split workspace_only, [PROJECT@]REF, into project and ref; the project is None if it is missing."""
     name, sign, ref = str(only).partition("@")
     return (name, ref) if sign else (None, name)
 
 
 def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
-    """Given all projects and workspace_only, return the projects to check out, with their refs."""
+    """Given workspace_projects and workspace_only, return the projects to check out, with their refs."""
     if not only:
         return projects
     name, ref = named(only)
@@ -203,12 +215,12 @@ def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
 def workspace_everywhere(
     workers: list[str], hostvars: Mapping[str, Mapping[str, Any]], own: Mapping[str, list[Project]]
 ) -> dict[str, list[Project]]:
-    """Return the projects of each worker of a run.
+    """Return the projects of each worker in a play.
 
     Args:
-        workers: Their names in the inventory.
-        hostvars: Ansible's hostvars, which lack the variables of plays and the defaults of roles.
-        own: The projects of the current worker, which include those variables and defaults.
+        workers: The workers' names in the inventory.
+        hostvars: Ansible's hostvars, without the variables of plays and the defaults of roles.
+        own: The current worker -> its projects, from all variables.
     """
     found = {}
     for worker in workers:
@@ -221,12 +233,13 @@ def workspace_everywhere(
 
 
 def workspace_questions(projects: Mapping[str, list[Project]], only: str) -> list[dict[str, Any]]:
-    """Return the questions of each worker to forges: `worker` and `questions`, each a remote, a ref and an account.
+    """Plan which worker asks which forge for a commit: `worker`, and `questions`, each with url, ref and owner.
 
-    The first worker that has a question asks it for all: other workers may have neither the account nor its keys.
+    The first worker with a project asks for all workers: a worker without the project may lack the owner's account and
+    keys.
 
     Args:
-        projects: The projects of each worker.
+        projects: Worker -> its projects.
         only: workspace_only.
     """
     asked: dict[tuple[str, str], tuple[str, str]] = {}
@@ -248,7 +261,7 @@ def workspace_wanted(
     commits: dict[str, str],
     environments: Any,
 ) -> list[Project]:
-    """Return the projects in the form of the module git_workspaces, with the wanted commit of each.
+    """Return the projects in the form of the module git_workspaces, each with the commit to check out.
 
     Args:
         projects: The projects.
@@ -273,9 +286,9 @@ def workspace_wanted(
 
 
 def workspace_on_disks(projects: list[Project], disks: Any) -> list[Project]:
-    """Given the result of `workspace_wanted` and disks_mounts, add the mount point above each clone.
+    """Add `disk` to the result of `workspace_wanted`: the mount point in disks_mounts that contains the clone, or "".
 
-    The role disks reports faults of disks_mounts.
+    Invalid entries of disks_mounts are ignored here; the role disks reports them.
     """
     listed = [disk for disk in disks if isinstance(disk, dict)] if isinstance(disks, list) else []
     places = [str(disk.get("path")) for disk in listed if disk.get("state") != "absent"]

@@ -61,27 +61,30 @@ shown:
 
 
 def chosen(answer: str, ref: str) -> str:
-    """Given what git ls-remote printed and a ref, return the commit of the one branch or tag that is called so.
+    """Given the output of git ls-remote and a ref, return the commit of the branch or tag with this name.
 
     Raises:
-        PersonFault: There is none, or both a branch and a tag.
+        PersonFault: There is no such branch or tag, or both with different commits.
     """
     found = {}
     for line in answer.splitlines():
         commit, _, name = line.partition("\t")
         found[name] = commit
     names = [ref] if ref == "HEAD" or ref.startswith("refs/") else ["refs/heads/" + ref, "refs/tags/" + ref]
-    # An annotated tag is an object of its own; ^{} is the commit that it names (git-ls-remote(1), --refs).
+    # The commit of an annotated tag is in the line with ^{}; the tag's own line names the tag object (git-ls-remote(1),
+    # --refs).
     commits = {name: found.get(name + "^{}", found[name]) for name in names if name in found}
     if len(set(commits.values())) > 1:
-        raise PersonFault("there is both a branch and a tag %s; write refs/heads/%s or refs/tags/%s" % (ref, ref, ref))
+        raise PersonFault(
+            "the remote has both a branch and a tag %s; write refs/heads/%s or refs/tags/%s" % (ref, ref, ref)
+        )
     if not commits:
-        raise PersonFault("there is no branch or tag %s; give a commit as all of its 40 digits" % ref)
+        raise PersonFault("the remote has no branch or tag %s; if this is a commit, give all of its 40 digits" % ref)
     return next(iter(commits.values()))
 
 
 def ask(url: str, ref: str, timeout: int) -> str:
-    """Return what a remote says of a branch or tag, as git ls-remote prints it.
+    """Ask a remote for a branch or tag, and return the output of git ls-remote.
 
     Raises:
         PersonFault: The remote does not answer.

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that keeps clones at given commits without ever losing what exists only in them; runs on Python 3.8."""
+"""Module that checks out projects at given commits and never loses work that exists only in a clone."""
 
 from __future__ import annotations
 
@@ -116,27 +116,27 @@ actions:
 
 Project = Dict[str, Any]
 
-#: The name of the lock on clones.
+#: The kind of work in the lock for changes of clones.
 PROJECTS = "projects"
 
-#: Suffix of the name of a clone that is being removed.
+#: Suffix of a clone's name while the clone is being removed.
 GONE = ".tpu_ops-gone"
 
 
 def is_free(path: str) -> bool:
-    """Return whether a path does not exist, or is an empty directory."""
+    """Return whether a path does not exist or is an empty directory."""
     return not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path))
 
 
 def clear(*leftovers: str) -> None:
-    """Delete the leftovers of an interrupted run."""
+    """Delete directories that an interrupted run left behind, if they exist."""
     for path in leftovers:
         if os.path.lexists(path):
             shutil.rmtree(path)
 
 
 class Workspace:
-    """One project on this host."""
+    """One project on this host, with the checks and changes of the module."""
 
     def __init__(
         self, module: AnsibleModule, project: Project, account: pwd.struct_passwd, later: list[str] | None = None
@@ -156,27 +156,27 @@ class Workspace:
         self.commit = ""
 
     def clone(self, path: str) -> Clone:
-        """Return the clone at a path, for use in the owner's process."""
+        """Return a `Clone` for a path, for use in a process with the owner's rights."""
         return Clone(path, self.account.pw_name, self.timeout)
 
     def as_owner(self, work: Callable[[], Any]) -> Any:
-        """Run a function in a process of the owner."""
+        """Run a function in a process with the owner's rights."""
         os.environ["UV_CACHE_DIR"] = (
             os.path.join(self.account.pw_dir, ".cache/uv") if self.account.pw_uid else self.module.params["cache_dir"]
         )
         return as_person(self.account, work)
 
     def as_keeper(self, work: Callable[[], Any]) -> Any:
-        """Run a function as root if only root can write there, otherwise as the owner, who gains nothing by links.
+        """Run a function as root if only root can change the clone's parent directories, else with the owner's rights.
 
         Raises:
-            PersonFault: The owner is root, and others can write there.
+            PersonFault: The owner is root, and others can change a parent directory.
         """
         if guarded_way(os.path.dirname(self.path)):
             return work()
         if self.account.pw_uid == 0 == os.geteuid():
             raise PersonFault(
-                "others than root can write to a directory on the way to %s; let one of them own the project"
+                "others than root can write to a parent directory of %s; set another owner than root for the project"
                 % self.path
             )
         return self.as_owner(work)
@@ -189,7 +189,7 @@ class Workspace:
         """
         url, commit = self.project["url"], self.project["commit"]
         if not commit and not self.check:
-            raise PersonFault("the commit is not known, since no worker of this run asked for it; run again")
+            raise PersonFault("the commit is not known, since no worker of this run asked the remote for it; run again")
         self.must_have_disk()
         kept = ""
         if self.as_keeper(lambda: is_free(self.path)):
@@ -220,7 +220,7 @@ class Workspace:
             self.install()
 
     def must_have_disk(self) -> None:
-        """Reject a place whose disk is not mounted: a later mount would hide the clone.
+        """Reject a project whose disk is not mounted: a later mount would hide the clone.
 
         Raises:
             PersonFault: The disk is not mounted. Check mode raises nothing, since it does not mount disks.
@@ -228,19 +228,20 @@ class Workspace:
         disk = self.project["disk"]
         if disk and not self.check and all(each.target != disk for each in parse_mounts(read("/proc/self/mountinfo"))):
             raise PersonFault(
-                "its disk is not mounted at %s; run site.yml with --tags disks, which mounts it or says why not" % disk
+                "the project's disk is not mounted at %s; run site.yml with --tags disks, which mounts the disk or says"
+                " why not" % disk
             )
 
     def spare_run(self, turn: str, path: str, changed: str) -> None:
-        """Prevent new runs from now on, and reject the change if a run is active, unless during_runs allows it.
+        """Prevent new runs from now on, and reject the change if a run is active and during_runs is false.
 
         Args:
-            turn: The lock under which the change is made.
-            path: The clone, or the environment.
+            turn: The lock that this process holds for the change.
+            path: The clone or environment that is to change.
             changed: The change as a participle, for example "moved".
 
         Raises:
-            PersonFault: A run is active, or this cannot be determined.
+            PersonFault: A run is active, or it is unknown whether one is.
         """
         tell_change(turn, [path])
         if self.module.params["during_runs"]:
@@ -256,7 +257,7 @@ class Workspace:
             )
 
     def make_place(self) -> None:
-        """Create the directory for the clone, owned by the owner; remove leftovers of an interrupted run."""
+        """Create an empty directory of the owner for the clone; delete what an interrupted run left there."""
         os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
         clear(self.new, self.gone)
         os.mkdir(self.new, 0o755)
@@ -266,7 +267,7 @@ class Workspace:
         """Set group and permissions of the clone's directory.
 
         Raises:
-            PersonFault: There is no such group.
+            PersonFault: The group does not exist.
         """
         mode, group = int(self.project["mode"], 8), self.project["group"]
         try:
@@ -275,7 +276,7 @@ class Workspace:
             if self.check:
                 return
             raise PersonFault(
-                "there is no group %s on this worker; set group in workspace_projects, or create it" % group
+                "this worker has no group %s; set group in workspace_projects, or create the group" % group
             ) from None
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -305,7 +306,7 @@ class Workspace:
         except FileNotFoundError:
             if not self.check:
                 raise PersonFault(
-                    "there is no virtual environment %s; create it, or name one of python_environments" % where
+                    "the virtual environment %s does not exist; create it, or name one of python_environments" % where
                 ) from None
             uid = self.account.pw_uid
         if uid != self.account.pw_uid:
@@ -336,7 +337,7 @@ class Workspace:
             self.actions.append("install into %s: %s" % (where, ", ".join(plan)))
 
     def remove(self) -> None:
-        """Remove the installation and the clone.
+        """Uninstall the project from its environment, and remove the clone.
 
         Raises:
             PersonFault: The clone contains work that exists nowhere else.
@@ -363,7 +364,7 @@ class Workspace:
                 self.as_keeper(lambda: self.delete(there=there))
 
     def delete(self, *, there: bool) -> None:
-        """Rename the clone and delete it: a partly deleted clone would look like one with changed files."""
+        """Rename the clone before deleting it: otherwise an interrupted deletion would look like changed files."""
         clear(self.gone)
         if there:
             os.rename(self.path, self.gone)
@@ -371,7 +372,7 @@ class Workspace:
 
 
 def account_of(project: Project) -> pwd.struct_passwd | None:
-    """Return the owner's account; for a project to be removed, the account that owns the clone."""
+    """Return the account of a project's owner; for a project with state absent, the account that owns the clone."""
     try:
         for path in (project["path"], project["path"] + GONE):
             if project["state"] == "absent" and os.path.lexists(path):

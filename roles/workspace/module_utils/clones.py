@@ -1,4 +1,4 @@
-"""Clones of projects, and work that exists only in them; runs on Python 3.8 in a process of the owner."""
+"""Checkouts in projects' clones that lose no work of users; runs in a process with the owner's rights."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 from ansible.module_utils.as_person import PersonFault
 from ansible.module_utils.programs import Git, at_remote
 
-#: The ref of the last checkout: after its branch is rewritten, this commit must not be taken for somebody's work.
+#: The ref of the last commit that the role checked out. If its branch is rewritten, this ref shows that the commit is
+#: not somebody's work.
 DEPLOYED = "refs/tpu_ops/deployed"
 
-#: The ref of a checkout in progress. An interrupted run leaves it, with a tree that is a mixture of both commits.
+#: The ref of the commit that is being checked out. If an interrupted run leaves this ref, the working tree is a mixture
+#: of two commits.
 MOVING = "refs/tpu_ops/moving"
 
-#: Ignored files that programs recreate.
+#: Names of ignored directories that programs recreate.
 CACHES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints")
 
-#: The most file names in a message.
+#: The maximum number of file names in a message.
 SHOWN = 10
 
 
 def listed(names: list[str]) -> str:
-    """Return the first few names in one line, with the number of the others."""
+    """Return the first `SHOWN` names in one line, and the number of further names."""
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (" and %d more" % rest if rest > 0 else "")
 
 
 def is_cache(name: str) -> bool:
-    """Return whether an ignored file or directory is one that programs recreate."""
+    """Return whether programs recreate this ignored file or directory."""
     parts = name.rstrip("/").split("/")
     return parts[-1].endswith((".pyc", ".egg-info")) or any(part in CACHES for part in parts)
 
@@ -38,17 +40,17 @@ class Local:
     """Commits and files that exist only in a clone."""
 
     def __init__(self, git: Git, *, everything: bool = False) -> None:
-        """Ask git.
+        """Ask git for commits and files that exist only in the clone.
 
         Args:
-            git: git in the clone.
-            everything: Whether to include other branches and ignored files, which a checkout does not change.
+            git: The program git, run in the clone.
+            everything: Whether to include other branches and ignored files, which a checkout keeps but a removal loses.
         """
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"]
         options += ["--ignored", "--ignore-submodules=none"] if everything else []
         entries = [(entry[:2], entry[3:]) for entry in git("status", *options).split("\0") if entry]
         self.changed = [name for kind, name in entries if kind not in ("??", "!!")]
-        # An editable installation by setuptools leaves its own record next to the code, and recreates it.
+        # setuptools writes *.egg-info next to the code of an editable installation, and recreates it.
         self.unknown = [name for kind, name in entries if kind == "??" and not name.endswith(".egg-info/")]
         self.ignored = [name for kind, name in entries if kind == "!!" and not is_cache(name)]
         self.hidden = hidden(git) if everything else []
@@ -57,33 +59,35 @@ class Local:
 
 
 def hidden(git: Git) -> list[str]:
-    """Return the files whose changes git was told to ignore (git-update-index(1)), except those that do not exist."""
+    """Return the existing files whose changes a user told git to ignore (git-update-index(1))."""
     marked = [entry for entry in git("ls-files", "-v", "-z").split("\0") if entry[:1] == "S" or entry[:1].islower()]
     return [entry[2:] for entry in marked if os.path.lexists(os.path.join(git.path, entry[2:]))]
 
 
 def unpublished(git: Git, *, everything: bool) -> list[str]:
-    """Return the commits that the remote never had, one line each for a message.
+    """Return the commits that the remote never had, as one line with id and subject each.
 
     Args:
-        git: git in the clone.
-        everything: Whether to include branches, tags and earlier commits of HEAD, not only HEAD.
+        git: The program git, run in the clone.
+        everything: Whether to check all branches, tags and earlier commits of HEAD, and not only HEAD.
 
     Raises:
-        PersonFault: The remote does not answer whether it has a tag.
+        PersonFault: git fails, for example because the remote does not answer.
     """
     heads = (["--branches", "--tags", "--reflog"] if everything else []) + (["HEAD"] if head(git) else [])
     published = ["--not", "--remotes", *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
     if not everything:
         published.append("--tags")
     else:
-        # The remote's branches before they were rewritten, and the commits that the role had checked out.
+        # Also published: earlier commits of the remote's branches, from before a rewrite, and all commits that the role
+        # checked out.
         refs = git("for-each-ref", "--format=%(refname)", "refs/remotes", DEPLOYED).split()
         once = {commit for ref in refs for commit in git("reflog", "show", "--format=%H", ref, "--").split()}
         published += sorted(once)
     found: list[str] = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
     if found and everything:
-        # A tag may exist only here, or on the remote at a commit that is on no branch.
+        # Ask the remote for its tags: a tag may exist only here, or also on the remote, at a commit that is on no
+        # branch.
         asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
         published += [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
         found = git("log", "--format=%h %s", *heads, *published).splitlines()
@@ -91,12 +95,12 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
 
 
 def paths(text: str) -> set[str]:
-    """Return the paths that git printed, each ended by NUL."""
+    """Given git's output with a NUL after each path, return the paths."""
     return set(text.split("\0")) - {""}
 
 
 def in_use(directory: str) -> bool:
-    """Return whether a git process may be working below a directory."""
+    """Return whether a git process may be working in a directory or below it."""
     for entry in os.listdir("/proc"):
         try:
             with open("/proc/%s/comm" % entry, encoding="utf-8") as stream:
@@ -109,7 +113,7 @@ def in_use(directory: str) -> bool:
         except FileNotFoundError:
             continue
         except PermissionError:
-            # A process of another user, who may have the right to write here.
+            # The process belongs to another user, who may be able to write in the clone.
             return True
         if os.path.join(place, "").startswith(os.path.join(os.path.realpath(directory), "")):
             return True
@@ -117,7 +121,7 @@ def in_use(directory: str) -> bool:
 
 
 def fetched_submodules(git: Git) -> list[tuple[str, Git]]:
-    """Return the submodules that somebody has fetched into a clone, at all levels, each with its path in the clone."""
+    """Return the path in the clone, and git, for each submodule that exists in a clone, including nested submodules."""
     found = []
     for entry in sorted(paths(git("ls-files", "--stage", "-z"))):
         what, _, name = entry.partition("\t")
@@ -128,12 +132,12 @@ def fetched_submodules(git: Git) -> list[tuple[str, Git]]:
 
 
 def head(git: Git) -> str:
-    """Return the commit of a clone's HEAD; empty if there is none."""
+    """Return the commit of a clone's HEAD; empty if HEAD has no commit yet."""
     return git("rev-parse", "HEAD").strip() if git.has("rev-parse", "--quiet", "--verify", "HEAD") else ""
 
 
 class Clone:
-    """One clone. Every method raises PersonFault if git fails."""
+    """The clone of a project. Every method raises PersonFault if git fails."""
 
     def __init__(self, path: str, owner: str, timeout: int) -> None:
         self.path = path
@@ -142,13 +146,15 @@ class Clone:
         self.git = Git(path, timeout)
 
     def must_be_own(self) -> None:
-        """Reject a path that is not a clone of its owner.
+        """Reject a path that is not a clone, or does not belong to the project's owner.
 
         Raises:
-            PersonFault: The path is not a clone, or belongs to another user.
+            PersonFault: The path is rejected.
         """
         if not os.path.exists(os.path.join(self.path, ".git")):
-            raise PersonFault("%s is in the way: it is not empty and not a clone; move it elsewhere" % self.path)
+            raise PersonFault(
+                "%s is in the way: it is not empty and not a clone; move the directory elsewhere" % self.path
+            )
         for path in (self.path, os.path.join(self.path, ".git")):
             found = os.lstat(path)
             if found.st_uid != os.geteuid():
@@ -157,11 +163,11 @@ class Clone:
                 )
             if stat.S_ISLNK(found.st_mode):
                 raise PersonFault("%s is a symbolic link; put the directory itself there" % path)
-            # git runs programs that the clone's configuration names.
+            # For root this is refused, since git runs programs that the clone's configuration names.
             if found.st_uid == 0 and found.st_mode & 0o022:
                 raise PersonFault(
-                    "others than root can write in %s, and would become root through git; give the project an owner who"
-                    " is not root, and check %s/.git/config before chown -R" % (path, self.path)
+                    "others than root can write in %s, and could run programs as root through git; give the project an"
+                    " owner who is not root, and check %s/.git/config before chown -R" % (path, self.path)
                 )
 
     def make(self, url: str, commit: str) -> None:
@@ -171,31 +177,32 @@ class Clone:
         self.check_out(commit)
 
     def fetch(self, commit: str) -> None:
-        """Fetch a commit where it is missing."""
+        """Fetch a commit, unless the clone already has it."""
         present = ("cat-file", "-e", commit + "^{commit}")
         if not self.git.has(*present):
             self.git.remote("fetch", "--quiet", "--tags", "--force", "origin")
         if not self.git.has(*present):
-            # The branch was rewritten since. A forge returns the commit by its id if it still has it.
+            # The branch was rewritten and no longer contains the commit. A forge may still have the commit, and returns
+            # it by its id.
             self.git.remote("fetch", "--quiet", "origin", commit)
 
     def check_out(self, commit: str) -> None:
-        """Put a commit into the working tree, without overwriting files that git ignores there."""
+        """Check out a commit, unless this would overwrite files that git ignores."""
         self.put("--no-overwrite-ignore", commit)
 
     def put(self, how: str, commit: str) -> None:
-        """Check a commit out, and record the start and the end of the checkout."""
+        """Check out a commit, and record the checkout in the refs `MOVING` and `DEPLOYED`."""
         self.git("update-ref", MOVING, commit)
         self.git("-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", how, commit)
-        # The ref has a reflog, so that every commit that was checked out here is known to come from the remote.
+        # The ref gets a reflog: so it is known of all commits that were checked out here that they are from the remote.
         self.git("-c", "core.logAllRefUpdates=always", "update-ref", DEPLOYED, commit)
         self.git("update-ref", "-d", MOVING)
 
     def cut_short(self, commit: str) -> tuple[set[str], list[str]]:
-        """Return the files that an interrupted checkout has left, and the changes that somebody has made since.
+        """Given the commit of an interrupted checkout, return the files that it replaced, and changes by somebody.
 
-        git replaces the files first and the index last. So each file that differs from the old commit is the new
-        commit's file, or its beginning, or is missing.
+        git replaces the files first and the index last. So a file that differs from the old commit is a change by
+        somebody unless it is missing, equal to the new commit's file, or the beginning of that.
         """
         before, after = self.files("HEAD"), self.files(commit)
         found = self.git.differing("HEAD") | {name for name in after - before if self.is_there(name)}
@@ -205,7 +212,7 @@ class Clone:
         return found, sorted(work) + unpublished(self.git, everything=False)
 
     def files(self, commit: str) -> set[str]:
-        """Return the paths of a commit's files."""
+        """Return the paths of all files of a commit."""
         return paths(self.git("ls-tree", "-r", "-z", "--name-only", commit))
 
     def is_there(self, name: str) -> bool:
@@ -213,7 +220,7 @@ class Clone:
         return os.path.lexists(os.path.join(self.path, name))
 
     def begins(self, commit: str, name: str) -> bool:
-        """Return whether a file is only the beginning of the commit's file."""
+        """Return whether a file is a part of the commit's file, cut off before its end."""
         path = os.path.join(os.path.realpath(self.path), name)
         if os.path.realpath(path) != path or not os.path.isfile(path):
             return False
@@ -223,11 +230,11 @@ class Clone:
         return len(text) < len(whole) and bool(whole.startswith(text))
 
     def resume(self, *, check: bool) -> tuple[str, set[str], list[str]]:
-        """Finish an interrupted checkout, unless somebody has worked in the clone since.
+        """Finish an interrupted checkout, unless somebody has changed the clone since.
 
         Returns:
-            The commit, the files that the checkout left, and somebody's work; all empty without an interrupted
-            checkout.
+            The commit, the files that the checkout replaced, and somebody's changes; all are empty if no checkout was
+            interrupted.
         """
         if not self.git.has("rev-parse", "--quiet", "--verify", MOVING) or not head(self.git):
             return "", set(), []
@@ -243,24 +250,24 @@ class Clone:
         return (commit, left, work) if left else ("", set(), [])
 
     def in_the_way(self, commit: str) -> list[str]:
-        """Return the files of a commit that git ignores here; none if the commit was not fetched yet."""
+        """Return the ignored files that a checkout of the commit would overwrite; none before the commit is fetched."""
         if not self.git.has("cat-file", "-e", commit + "^{commit}"):
             return []
         ignored = paths(self.git("ls-files", "-z", "--others", "--ignored", "--exclude-standard"))
         return sorted(ignored & self.files(commit))
 
     def moves(self, commit: str) -> bool:
-        """Return whether the clone has to move to reach a commit; an unfinished checkout counts too."""
+        """Return whether `move` to a commit would change the clone, also because a checkout was interrupted."""
         self.must_be_own()
         return head(self.git) != commit or self.git.has("rev-parse", "--quiet", "--verify", MOVING)
 
     def move(self, url: str, commit: str, *, check: bool) -> dict[str, Any]:
-        """Move the clone to a commit, unless it has local changes.
+        """Check out a commit, unless the clone has local changes.
 
         Args:
-            url: The remote.
-            commit: The commit; empty if it is unknown.
-            check: Whether to look only.
+            url: The URL of the remote.
+            commit: The commit to check out; empty if it is unknown.
+            check: Whether to return the changes without making them.
 
         Returns:
             The lists `actions` and `warnings`, `kept` with the reason why the clone stays, and its final `commit`.
@@ -289,7 +296,7 @@ class Clone:
             self.fetch(commit)
         kinds = {
             "changed files": local.changed,
-            "files that git ignores and the commit would overwrite": sorted(
+            "files that git ignores and the checkout would overwrite": sorted(
                 set(self.in_the_way(commit) if away else []) - left
             ),
             "commits that the remote does not have": local.commits if away else [],
@@ -312,7 +319,7 @@ class Clone:
         return {"actions": actions, "warnings": warnings, "kept": kept, "commit": now}
 
     def must_be_empty_of_work(self) -> None:
-        """Reject a clone that must not be removed.
+        """Reject the removal of a clone with work that exists nowhere else.
 
         Raises:
             PersonFault: The clone contains work that exists nowhere else.
@@ -324,7 +331,7 @@ class Clone:
         for inside, local in everywhere:
             for kind, names in (
                 ("changed files", local.changed),
-                ("files whose changes git was told not to see", local.hidden),
+                ("files whose changes git was told to ignore", local.hidden),
                 ("untracked files", local.unknown),
                 ("files that git ignores", local.ignored),
             ):

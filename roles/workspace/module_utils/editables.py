@@ -1,4 +1,4 @@
-"""Editable installations in a virtual environment, read from its metadata; runs on Python 3.8."""
+"""Install projects as editable in a virtual environment, with uv; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from ansible.module_utils.environment_sets import (
 )
 from ansible.module_utils.programs import program
 
-#: uv's report of a package that it would add or remove.
+#: A line of uv's report: a package that uv adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) ([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
 
-#: Files with a project's metadata; if one is newer than the installation, the project is installed again.
+#: Files with a project's metadata. If one of them is newer than the editable installation, the project is installed
+#: again.
 METADATA = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
 class Installed(NamedTuple):
-    """One installed package: its name, version, directory when it is editable, and when it was installed."""
+    """An installed package: name, version, directory if it is editable, and the time of its installation."""
 
     name: str
     version: str
@@ -42,7 +43,7 @@ def normal(name: str) -> str:
 
 
 def installed(environment: str) -> list[Installed]:
-    """Return the packages in an environment, from the records of PEP 376 and PEP 610."""
+    """Return the packages in an environment, read from their metadata (PEP 376, PEP 610)."""
     found = []
     pattern = os.path.join(glob.escape(environment), "lib", "python3*", "site-packages", "*.dist-info")
     for record in sorted(glob.glob(pattern)):
@@ -61,7 +62,7 @@ def installed(environment: str) -> list[Installed]:
 
 
 def stale(package: Installed) -> bool:
-    """Return whether an editable package's project has changed its metadata since it was installed."""
+    """Return whether the metadata of an editable package's project has changed since the installation."""
     times = []
     for name in METADATA:
         try:
@@ -72,7 +73,7 @@ def stale(package: Installed) -> bool:
 
 
 def written(directory: str, name: str, lines: list[str]) -> str:
-    """Write lines to a file and return its path."""
+    """Write lines to a file and return the file's path."""
     path = os.path.join(directory, name)
     with open(path, "w", encoding="utf-8") as stream:
         stream.writelines(line + "\n" for line in lines)
@@ -80,17 +81,17 @@ def written(directory: str, name: str, lines: list[str]) -> str:
 
 
 class Environment:
-    """A virtual environment that is changed with uv."""
+    """A virtual environment into which uv installs projects."""
 
     def __init__(self, path: str, uv: str, pinned: list[str], timeout: int, later: list[str] | None = None) -> None:
-        """Describe an environment.
+        """Set the environment and the options for uv.
 
         Args:
-            path: The environment.
-            uv: The program uv.
+            path: The path of the environment.
+            uv: The path of uv.
             pinned: Packages whose version must not change.
-            timeout: Seconds that uv may take.
-            later: Clones that this run updates later; their present requirements do not count.
+            timeout: The time limit for uv in seconds.
+            later: Clones that this run updates later; their present requirements are ignored.
         """
         self.path = path
         self.uv = uv
@@ -99,18 +100,18 @@ class Environment:
         self.later = later or []
 
     def install(self, projects: list[str], constraints: list[str], *, dry: bool) -> list[str]:
-        """Install projects editable, together with the environment's list and the requirements of its other projects.
+        """Install projects as editable; the environment's listed requirements and other projects' are still met.
 
         Args:
-            projects: Directories, optionally with extras.
-            constraints: Files of constraints.
-            dry: Whether to change nothing.
+            projects: The projects' directories, optionally with extras.
+            constraints: Paths of files with constraints.
+            dry: Whether to return the changes without making them.
 
         Returns:
             The changes, made or planned, except those of the projects themselves.
 
         Raises:
-            PersonFault: uv fails, for example because the requirements conflict. Nothing was changed then.
+            PersonFault: uv fails, for example because the requirements conflict. The environment is unchanged.
         """
         others = self.others(projects)
         try:
@@ -126,18 +127,18 @@ class Environment:
         return self.plan(report)
 
     def plan(self, report: str) -> list[str]:
-        """Given uv's report, return the changes without editable projects, which uv always installs again."""
+        """Given uv's report, return the changes, except those of editable projects, which uv always installs again."""
         own = {package.name for package in installed(self.path) if package.directory}
         return ["%s %s%s" % match for match in PLAN.findall(report) if normal(match[1]) not in own]
 
     def others(self, projects: list[str]) -> list[Project]:
-        """Return the other projects in the environment that have requirements."""
+        """Return the environment's editable projects with requirements, except these projects and those in `later`."""
         own = [project.partition("[")[0] for project in projects]
         found = [each for each in editable_projects(self.path) if each.directory not in own and each.needs]
         return [each for each in found if not below(each.directory, self.later)]
 
     def blamed(self, projects: list[str], constraints: list[str], others: list[Project]) -> str:
-        """Return the requirements without which the projects could be installed; empty if there are none."""
+        """Return, for a message, whose requirements prevent the installation of the projects; empty if unknown."""
         needs = "what %s needs" % " and ".join(map(str, others))
         lists = "what %s lists" % read_listed(self.path).source
         none: list[Project] = []
@@ -180,7 +181,7 @@ class Environment:
         return report
 
     def missing(self, projects: list[str], constraints: list[str]) -> list[str]:
-        """Return the changes that an installation would make; empty if the environment meets all requirements.
+        """Return the changes that `install` would make; empty if the environment meets all requirements.
 
         Raises:
             PersonFault: uv fails.
@@ -190,14 +191,14 @@ class Environment:
         absent = [path for path in directories if path not in found or stale(found[path])]
         if absent:
             return ["+ %s" % path for path in absent]
-        # Usually nothing is missing, and a check of the projects alone is faster than one of the environment's whole
-        # list.
+        # A check of the projects alone comes first, since it is faster than one with all listed requirements, and
+        # usually finds no change.
         if not self.plan(self.run(projects, constraints, [], with_list=False, dry=True)):
             return []
         return self.install(projects, constraints, dry=True)
 
     def below(self, directory: str) -> list[str]:
-        """Return the names of packages that are installed editable from a directory or below it."""
+        """Return the names of editable packages whose project is in a directory or below it."""
         found = installed(self.path)
         return [each.name for each in found if (each.directory + "/").startswith(directory + "/")]
 

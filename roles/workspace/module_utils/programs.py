@@ -1,4 +1,4 @@
-"""Run git and uv in an owner's process; runs on Python 3.8."""
+"""Run git and uv without prompts, with time limits and retries; supports Python 3.8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 from ansible.module_utils.as_person import PersonFault
 from ansible.module_utils.environment_sets import shortened
 
-#: git and ssh must not prompt for anything.
+#: Environment variables that stop git, ssh and uv from prompting and from printing progress.
 ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=20",
@@ -24,21 +24,21 @@ ENVIRONMENT = {
 }
 
 
-#: git's messages when a server accepts no more connections at the moment. If many workers connect at once, sshd rejects
-#: some of them before authentication (MaxStartups in sshd_config(5)); https servers return these codes.
+#: Parts of git's messages if a server accepts no more connections at present. If many workers connect at once, sshd
+#: rejects some connections before authentication (MaxStartups in sshd_config(5)); https servers answer 429 or 503.
 TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identification|returned error: (429|503)")
-#: Seconds during which a busy server is retried, and the longest pause between two attempts.
+#: Seconds during which a command is retried while the server is busy, and the longest pause between two attempts.
 PATIENCE, PAUSE = 60.0, 5.0
 
 
 def program(command: list[str], timeout: int, *, errors_too: bool = False, output: IO[bytes] | None = None) -> str:
-    """Run a program and return what it printed.
+    """Run a program and return its output.
 
     Args:
         command: The program and its arguments.
-        timeout: Seconds that it may take.
+        timeout: The time limit in seconds.
         errors_too: Whether to include stderr in the result.
-        output: A file that gets the output as bytes; the result is then empty.
+        output: A file to which the output is written as bytes; the result is then empty.
 
     Raises:
         PersonFault: The program is missing, fails or takes too long; the message ends with its last output.
@@ -69,11 +69,11 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
 
 
 def at_remote(command: list[str], timeout: int) -> str:
-    """Run a command that contacts a remote, and return what it printed; retry while the server is busy.
+    """Run a command that contacts a remote, and return its output; retry while the server is busy.
 
     Args:
         command: The program and its arguments.
-        timeout: Seconds that it may take each time.
+        timeout: The time limit for each attempt in seconds.
 
     Raises:
         PersonFault: See `program`.
@@ -90,14 +90,14 @@ def at_remote(command: list[str], timeout: int) -> str:
 
 
 class Git:
-    """git in one directory."""
+    """The program git, run in one directory."""
 
     def __init__(self, path: str, timeout: int) -> None:
         self.path = path
         self.timeout = timeout
 
     def __call__(self, *arguments: str) -> str:
-        """Run git and return what it printed.
+        """Run git and return its output.
 
         Raises:
             PersonFault: git fails.
@@ -105,7 +105,7 @@ class Git:
         return program(["git", "-C", self.path, *arguments], self.timeout)
 
     def remote(self, *arguments: str) -> str:
-        """Do the same for a command that contacts a remote, see `at_remote`.
+        """Run a git command that contacts the remote, and return its output; retry while the server is busy.
 
         Raises:
             PersonFault: git fails.
@@ -113,7 +113,7 @@ class Git:
         return at_remote(["git", "-C", self.path, *arguments], self.timeout)
 
     def content(self, commit: str, name: str) -> bytes:
-        """Return a commit's file as git would write it into a working tree, after the filters of gitattributes.
+        """Return a file of a commit with the content that a checkout would write, after the filters of gitattributes.
 
         Raises:
             PersonFault: git fails.
@@ -125,9 +125,9 @@ class Git:
             return stream.read()
 
     def differing(self, commit: str) -> set[str]:
-        """Return the paths of a commit's files that are missing or different in the working tree.
+        """Return the paths of a commit's files that are missing in the working tree or differ there.
 
-        A temporary index is used, so that files whose changes git was told to ignore count too.
+        A temporary index is used, so that files whose changes a user told git to ignore are compared too.
 
         Raises:
             PersonFault: git fails.
@@ -139,7 +139,7 @@ class Git:
         return set(names.split("\0")) - {""}
 
     def has(self, *arguments: str) -> bool:
-        """Return whether git succeeds."""
+        """Return whether a git command succeeds."""
         try:
             self(*arguments)
         except PersonFault:
@@ -148,7 +148,7 @@ class Git:
 
 
 def keep_safe(paths: list[str], gone: list[str], system: str, timeout: int, *, check: bool) -> list[str]:
-    """Make git trust root's clones for every user, and remove deleted clones from that list; return what was done.
+    """Allow all users to use root's clones with git, and remove deleted clones from this list; return the changes.
 
     git refuses another user's clone unless safe.directory names it (git-config(1)). Only root's clones are named, since
     the owner of a clone decides which programs git runs in it.
