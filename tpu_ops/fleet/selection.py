@@ -71,7 +71,7 @@ def ssh_config(settings: Settings) -> Path:
 
 
 def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
-    """Return the paths and texts of the fleet's ssh_config files: per login (user, key, jump), and for the jump host."""
+    """Return paths and texts of the fleet's ssh_config files: one for each login, and one for the jump host."""
     found, files = ways_of(settings, listed), Files(settings.state_dir)
     own = client_config.ssh_config(
         [(worker, found.of(worker)) for worker in reached(settings, listed)],
