@@ -85,7 +85,7 @@ def test_what_was_shown_is_meant_and_nothing_else(monkeypatch: pytest.MonkeyPatc
 
 def test_what_was_not_shown_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     pod_ = Pod([holding(process(7)), holding()], [unlocked(), unlocked()])
-    with pytest.raises(UsageError, match="--json does not show it"):
+    with pytest.raises(UsageError, match="--json does not show them"):
         unlock_pod(monkeypatch, pod_, "--json", yes=())
     assert not pod_.asked
 
