@@ -163,7 +163,7 @@ async def test_what_was_begun_is_never_begun_again(play: Path) -> None:
     mark = play / "times"
     result = (await Fanout(play / "config").run(["a"], ["sh", "-c", f"echo x >>{mark}"], limit=20))["a"]
     assert result.code is None
-    assert "ended before the command" in result.problem
+    assert "and before it ended" in result.problem
     assert mark.read_text() == "x\n"
 
 
@@ -241,7 +241,7 @@ async def test_a_process_is_collected_though_its_end_is_cancelled_as_well() -> N
 
 async def test_a_lock_that_cannot_be_written_is_an_error_for_people(play: Path) -> None:
     (play.parent / "masters").touch()
-    with pytest.raises(OpsError, match="lock of a connection") as caught:
+    with pytest.raises(OpsError, match="lock file for opening a connection") as caught:
         await Fanout(play.parent / "ssh_config").run(["a", "b"], ["true"], limit=5)
     assert caught.value.where.startswith(str(play.parent / "masters"))
 
