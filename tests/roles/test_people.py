@@ -114,7 +114,7 @@ def test_two_keys_in_one_entry_are_refused(between: str, second: str) -> None:
         *(
             (
                 [{"name": "ada", "groups": ["video", group], "sudo": sudo}],
-                fault and f"ada: groups: members of {group} {fault}",
+                fault and f"groups: members of {group} {fault}",
             )
             for group in ("docker", "lxd", "disk")
             for sudo, fault in (
