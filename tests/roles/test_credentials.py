@@ -33,7 +33,7 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
         ([ENV], None),
         ([ENV | {"from_env": "EMPTY"}], "from_env: the environment variable EMPTY is not set or is empty"),
         ([ENV | {"secret": "s3cret"}], "both secret and from_env are given"),
-        ([ENV | {"from_env": "A-B"}], "from_env is not the name of a variable"),
+        ([ENV | {"from_env": "A-B"}], "from_env is not the name of an environment variable"),
         ([WANDB | {"secret": ""}], "secret is missing"),
         ([WANDB | {"secret": "s3cret x"}], "secret contains a space"),
         ([WANDB | {"secret": "s3cret\nmachine evil"}], "secret contains a space"),

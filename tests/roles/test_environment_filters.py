@@ -111,7 +111,7 @@ def test_each_python_is_named_as_uv_finds_it() -> None:
             [{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}],
             "python_environments: two entries have the path /opt/b",
         ),
-        ([{"name": "a b"}], "python_environments[0].name: a b: contains characters other than"),
+        ([{"name": "a b"}], "python_environments[0].name: a b: the name contains characters other than"),
         ([{"name": "a", "path": "venvs/a"}], "python_environments[0].path: a: venvs/a is not an absolute path"),
         ([{"name": "a", "path": "/usr"}], "two or more parts"),
         ([{"name": "a", "path": "/opt/../etc"}], "/opt/../etc is not"),

@@ -151,7 +151,7 @@ def test_addresses_are_internal_ones(address: str, fault: str) -> None:
             "of the paths /mnt/share and /mnt/share/in, one is inside the other",
         ),
         ({"mounts": [{"path": "/mnt/share"}]}, "no export of nfs_exports has the path /mnt/share"),
-        ({"mounts": [{**MOUNT, "server": "files"}]}, "nfs_exports of files has no export /srv/share"),
+        ({"mounts": [{**MOUNT, "server": "files"}]}, "nfs_exports of files has no export with the path /srv/share"),
         ({"mounts": [{**MOUNT, "server": "gone"}]}, "server gone is not in the inventory"),
         ({"mounts": [{**MOUNT, "path": "mnt"}]}, "path is not an absolute path"),
         ({"mounts": [{**MOUNT, "path": "/mnt/%h"}]}, "path is not an absolute path"),
@@ -197,7 +197,7 @@ def test_further_settings_of_ganesha_stand_in_its_core() -> None:
 def test_the_server_s_own_list_counts() -> None:
     hosts = copy.deepcopy(HOSTS)
     hosts["pod-w0"]["nfs_exports"] = []
-    assert "nfs_exports of pod-w0 has no export /srv/share" in faults(hosts)
+    assert "nfs_exports of pod-w0 has no export with the path /srv/share" in faults(hosts)
 
 
 def plan(host: str, hosts: dict[str, Any] = HOSTS, **changes: Any) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None
         assert nfs.nfs_faults(known, HOSTS, GROUPS) == []
         gone, other, nobody = nfs.nfs_warnings(known, HOSTS, GROUPS)
         assert gone.startswith("nfs_exports[0]: /srv/share: clients: no group, node or host is called gone; use names")
-        assert other.startswith("nfs_exports[1]: /srv/other: clients: no group, node or host is called gone-w0; name")
+        assert other.startswith("nfs_exports[1]: /srv/other: clients: no group, node or host is called gone-w0; use")
         assert nobody.startswith(
             "nfs_exports[1]: /srv/other: clients: the listed clients have no hosts, so the directory "
         )

@@ -112,11 +112,14 @@ def test_two_keys_in_one_entry_are_refused(between: str, second: str) -> None:
         ([{"name": "bob", "groups": ["sudo"]}, {"name": "sudo"}], "sudo makes people root; set sudo: full instead"),
         ([{"name": "ada", "groups": ["google-sudoers"]}], "google-sudoers makes people root"),
         *(
-            ([{"name": "ada", "groups": ["video", group], "sudo": sudo}], fault and f"ada: groups: {group} {fault}")
+            (
+                [{"name": "ada", "groups": ["video", group], "sudo": sudo}],
+                fault and f"groups: members of {group} {fault}",
+            )
             for group in ("docker", "lxd", "disk")
             for sudo, fault in (
-                ("none", "set sudo: full as well, or remove the group"),
-                ("launcher", "set sudo: full as well"),
+                ("none", "can become root; set sudo: full as well, or remove the group"),
+                ("launcher", "can become root; set sudo: full"),
                 ("full", None),
             )
         ),
@@ -380,12 +383,12 @@ def test_the_groups_that_the_list_gave_are_read_where_they_were_written(tmp_path
         ([{"name": "ada", "uid": -1}], "not -1"),
         (
             [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001}],
-            "[1]: bob: uid 5001 is already ada's, in users_people[0]",
+            "[1]: bob: uid 5001 is already the uid of ada in users_people[0]",
         ),
         # Disks move between nodes.
         (
             [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001, "nodes": ["other"]}],
-            "[1]: bob: uid 5001 is already ada's",
+            "[1]: bob: uid 5001 is already the uid of ada",
         ),
         (
             [{"name": "ada", "uid": 5001, "nodes": ["pod"]}, {"name": "ada", "uid": 5002, "nodes": ["other"]}],

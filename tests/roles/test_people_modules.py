@@ -374,7 +374,7 @@ def test_nobody_is_removed_whose_number_or_home_is_another_s_as_well(
     (tmp_path / "link").symlink_to("ada")
     ada = person("ada", 2001, home)
     others = {
-        "uid 2001 is also eve's": person("eve", 2001, "/none"),
+        "uid 2001 is also the uid of eve": person("eve", 2001, "/none"),
         "the home of eve": person("eve", 2002, home),
         f"{home}/below, the home of eve": person("eve", 2002, home / "below"),
         f"{tmp_path}/link, the home of eve": person("eve", 2002, tmp_path / "link"),

@@ -58,7 +58,7 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ([PROJECT | {"ref": "-x"}], "ref '-x' is not the name"),
         ([PROJECT | {"ref": "a..b"}], "ref 'a..b' is not the name"),
         ([PROJECT | {"path": "vision"}], "path 'vision' must be absolute"),
-        ([PROJECT | {"path": "/vision"}], "below a directory"),
+        ([PROJECT | {"path": "/vision"}], "with two or more parts"),
         ([PROJECT | {"path": "/opt/../etc/x"}], "without .."),
         ([PROJECT | {"mode": "99"}], "mode '99' is not an octal string"),
         ([PROJECT | {"mode": 493}], "mode 493 is not an octal string"),
@@ -80,7 +80,7 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
             [PROJECT | {"path": "/a/b/c"}, {**PROJECT, "name": "two", "path": "/a/b"}],
             "path /a/b is the path of vision, is",
         ),
-        ([PROJECT | {"path": "/a/b"}, PROJECT | {"path": "/a/c"}], "vision: is listed twice"),
+        ([PROJECT | {"path": "/a/b"}, PROJECT | {"path": "/a/c"}], "vision: the name is listed twice"),
     ],
 )
 def test_faults_name_project_and_key_and_no_password(projects: list[Any], fault: str | None) -> None:
@@ -128,7 +128,7 @@ def test_projects_come_from_fewer_places(url: str) -> None:
         ("v1", ["vision"], None),
         (COMMIT, ["vision"], None),
         ("v1", ["vision", "two"], "workspace_only: 'v1' names no project; write PROJECT@v1; workspace_projects has"),
-        ("v1", [], "as PROJECT@v1 would; workspace_projects has none"),
+        ("v1", [], "write PROJECT@v1; workspace_projects has no project"),
         ("one@v1", ["vision", "two"], "workspace_only: no project is called 'one'; workspace_projects has vision, two"),
         ("gone@v1", ["vision"], "no project is called 'gone'"),
         ("vision@", ["vision"], "workspace_only: ref '' is not the name of"),

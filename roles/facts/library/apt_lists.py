@@ -76,7 +76,7 @@ SUM = "Some index files failed to download"
 
 WAYS = (
     "run again once these sources can be read, or set mirrors in base_apt_mirrors (for deadsnakes: in"
-    " python_deadsnakes_url, or set python_source to uv); if the image brought a source whose key has expired,"
+    " python_deadsnakes_url, or set python_source: uv); if the image brought a source whose key has expired,"
     " renew the key, or remove the source below /etc/apt/sources.list.d if nothing is needed from it"
 )
 
