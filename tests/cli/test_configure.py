@@ -274,7 +274,7 @@ def test_inputs_of_site_yml_are_checked_before_they_are_needed(fleet, monkeypatc
     for name, value in fleet.environ().items():
         monkeypatch.setenv(name, value)
     known = view.current(config.load())
-    with pytest.raises(HostError, match=r"site\.yml would fail there") as caught:
+    with pytest.raises(HostError, match=r"site\.yml would fail on these workers") as caught:
         configuring.rehearse(known.settings, known, known.workers)
     said = capsys.readouterr().err
     assert (caught.value.where, "NO_SUCH_KEY" in said) == ("pod-w0", True), said

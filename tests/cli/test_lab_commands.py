@@ -124,7 +124,7 @@ def test_lab_env_names_the_fleet_and_defaults_to_the_last_one_used(lab, tmp_path
     nowhere.mkdir()
     this, warned = "this shell's fleet, in every directory: ", "the lab's own fleet"
     for folder, named, selected, said, silent in (
-        (nowhere, None, lab.directory, [warned, "no people"], [this]),
+        (nowhere, None, lab.directory, [warned, "without your people"], [this]),
         # What an earlier `lab env` has set is no choice of the person's.
         (one, lab.directory, one, [f"{this}{one}\n"], [warned, "before"]),
         (nowhere, None, one, [f"{this}{one}, the fleet that was last used with this lab"], [warned, "before"]),

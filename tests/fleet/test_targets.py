@@ -137,7 +137,7 @@ def test_groups_hold_the_workers_whose_nodes_are_in_the_asked_states():
     for target in ("@node_off", "@node_off,@state_stopped"):
         with pytest.raises(targets.UnknownError, match=r"matches no worker.*groups hold workers .* that are READY; "):
             targets.select(fleet, target, ["READY"])
-    with pytest.raises(UsageError, match=r"matches no worker.*check its operators"):
+    with pytest.raises(UsageError, match=r"matches no worker.*check the operators"):
         targets.select(fleet, "@node_off!off", ["READY"])
     with pytest.raises(targets.UnknownError, match=r"matches no worker.*the fleet has no workers: create a node"):
         targets.select([], "@all", ["READY"])

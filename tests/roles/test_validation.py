@@ -258,7 +258,7 @@ def test_what_a_role_sets_may_be_given_where_it_has_no_part(tmp_path: Path) -> N
     for name, part in (("workspace.yml", False), ("python.yml", True)):
         _, tasks = playbook(tmp_path, f"playbooks/{name}", "--tags", "none-such")
         said = [result.get("msg", "") for result in tasks[-1]["hosts"].values()]
-        assert any("python_uv: the role python sets it itself" in text for text in said) == part, name
+        assert any("python_uv: the role python sets this variable" in text for text in said) == part, name
 
 
 def test_a_role_that_is_used_alone_checks_its_variables_first(tmp_path: Path) -> None:

@@ -598,7 +598,7 @@ async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
     said = capsys.readouterr().err
     if already:
         # No worker has a record of a stop that would tell whoever recovers it.
-        assert "may start it again" in str(problem)
+        assert "may start the run again" in str(problem)
         assert "Ctrl-C there" in str(problem)
     else:
         assert problem is None

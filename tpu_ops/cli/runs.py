@@ -51,7 +51,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
             if row["state"] == advice.RECOVERING:
                 output.info(advice.recovery(found[row["run"]]))
     elif not problem:
-        output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts one")
+        output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts a run")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
         open_requests.tell(settings, path.parent.name, open_requests.kept(settings, path.parent.name))
     for text in seen.damaged:
