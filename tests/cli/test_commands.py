@@ -146,7 +146,7 @@ def test_suggested_commands_name_the_fleet_of_the_call(workers: Workers, tmp_pat
     assert main(["runs", "--fleet", "other.tpu_vm.yml"]) == 0
     assert f"`tpu_ops train {fleet}` starts a run" in capsys.readouterr().err
     assert main(["logs", "--fleet", "other.tpu_vm.yml", "nothing"]) == 2
-    assert f"`tpu_ops runs {fleet}` runs" in capsys.readouterr().err
+    assert f"`tpu_ops runs {fleet}` the runs" in capsys.readouterr().err
 
 
 def test_attach_and_recovery_tell_of_the_fleet_that_they_were_called_with(

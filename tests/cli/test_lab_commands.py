@@ -129,8 +129,8 @@ def test_lab_env_names_the_fleet_and_defaults_to_the_last_one_used(lab, tmp_path
         (one, lab.directory, one, [f"{this}{one}\n"], [warned, "before"]),
         (nowhere, None, one, [f"{this}{one}, the fleet that was last used with this lab"], [warned, "before"]),
         (other, one, one, [f"{this}{one} (TPU_OPS_FLEET)", f"this directory, {other}: `unset"], ["before"]),
-        (other, None, other, [f"{this}{other}\n", f"used with {one} before"], ["as when"]),
-        (nowhere, None, other, [f"{this}{other}, as"], ["before"]),
+        (other, None, other, [f"{this}{other}\n", f"used with {one} before"], ["last used"]),
+        (nowhere, None, other, [f"{this}{other}, the fleet that was last used with this lab"], ["before"]),
     ):
         monkeypatch.chdir(folder)
         if named:

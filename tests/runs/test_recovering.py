@@ -599,7 +599,7 @@ async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
     if already:
         # No worker has a record of a stop that would tell whoever recovers it.
         assert "may start the run again" in str(problem)
-        assert "Ctrl-C there" in str(problem)
+        assert "end that process with Ctrl-C" in str(problem)
     else:
         assert problem is None
         assert "warning: run r1: " in said
