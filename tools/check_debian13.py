@@ -37,10 +37,11 @@ INDEX = re.compile(r"(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL)|(H
 SCRIPT = f"""
 rsync --archive --no-owner --no-group --exclude-from=/clone/.gitignore /clone/ /root/clone/
 cd /root/clone
-venv={CACHE_MOUNT}/check/$(cat requirements.lock pyproject.toml | sha256sum | cut -c 1-16)
-mkdir -p $venv
-ln -s $venv .venv
-flock $venv.lock make --no-print-directory env
+kept={CACHE_MOUNT}/check-env/$(cat requirements.lock pyproject.toml | sha256sum | cut -c 1-16)
+mkdir -p $kept/venv $kept/build
+ln -s $kept/venv .venv
+ln -s $kept/build .build
+flock $kept/lock make --no-print-directory env
 .venv/bin/python -c 'from importlib.metadata import version; import sys; print(sys.version, version("ansible-core"))'
 exec make --no-print-directory TEST_PROCESSES=2 LEFT_OUT="lab or gcloud or index or module" check-tests
 """
