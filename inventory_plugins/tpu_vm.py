@@ -613,7 +613,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 composed.check_syntax(str(entry["key"]), f"{path}, key 'keyed_groups', entry {number}")
 
     def _check_condition(self, expression: Any, where: str) -> None:
-        # A condition can also be a template, which has another syntax.
+        # A condition that is a template is not checked: its syntax differs from that of an expression.
         if isinstance(expression, str) and not self.templar.is_template(expression):
             composed.check_syntax(expression, where)
 

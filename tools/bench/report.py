@@ -97,7 +97,7 @@ def fleet_title(fleet: Fleet) -> str:
 
 
 def fleet_table(samples: Sequence[Sample], fleet: Fleet) -> list[str]:
-    """Return the lines of a fleet's table, one for each rival."""
+    """Return the Markdown table of a fleet's measurements: a header, then a line for each measured command."""
     lines = [
         "| | wall, s | CPU, s | peak, MB | wall, of the floor's | requests to the API |",
         "|---|---|---|---|---|---|",
@@ -161,7 +161,7 @@ def target_table(series: Series) -> list[str]:
 
 
 def unexpected_requests(series: Series, rival: str) -> str:
-    """Return the first run of a rival with other API requests than expected; empty if there is none."""
+    """Return fleet and requests of the first measurement whose API requests were not the expected ones, else ""."""
     for fleet in series.fleets:
         expected = {"ListNodes": math.ceil(fleet.nodes / PAGE_SIZE)}
         if rival == "first":

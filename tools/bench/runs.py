@@ -17,7 +17,7 @@ from tpu_ops.errors import OpsError
 NODE = "pod"
 #: Grace of `stop`, in seconds.
 GRACE = 2
-#: Output of each rank for `logs` and `fetch`, in bytes.
+#: Number of bytes that each rank prints before the benchmark measures `logs` and `fetch`.
 LOG = 8 * 2**20
 
 #: Measured command -> its description, in the order of the page.

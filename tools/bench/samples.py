@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 
-#: Rival -> its description, in the order of the page.
+#: Rivals are the measured commands, of this program and of others: key -> description, in the order of the page.
 RIVALS = {
     "floor": "Ansible's own floor: a script that prints the same inventory from a file",
     "first": "`ansible-inventory --list`, first time: host keys are learnt",

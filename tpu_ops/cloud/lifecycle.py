@@ -363,7 +363,7 @@ def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
 
 
 def unknown(tpu: Tpu, wish: Wish) -> str:
-    """Return which of zone, type and runtime the API does not list, with the valid values; "" if it lists all three.
+    """Return the first of zone, type and runtime that the API does not list, with the valid values; "" if it lists all.
 
     Raises:
         ApiError: The API does not list the valid values.

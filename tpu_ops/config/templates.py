@@ -37,7 +37,7 @@ def is_template(value: Any) -> bool:
 
 
 class _Templates:
-    """Evaluates the templates of one file."""
+    """Evaluates the Jinja templates in the values of one fleet's file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

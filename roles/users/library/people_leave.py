@@ -66,7 +66,7 @@ RUN_FILES = "/var/lib/tpu_ops/runs/*/files"
 
 
 class Fault(Exception):
-    """An error that stops the removal; its text is the message for the user."""
+    """An error that stops the removal of a person's account; its text is the message for the user."""
 
 
 def processes_of(uid: int, proc: str = "/proc") -> list[int]:

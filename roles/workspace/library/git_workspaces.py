@@ -116,7 +116,7 @@ actions:
 
 Project = Dict[str, Any]
 
-#: The kind of work in the lock for changes of clones.
+#: Name of the lock that a process holds while it changes people's git clones on a worker.
 PROJECTS = "projects"
 
 #: Suffix of a clone's name while the clone is being removed.
