@@ -132,7 +132,11 @@ def test_a_name_is_split_where_its_form_is_known(name, parts):
     ("listed", "ids", "words"),
     [
         ([node(), node()], ["1"], []),
-        ([node(), node(node_id="2")], ["2"], ["node n,", "listed twice, with the ids 1 and 2; the node with the last id"]),
+        (
+            [node(), node(node_id="2")],
+            ["2"],
+            ["node n,", "listed twice, with the ids 1 and 2; the node with the last id"],
+        ),
         ([node(node_id="2"), node(node_id="")], [""], ["node n,", "the ids 2 and none"]),
         (
             [node(), node("m")],

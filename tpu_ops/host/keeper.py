@@ -51,7 +51,7 @@ class Keeper:
         """
         deadline = time.monotonic() + (LAST_PATIENCE if beat else PATIENCE)
         with self._changed:
-            # If an earlier record is still being written, the disk has stalled: do not wait, except for the last record.
+            # If an earlier record is still being written, the disk has stalled: wait only for the last record.
             waits = beat is not None or not self._busy
             self._next = record
             if not self._busy:
