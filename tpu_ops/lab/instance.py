@@ -233,7 +233,7 @@ def writing(lab: Instance) -> Iterator[None]:
         raise OpsError(
             f"cannot write the lab's files: {exc.strerror or exc}",
             where=str(exc.filename or lab.directory),
-            fix="free disk space or make the file writable, then run this again; or set TPU_OPS_STATE to another directory",
+            fix="free disk space, make the file writable, or set TPU_OPS_STATE to another directory; run it again",
         ) from exc
 
 
