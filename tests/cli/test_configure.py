@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from textwrap import indent
 
@@ -514,7 +515,11 @@ def test_an_interrupt_ends_ansible_and_leaves_nothing(fleet, tmp_path, kind):
         said = process.stderr.read()
         assert process.wait(60) == 130, said
     assert list((tmp_path / "home" / "run").glob("tpu_ops-configure-*")) == []
-    assert not [line for line in _commands() if str(fleet.path) in line]
+    # The last of Ansible's forks may still be ending on a busy machine.
+    deadline = time.monotonic() + 10
+    while left := [line for line in _commands() if str(fleet.path) in line]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)  # polls the processes until the deadline
 
 
 def _commands() -> list[str]:
