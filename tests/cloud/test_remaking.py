@@ -347,7 +347,7 @@ def test_a_queued_resource_stays_while_another_run_is_active_on_its_nodes(tpu, l
 
 
 def test_a_recreated_queued_resource_keeps_later_updates_of_its_nodes(tpu, lab_api):
-    """Such as the key that gcloud has added, without which nobody could log in to the new nodes."""
+    """gcloud adds ssh keys to the metadata; without these, nobody could log in to the new nodes."""
     queued(lab_api, tpu, "a", "b")
     for node, keys in (("a", "ada:ssh-rsa A ada\neve:ssh-rsa E eve"), ("b", "bob:ssh-rsa B bob\nada:ssh-rsa A ada")):
         changes = {"metadata": {"a": "b", "ssh-keys": keys}, "labels": {"team": node}, "tags": ["t"]}

@@ -57,7 +57,8 @@ def on_fleet(text: str) -> str:
 
     `info`, `warning` and `error` call this function themselves; texts in results need a call.
     """
-    bare = text.startswith("tpu_ops ") and text.split()[1:2] != [] and text.split()[1] in COMMANDS
+    first, *rest = text.split(maxsplit=2) or [""]
+    bare = first == "tpu_ops" and bool(rest) and rest[0] in COMMANDS
     return texts.on_fleet(text, _fleet[0], bare=bare, without=WITHOUT_FLEET) if _fleet else text
 
 
