@@ -113,11 +113,15 @@ class Reader:
 
     @property
     def announced(self) -> int:
-        """The bytes that are said to be missing."""
+        """The bytes that are said to be missing.
+
+        A follower that ends between that message and the data after it is followed by one that says it again.
+        """
         found = [
-            re.match(r"rank 1: (\d+) bytes before byte \d+ are not in the log on pod-w1", one) for one in self.said
+            re.match(r"rank 1: (\d+) bytes before byte (\d+) are not in the log on pod-w1", one) for one in self.said
         ]
-        return sum(int(match[1]) for match in found if match)
+        ends_by_first = {int(match[2]) - int(match[1]): int(match[2]) for match in found if match}
+        return sum(end - first for first, end in ends_by_first.items())
 
 
 @contextlib.contextmanager
