@@ -226,7 +226,7 @@ def train(shell: Shell) -> str:
 
 
 def host_keys(shell: Shell) -> str:
-    """Return the known host keys of the pod's workers, after checking that host-key checking is on."""
+    """Return the pod's lines of known_hosts; fail if ssh does not check host keys."""
     listing = json.loads(shell.ask("ansible-inventory", "--list"))
     options = listing["_meta"]["hostvars"]["pod-w0"]["ansible_ssh_common_args"]
     effective = shell.ask("ssh", *shlex.split(options), "-G", "pod-w0")

@@ -362,7 +362,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         return result
 
     def _values_faults(self, specification: Options, values: dict[str, Any], places: Places) -> list[Fault]:
-        """Replace the values of a role's variables by their templated values, and return the faults."""
+        """Template the values of a role's variables in place; return the faults of templates and of types."""
         faults = []
         for name in sorted(specification.keys() & values.keys()):
             try:

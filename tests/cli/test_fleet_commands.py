@@ -244,7 +244,7 @@ def test_a_node_is_deleted_though_its_fleet_cannot_be_listed_then(faulty, tpu_op
 
     monkeypatch.setattr(lifecycle, "delete", delete)
     code, out, err = tpu_ops("delete", "pod", "--yes")
-    assert (code, "deleted node pod" in out, "warning: the last known view of the fleet still has the node" in err) == (
+    assert (code, "deleted node pod" in out, "the node was deleted, but the snapshot still lists it" in err) == (
         0,
         True,
         True,
@@ -288,7 +288,7 @@ def test_requested_labels_missing_on_an_existing_node_are_named(fleet, tpu_ops, 
 def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     fleet.act("stop", "pod")
-    start = "start it (`gcloud compute tpus tpu-vm start pod --zone us-central2-b --project"
+    start = "start the node (`gcloud compute tpus tpu-vm start pod --zone us-central2-b --project"
     failed(tpu_ops("create", *POD), 3, "STOPPED", start, "tpu_ops delete pod")
 
 

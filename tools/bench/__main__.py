@@ -112,7 +112,7 @@ def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
 
 
 def faults_part(_: argparse.Namespace) -> Iterator[tuple[str, FaultSeries]]:
-    """Repeat the tests that depend on a race; yield the name of their samples and the series."""
+    """Repeat the tests that depend on a race; yield "faults" and one series with all rounds."""
     commit, date, described = circumstances()
     yield "faults", FaultSeries(commit, date, described, tuple(faults.run(measure.ROOT, say)))
 

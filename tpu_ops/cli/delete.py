@@ -76,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
         view.refresh(settings)
     except (CloudError, UnwritableError) as exc:
         # The node was deleted, so a failed refresh is only a warning.
-        output.warning(f"the last known view of the fleet still has the node: {exc}; `tpu_ops refresh` updates it")
+        output.warning(
+            f"the node was deleted, but the snapshot still lists it, since the refresh failed: {exc}; "
+            "`tpu_ops refresh` updates the snapshot"
+        )
     return _say(args, node, runs, f"{'deleting' if args.no_wait else 'deleted'} {what}")
 
 

@@ -17,7 +17,8 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.ssh import envelope, openssh
 from tpu_ops.ssh.masters import Unreachable
 
-#: Seconds to wait for an answer of the worker; after that, ssh is started anyway.
+#: Seconds in which the shared connection to the worker must open; after that, ssh is started in the foreground, where
+#: it shows what it waits for.
 LIMIT = 45.0
 
 

@@ -284,7 +284,7 @@ def _must_be_ready(wish: Wish, node: Node | None) -> None:
         command, place = "gcloud compute tpus tpu-vm", f"{wish.name} --zone {wish.zone} --project {wish.project}"
         first = f"see why (`{command} describe {place}`), or "
         if node.state == "STOPPED":
-            first = f"start it (`{command} start {place}`), or "
+            first = f"start the node (`{command} start {place}`), or "
         elif node.state in _GOING:
             first = ""
         raise CloudError(

@@ -58,7 +58,7 @@ class Request:
         return node_in_words(self.name) if self.is_node else bodies.queued_in_words(self.name)
 
     def now(self, state: str, made: str) -> Request | None:
-        """Return the request with the current state of its node; None if there is no longer anything to be billed."""
+        """Return the request with this state of its node or queued resource; None if that can no longer cause costs."""
         if state == GONE:
             return None if self.state or time.time() - self.since > APPEARING else self
         if state in (*TAKEN_STATES, "DELETING") or (self.made and made != self.made):

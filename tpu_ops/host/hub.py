@@ -169,7 +169,7 @@ class Hub(Networked):
             self._forget(rank).line.close()
 
     def _over(self) -> bool:
-        """Return whether all ranks have carried out the decision, or the hub has waited long enough for them."""
+        """Return whether the run's end is decided, and all ranks have ended or the time limit for that has passed."""
         if self._referee.phase != DECIDED or not self._done:
             return False
         waited = time.monotonic() - self._decided_at

@@ -18,7 +18,7 @@ from typing import Any, Callable, Deque, Dict, NamedTuple
 
 from .referee import Referee
 
-#: Seconds between two heartbeats.
+#: Seconds between two heartbeats of the hub to all ranks.
 BEAT = 2.0
 
 

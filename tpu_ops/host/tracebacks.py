@@ -21,7 +21,7 @@ STILL = 10.0
 _KEPT = 8192
 #: Output that comes more than this many seconds after a traceback's first line does not belong to it.
 _COMES_WITHIN = 2.0
-#: A rank that prints more than this many bytes after a traceback counts as continuing.
+#: A rank that prints more than this many bytes after a traceback has gone on: it does not count as hanging.
 _GOES_ON = 64 * 1024
 #: Maximum number of lines of an exception's message that are kept after its first line; an empty line ends the message.
 _MESSAGE_LINES = 5

@@ -75,7 +75,7 @@ def last_fleet(lab: Instance) -> Path | None:
 
 def remember_fleet(lab: Instance, file: Path) -> None:
     """Store the path of a shell's fleet file for the next shell, which might be opened in another directory."""
-    # The error is ignored: on a full disk, the shell works without the stored path.
+    # Ignore errors such as a full disk: only a later shell would use the stored path.
     with contextlib.suppress(OSError):
         shared.replace(lab.fleet_file, os.fsencode(file))
 

@@ -81,7 +81,7 @@ class Fold(Generic[Line]):
 
     def _is_next(self, rank: int, before: float | None = None) -> None:
         at, text = self._waiting[rank][0]
-        # A line that arrived at the same time as the line before it uses the entry of that line in `_by_time`.
+        # `_by_time` has one entry for all successive lines of a rank that arrived at the same time.
         if at != before:
             heapq.heappush(self._by_time, (at, rank))
         self._by_text.setdefault(text, set()).add(rank)

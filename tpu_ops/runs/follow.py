@@ -360,6 +360,6 @@ class Follower:
             self._part(ranks, line.text, line.ends)
 
     def _print(self, rank: int, lines: Sequence[str | Part]) -> None:
-        # A rank that is not shown has no lines, and the fold does not know it.
+        # `_fold` knows only the ranks that are shown; only these have lines.
         if lines:
             self._fold.add(rank, lines, asyncio.get_running_loop().time())

@@ -137,7 +137,7 @@ def write(state_dir: Path, recovery: Recovery) -> None:
         OpsError: The state cannot be written.
     """
     path = folder(state_dir, recovery.run_id) / "recovery.json"
-    # The state contains the nodes' metadata, which can contain secrets.
+    # recovery.json contains the metadata of nodes, which can contain secrets: only this user may read the file.
     data = {**asdict(recovery), "plan": recovery.plan.to_json()}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

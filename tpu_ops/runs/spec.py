@@ -281,7 +281,7 @@ def variables(named: Mapping[str, str], files: Iterable[Path], *, again: bool = 
     """
     found: dict[str, str] = {}
     for where, some in [*((f"--env-file {path}", read_env_file(path)) for path in files), ("--env", named)]:
-        # An empty value means that there is no such host. It stays valid for later attempts.
+        # Only a value that names hosts becomes stale: an empty variable is valid for every attempt.
         if stale := next((name for name in RENDEZVOUS if again and some.get(name)), ""):
             what = f"{stale} is for one attempt only: a later one (--recover) would look for hosts that are gone"
             fix = f"{_FOUND}; if the value stays valid, set it in the command, as in: -- env {stale}=... COMMAND"

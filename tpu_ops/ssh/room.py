@@ -27,7 +27,7 @@ def make(sessions: int) -> None:
         # On Linux and macOS, /dev/fd lists the open files of this process.
         now = len([*Path("/dev/fd").iterdir()])
     except OSError:
-        # The directory cannot be opened: the limit of open files is reached.
+        # /dev/fd cannot be opened, since the limit of open files is already reached.
         now = soft
     need = now + _OTHER_FILES + _FILES * sessions
     ample = max(need, _AMPLE if hard == resource.RLIM_INFINITY else min(_AMPLE, hard))

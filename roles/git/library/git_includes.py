@@ -150,7 +150,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
-    """Given the output of `git config --list -z` and settings, return a text for each setting with another value."""
+    """Return a text for each of the settings that is missing or different in the output of `git config --list -z`."""
     found = {}
     for entry in listing.split("\0"):
         key, _, value = entry.partition("\n")
@@ -174,7 +174,7 @@ def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
 
 
 class Includes:
-    """Includes the fleet's files in git's configurations, and collects diffs and faults."""
+    """Makes /etc/gitconfig and each user's ~/.gitconfig include the fleet's files; collects diffs and faults."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module

@@ -96,7 +96,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         return any(moment - offset > int(since or 0) / 1e6 for moment in times)
 
     def served(self, kind: str) -> list[str]:
-        """Ask the running server for its exports, and return their paths."""
+        """Return the paths that the running NFS server exports."""
         if kind == "kernel":
             paths: list[str] = parse_exportfs(self.run("exportfs", "-s", check=False)[1])
             return paths
