@@ -6,7 +6,7 @@ with the error's exit code; nothing else decides an exit code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -40,23 +40,33 @@ class OpsError(Exception):
         what: What failed, one sentence without a full stop.
         where: Where it failed: the node, worker, file and key, or address.
         fix: The fix, as an instruction.
+        details: One sentence for each part of an error that has several, such as each fault of a file.
     """
 
     exit_code = ExitCode.FAILED
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", fix: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(what)
         self.what, self.where, self.fix = printable(what), printable(where), printable(fix)
+        self.details = tuple(map(printable, details))
         #: Further values that --json prints beside the error.
         self.facts: Mapping[str, Any] = {}
 
     def to_json(self) -> dict[str, Any]:
         """Return the error for --json, with its further values."""
-        error = {"problem": self.what, "where": self.where, "fix": self.fix, "code": int(self.exit_code)}
+        error: dict[str, Any] = {
+            "problem": self.what,
+            "where": self.where,
+            "fix": self.fix,
+            "code": int(self.exit_code),
+        }
+        if self.details:
+            error["details"] = list(self.details)
         return {**self.facts, "error": error}
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
+        text += f": {'; '.join(self.details)}" if self.details else ""
         return f"{text} ({within(self.fix)})" if self.fix else text
 
 

@@ -225,6 +225,8 @@ def error(failure: OpsError) -> None:
     info(f"error: {failure.what}")
     if failure.where:
         info(f"  at:  {failure.where}")
+    for text in failure.details:
+        info(f"    {text}")
     if failure.fix:
         info(f"  fix: {on_fleet(failure.fix)}")
 

@@ -118,6 +118,11 @@ def accelerator_type(name: str) -> AcceleratorType:
     )
 
 
+def generations() -> tuple[str, ...]:
+    """Return the generations of TPUs as accelerator types spell them, such as ``v5litepod``."""
+    return tuple(_GENERATIONS)
+
+
 def catalogue() -> tuple[AcceleratorType, ...]:
     """Return every accelerator type that the API offers in some zone."""
     return tuple(

@@ -6,7 +6,7 @@ variable, that caused it.
 """
 
 from tpu_ops.config.find import find_file, fleet_option, here, load, load_file, nearest_file, read_file
-from tpu_ops.config.read import PRIVATE_KEYS, check_project, check_zone, from_data
+from tpu_ops.config.read import PRIVATE_KEYS, ZONE, check_project, check_zone, from_data
 from tpu_ops.config.settings import (
     FLEET_FILE,
     LOCAL_TIMEOUT,
@@ -29,6 +29,7 @@ __all__ = [
     "PRIVATE_KEYS",
     "REQUEST_TIMEOUT",
     "STATES",
+    "ZONE",
     "Filters",
     "Settings",
     "check_project",

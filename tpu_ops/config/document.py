@@ -34,8 +34,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def parsed(text: str, file: Path) -> Mapping[str, Any]:
+def parsed(text: str, file: Path, begin: str = "begin it with `plugin: tpu_vm`") -> Mapping[str, Any]:
     """Return the mapping in the text of a fleet's file.
+
+    Args:
+        text: The text.
+        file: Its path, for errors.
+        begin: The fix for a text that is not a mapping.
 
     Raises:
         UsageError: The text is not YAML, or not a mapping.
@@ -55,5 +60,24 @@ def parsed(text: str, file: Path) -> Mapping[str, Any]:
         what = "not valid YAML: a value does not fit the tag before it"
         raise UsageError(what, where=str(file), fix="remove the tags, which begin with !!") from exc
     if not isinstance(data, dict):
-        raise UsageError("the file is not a mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
+        raise UsageError("the file is not a mapping of options", where=str(file), fix=begin)
     return data
+
+
+def lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """Return the line of each value in a YAML text that `parsed` accepts: path of keys and indexes -> line, from 1."""
+    found: dict[tuple[str | int, ...], int] = {}
+
+    def walk(node: yaml.Node, path: tuple[str | int, ...], line: int) -> None:
+        found[path] = line + 1
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                walk(value, (*path, str(key.value)), key.start_mark.line)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                walk(value, (*path, index), value.start_mark.line)
+
+    root = yaml.compose(text, _Loader)
+    if root is not None:
+        walk(root, (), root.start_mark.line)
+    return found

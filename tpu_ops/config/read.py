@@ -36,7 +36,8 @@ from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
 PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
-_ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
+#: The form of a zone's name.
+ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
 _A_PROJECT, _A_ZONE = "a project id, as in my-project", "a zone, as in us-central2-b"
 _USER = re.compile(USER)
 #: Variables by which a shell can override how workers are reached.
@@ -52,7 +53,7 @@ def check_zone(text: str, where: str) -> str:
     Raises:
         UsageError: The text is not a zone's name.
     """
-    return check_name(text, where, _ZONE, _A_ZONE)
+    return check_name(text, where, ZONE, _A_ZONE)
 
 
 def check_project(text: str, where: str) -> str:
@@ -86,7 +87,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     published = snapshot not in ("", "api")
     private_keys = _private_keys(options)
     projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
-    zones = options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES")
+    zones = options.names("zones", ZONE, _A_ZONE, "TPU_OPS_ZONES")
     own = [*_of_shell(options, projects, "TPU_OPS_PROJECT"), *_of_shell(options, zones, "TPU_OPS_ZONES")]
     found = Settings(
         path=folder,
@@ -337,7 +338,7 @@ def _of_shell(options: Options, names: Sequence[str], variable: str) -> list[str
         return []
     key, form, what = {
         "TPU_OPS_PROJECT": ("projects", _PROJECT, _A_PROJECT),
-        "TPU_OPS_ZONES": ("zones", _ZONE, _A_ZONE),
+        "TPU_OPS_ZONES": ("zones", ZONE, _A_ZONE),
     }[variable]
     with contextlib.suppress(UsageError):
         if set(options.names(key, form, what)) == set(names):
