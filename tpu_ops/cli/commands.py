@@ -8,6 +8,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
     "snapshot": ("snapshot", "publish the fleet for people without credentials, or show how old the local snapshot is"),
     "inventory": ("inventory", "print the workers that are ready, in a form for clush, pdsh and scripts"),
+    "grant": ("grant", "show what the grant allows and how much of it is used"),
     "create": ("create", "create a TPU node and wait until it is ready"),
     "delete": ("delete", "delete a TPU node"),
     "configure": ("configure", "run site.yml, or another playbook, on workers"),

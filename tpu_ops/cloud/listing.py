@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_ops.cloud import parsing
+from tpu_ops.cloud import parsing, queued_resources
 from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
 from tpu_ops.cloud.names import split_name
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import node_in_words
+from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 
@@ -21,15 +22,17 @@ Place = tuple[str, str]
 
 @dataclass
 class Answered:
-    """The API's answer for a place: its nodes.
+    """The API's answer for a place: its nodes, or its queued resources.
 
     Attributes:
-        nodes: The nodes in the place.
+        nodes: The nodes in the place, if nodes were requested.
+        queued: The queued resources in the place, if these were requested.
         unreachable: Locations that the API could not reach.
         misnamed: Resource names of nodes that are left out, since they do not have the documented form.
     """
 
     nodes: list[Node] = field(default_factory=list)
+    queued: list[QueuedResource] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
     misnamed: list[str] = field(default_factory=list)
 
@@ -85,17 +88,40 @@ def list_nodes(
         ApiError: Nothing could be listed, a project or zone does not exist, or any failed with ``strict_permissions``.
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
-    answers = _answers(tpu, named)
+    return combine(_answers(tpu, named, "list_nodes"), named, strict_permissions=strict_permissions)
+
+
+def list_queued(
+    tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = ()
+) -> tuple[tuple[QueuedResource, ...], tuple[str, ...]]:
+    """List the queued resources of several projects concurrently, in all zones or in the given ones.
+
+    Returns:
+        The queued resources in the order of their names, and one sentence for each place that could not be listed.
+
+    Raises:
+        ApiError: Nothing could be listed, or a project or zone does not exist.
+    """
+    named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
+    answers = _answers(tpu, named, "list_queued_resources")
+    warnings = combine(answers, named).warnings
+    found = [one for answer in answers.values() if isinstance(answer, Answered) for one in answer.queued]
+    return tuple(sorted(found, key=lambda one: one.full_name)), warnings
+
+
+def _answers(tpu: Tpu, named: Sequence[Place], method: str) -> dict[Place, Answer]:
+    """Return the answer for each place; if the API refuses the zone ``-`` of a project, for each of its zones."""
+    answers = _each(tpu, named, method)
     refused = [place for place, answer in answers.items() if place[1] == "-" and _refuses_wildcard(answer)]
     for (project, _), found in zip(refused, tpu.concurrently(lambda place: _zones(tpu, place), refused), strict=True):
         if found:
             del answers[project, "-"]
-            answers |= _answers(tpu, [(project, zone) for zone in found])
-    return combine(answers, named, strict_permissions=strict_permissions)
+            answers |= _each(tpu, [(project, zone) for zone in found], method)
+    return answers
 
 
-def _answers(tpu: Tpu, places: Sequence[Place]) -> dict[Place, Answer]:
-    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place), places), strict=True))
+def _each(tpu: Tpu, places: Sequence[Place], method: str) -> dict[Place, Answer]:
+    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place, method), places), strict=True))
 
 
 def _refuses_wildcard(answer: Answer) -> bool:
@@ -119,12 +145,12 @@ def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
     return f"project {project} has no such zone: see `zones` (TPU_OPS_ZONES); it has {', '.join(there)}{more}"
 
 
-def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
+def _list_place(tpu: Tpu, project: str, zone: str, method: str) -> Answer:
     """Return the API's answer for one place, combined from all pages, or the error of one page."""
     found = Answered()
     try:
-        for page in pages_of(tpu, "list_nodes", project, zone):
-            read(page, found)
+        for page in pages_of(tpu, method, project, zone):
+            (read if method == "list_nodes" else _read_queued)(page, found)
     except ApiError as exc:
         known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []
         if known and zone not in known:
@@ -138,6 +164,17 @@ def read(page: Any, found: Answered) -> None:
     for raw in filter(parsing.has_workers, page.nodes):
         if split_name(raw.name):
             found.nodes.append(parsing.node(raw))
+        else:
+            found.misnamed.append(raw.name)
+    found.unreachable.extend(page.unreachable)
+
+
+def _read_queued(page: Any, found: Answered) -> None:
+    """Add the queued resources of a raw google.cloud.tpu.v2.ListQueuedResourcesResponse to the answer for a place."""
+    for raw in page.queued_resources:
+        one = queued_resources.parsed(raw)
+        if one:
+            found.queued.append(one)
         else:
             found.misnamed.append(raw.name)
     found.unreachable.extend(page.unreachable)

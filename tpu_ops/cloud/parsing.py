@@ -41,8 +41,8 @@ def node(raw: Any) -> Node:
         node_id=number if raw.id and forms.ID.fullmatch(number) else "",
         accelerator_type=_line(raw.accelerator_type),
         runtime_version=_line(raw.runtime_version),
-        state=_enum(raw, "state", "STATE_UNSPECIFIED"),
-        health=_enum(raw, "health", "HEALTH_UNSPECIFIED"),
+        state=enum_name(raw, "state", "STATE_UNSPECIFIED"),
+        health=enum_name(raw, "health", "HEALTH_UNSPECIFIED"),
         health_description=_prose(raw.health_description),
         internal_ips=_addresses([one.ip_address for one in endpoints], interfaces, kind),
         external_ips=_addresses([one.access_config.external_ip for one in endpoints], interfaces, kind),
@@ -56,9 +56,11 @@ def node(raw: Any) -> Node:
         preemptible=scheduling.preemptible or scheduling.spot,
         spot=scheduling.spot,
         reserved=scheduling.reserved,
-        data_disks=tuple({"source": _prose(disk.source_disk), "mode": _enum(disk, "mode")} for disk in raw.data_disks),
+        data_disks=tuple(
+            {"source": _prose(disk.source_disk), "mode": enum_name(disk, "mode")} for disk in raw.data_disks
+        ),
         service_account=_line(raw.service_account.email),
-        create_time=_time(raw, "create_time"),
+        create_time=time_of(raw, "create_time"),
         metadata_keys=tuple(sorted(map(_line, raw.metadata))),
     )
 
@@ -68,7 +70,7 @@ def has_workers(node: Any) -> bool:
 
     The API also lists nodes of API version 1, which have no such workers; gcloud leaves these nodes out as well.
     """
-    return not _enum(node, "api_version").startswith("V1")
+    return not enum_name(node, "api_version").startswith("V1")
 
 
 def _kind(name: str) -> AcceleratorType | None:
@@ -90,9 +92,9 @@ def _prose(text: str) -> str:
 def _symptom(raw: Any) -> dict[str, str]:
     return {
         "worker_id": _prose(raw.worker_id),
-        "type": _enum(raw, "symptom_type"),
+        "type": enum_name(raw, "symptom_type"),
         "details": _prose(raw.details),
-        "create_time": _time(raw, "create_time"),
+        "create_time": time_of(raw, "create_time"),
     }
 
 
@@ -103,7 +105,7 @@ def _addresses(listed: list[str], interfaces: int, kind: AcceleratorType | None)
     return tuple(forms.address(text) for text in listed[::step])
 
 
-def _enum(raw: Any, field: str, unknown: str = "") -> str:
+def enum_name(raw: Any, field: str, unknown: str = "") -> str:
     """Return the name of the value that an enum field of a message has.
 
     Args:
@@ -118,7 +120,7 @@ def _enum(raw: Any, field: str, unknown: str = "") -> str:
     return word if not unknown or forms.WORD.fullmatch(word) else unknown
 
 
-def _time(message: Any, field: str) -> str:
+def time_of(message: Any, field: str) -> str:
     """Return a time field of a message as RFC 3339; empty if the time is missing or out of range."""
     try:
         return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""

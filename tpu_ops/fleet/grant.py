@@ -30,11 +30,13 @@ _IN_WORDS = {"v5litepod": "v5e"}
 
 #: A line of Google's e-mail. Its form is the same in all public copies from 2022 to 2026.
 _LINE = re.compile(
-    r"[\s*•·–-]*(?P<amount>\d+)\s+(?P<tier>on-demand|spot|preemptible)\s+(?:Google\s+)?Cloud\s+TPU\s+"
+    r"[\W_]*(?P<amount>\d+)\s+(?P<tier>on-demand|spot|preemptible)\s+(?:Google\s+)?Cloud\s+TPU\s+"
     r"(?P<kind>v\d+[a-z]*(?:-\d+)?)\s+(?P<unit>chips?|devices?|device\(s\))\s+in\s+zone(?:\(s\))?\s+"
     r"(?P<zone>[a-z]+(?:-[a-z0-9]+)+)[\s.,;]*",
     re.IGNORECASE,
 )
+#: An example of such a line.
+EXAMPLE = "32 on-demand Cloud TPU v4 chips in zone us-central2-b"
 _KEYS = ("chips", "count", "type", "zone", "spot")
 
 
@@ -72,6 +74,11 @@ class Line:
     def cost(self, kind: str) -> int:
         """Return how much of the line a node of this accelerator type uses: its chips, or 1."""
         return chips_of(kind) if self.counts_chips else 1
+
+    @property
+    def granted(self) -> str:
+        """What is granted, as in ``32 v4 chips`` or ``5 v2-8``."""
+        return f"{self.amount} {_IN_WORDS.get(self.kind, self.kind)}{' chips' if self.counts_chips else ''}"
 
     def __str__(self) -> str:
         kind = _IN_WORDS.get(self.kind, self.kind)
@@ -246,8 +253,7 @@ def _line(document: entries.Document, path: tuple[str | int, ...], value: Any) -
         if isinstance(value, str):
             line = parse_line(value)
             if line is None:
-                form = "32 on-demand Cloud TPU v4 chips in zone us-central2-b"
-                document.fault(path, f"{shown(value)} has another form than Google's lines, such as {form!r}")
+                document.fault(path, f"{shown(value)} has another form than Google's lines, such as {EXAMPLE!r}")
             return line
         if not isinstance(value, Mapping):
             return None
@@ -279,7 +285,7 @@ def shares(grant: Grant, uses: Iterable[Use]) -> tuple[list[list[Use]], list[Use
         is in exactly one of them.
     """
     held: list[list[Use]] = [[] for _ in grant.lines]
-    outside = []
+    outside: list[Use] = []
     for use in uses:
         place = _with_room(grant, held, use.kind, use.zone, spot=use.spot)
         (held[place] if place is not None else outside).append(use)

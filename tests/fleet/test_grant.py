@@ -1,0 +1,252 @@
+"""The grant: its file, how uses are counted against its lines, and which node has a place."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pytest
+
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.queued_resources import QueuedNode, QueuedResource
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import grant, grant_mail, holdings
+from tpu_ops.fleet.grant import Line, Use
+
+NOW = dt.datetime(2027, 1, 10, 12, tzinfo=dt.UTC)
+TRC = """
+ends: 2027-01-31
+lines:
+  - 32 on-demand Cloud TPU v4 chips in zone us-central2-b
+  - 32 spot Cloud TPU v4 chips in zone us-central2-b
+  - 64 spot Cloud TPU v5e chips in zone europe-west4-b
+  - 5 preemptible Cloud TPU v2-8 device(s) in zone us-central1-f
+  - {chips: 64, type: v6e, zone: us-east1-d, spot: true}
+  - {count: 2, type: v3-8, zone: europe-west4-a}
+"""
+
+
+def written(tmp_path: Path, text: str) -> grant.Grant:
+    file = tmp_path / "grant.yml"
+    file.write_text(text)
+    found = grant.read(file)
+    assert found
+    return found
+
+
+def use(kind: str, zone: str = "us-central2-b", *, spot: bool = False, name: str = "x") -> Use:
+    return Use(f"projects/p/locations/{zone}/nodes/{name}", kind, zone, spot, "READY")
+
+
+def test_the_lines_of_the_e_mail_and_mappings_say_the_same(tmp_path: Path) -> None:
+    found = written(tmp_path, TRC)
+    assert found.ends == dt.datetime(2027, 2, 1, tzinfo=dt.UTC)
+    assert [(line.amount, line.kind, line.zone, line.spot, line.number) for line in found.lines] == [
+        (32, "v4", "us-central2-b", False, 4),
+        (32, "v4", "us-central2-b", True, 5),
+        (64, "v5litepod", "europe-west4-b", True, 6),
+        (5, "v2-8", "us-central1-f", True, 7),
+        (64, "v6e", "us-east1-d", True, 8),
+        (2, "v3-8", "europe-west4-a", False, 9),
+    ]
+    assert [grant.parse_line(str(line)) == Line(line.amount, line.kind, line.zone, line.spot) for line in found.lines]
+
+
+@pytest.mark.parametrize(
+    ("kind", "chips"),
+    [("v4-64", 32), ("v4-8", 4), ("v5litepod-64", 64), ("v6e-8", 8), ("v3-8", 4), ("v5p-16", 8), ("v99-8", 0)],
+)
+def test_chips_are_counted_by_the_table_of_accelerator_types(kind: str, chips: int) -> None:
+    assert grant.chips_of(kind) == chips
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("ends: soon\nlines: [4 spot Cloud TPU v4 chips in zone us-central2-b]", "line 1: ends: expected the last day"),
+        (
+            "lines: [4 spot Cloud TPU v4 chips in zone us-central2-b]",
+            "line 1: ends: expected the last day",
+        ),
+        ("ends: 2027-01-31", "the grant has no lines"),
+        ("ends: 2027-01-31\nlines: 4", "line 2: lines: expected a list"),
+        ("ends: 2027-01-31\nlines:\n- 4 TPUs", "line 3: '4 TPUs' has another form than Google's lines"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 4, type: v4-8, zone: us-central2-b}", "chips are counted for a gen"),
+        ("ends: 2027-01-31\nlines:\n- {count: 4, type: v4, zone: us-central2-b}", "devices are counted for an acc"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 4, type: v7, zone: us-central2-b}", "unknown TPU generation 'v7'"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 0, type: v4, zone: us-central2-b}", "chips: expected a whole number"),
+        ("ends: 2027-01-31\nlines:\n- {chips: true, type: v4, zone: us-central2-b}", "chips: expected a whole number"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 4, type: v4, zone: US}", "zone: expected a zone, as in us-central2-b"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 4, type: v4}", "line 3: the line has no zone"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 4, count: 4, type: v4, zone: us-a-b}", "either `chips`"),
+        ("ends: 2027-01-31\nlines:\n- {chips: 4, type: v4, zone: us-a-b, spott: true}", "did you mean 'spot'?"),
+        ("ends: 2027-01-31\nline: []", "line 2: unknown key 'line', did you mean 'lines'?"),
+    ],
+)
+def test_a_fault_of_the_file_is_named_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+    with pytest.raises(UsageError) as wrong:
+        written(tmp_path, text)
+    assert fault in str(wrong.value)
+    assert wrong.value.where == str(tmp_path / "grant.yml")
+
+
+def test_all_faults_of_the_file_are_named_together(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as wrong:
+        written(tmp_path, "ends: x\nlines:\n- 4 TPUs\n- {chips: no, type: v4, zone: Z}\n")
+    assert wrong.value.what == "the file has 4 faults"
+    assert [text.partition(":")[0] for text in wrong.value.details] == ["line 1", "line 3", "line 4", "line 4"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "moment", "over"),
+    [
+        ("2027-01-31", "2027-01-31T23:59:59+00:00", False),
+        ("2027-01-31", "2027-02-01T00:00:00+00:00", True),
+        ("2027-01-31T12:00:00Z", "2027-01-31T11:59:59+00:00", False),
+        ("2027-01-31T12:00:00+02:00", "2027-01-31T10:00:00+00:00", True),
+        ("'2027-01-31'", "2027-01-31T00:00:00+00:00", True),
+    ],
+)
+def test_the_end_is_a_moment_in_utc(tmp_path: Path, ends: str, moment: str, over: bool) -> None:
+    found = written(tmp_path, f"ends: {ends}\nlines: [4 spot Cloud TPU v4 chips in zone us-central2-b]")
+    assert (dt.datetime.fromisoformat(moment) >= found.ends) == over
+
+
+@pytest.mark.parametrize(
+    ("uses", "free"),
+    [
+        ([], [32, 32, 64, 5, 64, 2]),
+        ([use("v4-32")], [16, 32, 64, 5, 64, 2]),
+        ([use("v4-32", spot=True), use("v2-8", "us-central1-f", spot=True)], [32, 16, 64, 4, 64, 2]),
+        ([use("v5litepod-32", "europe-west4-b", spot=True)] * 2, [32, 32, 0, 5, 64, 2]),
+        ([use("v6e-64", "us-east1-d", spot=True), use("v6e-8", "us-east1-d", spot=True)], [32, 32, 64, 5, 0, 2]),
+        ([use("v3-8", "europe-west4-a"), use("v3-32", "europe-west4-a")], [32, 32, 64, 5, 64, 1]),
+    ],
+)
+def test_uses_are_counted_against_the_lines_that_cover_them(tmp_path: Path, uses: list[Use], free: list[int]) -> None:
+    found = written(tmp_path, TRC)
+    held, outside = grant.shares(found, uses)
+    assert [grant.free(line, members) for line, members in zip(found.lines, held, strict=True)] == free
+    assert sum(map(len, held)) + len(outside) == len(uses)
+
+
+@pytest.mark.parametrize(
+    ("asked", "uses", "line"),
+    [
+        (("v4-64", (), None), [], 4),
+        (("v4-64", (), None), [use("v4-8")], 5),
+        (("v4-64", (), True), [], 5),
+        (("v4-8", ("us-central2-b",), False), [use("v4-8")], 4),
+        (("v5litepod-64", (), None), [], 6),
+        (("v2-8", (), None), [use("v2-8", "us-central1-f", spot=True)] * 4, 7),
+        (("v3-8", ("europe-west4-a", "us-central2-b"), None), [], 9),
+    ],
+)
+def test_the_first_line_with_room_is_chosen(
+    tmp_path: Path, asked: tuple[str, tuple[str, ...], bool | None], uses: list[Use], line: int
+) -> None:
+    kind, zones, spot = asked
+    assert grant.place(written(tmp_path, TRC), uses, kind, NOW, zones=zones, spot=spot).number == line
+
+
+@pytest.mark.parametrize(
+    ("asked", "uses", "what", "fix"),
+    [
+        (
+            ("v2-8", ("us-central1-b",), False),
+            [],
+            "no line of the grant covers a v2-8 on-demand node in zone us-central1-b",
+            "'5 spot Cloud TPU v2-8 device(s) in zone us-central1-f', which needs --zone us-central1-f, --spot",
+        ),
+        (("v4-128", (), None), [], "32 of 32 chips are free, 64 are needed", "use a smaller accelerator type"),
+        (
+            ("v4-64", (), False),
+            [use("v4-8", name="old")],
+            "the grant has no room for a v4-64 on-demand node: 28 of 32 chips are free, 32 are needed",
+            "delete what is not needed (node old); the nearest line is '32 on-demand",
+        ),
+        (("v5p-8", (), None), [], "no line of the grant covers a v5p-8 node", "the nearest line is"),
+        (("v2-32", (), None), [], "no line of the grant covers a v2-32 node", "which needs --type v2-8"),
+    ],
+)
+def test_a_refusal_names_the_nearest_line(
+    tmp_path: Path, asked: tuple[str, tuple[str, ...], bool | None], uses: list[Use], what: str, fix: str
+) -> None:
+    kind, zones, spot = asked
+    with pytest.raises(UsageError) as wrong:
+        grant.place(written(tmp_path, TRC), uses, kind, NOW, zones=zones, spot=spot)
+    assert what in wrong.value.what
+    assert fix in wrong.value.fix
+    assert "--outside-grant" in wrong.value.fix
+    assert ", line " in wrong.value.where
+
+
+def test_nothing_has_a_place_after_the_end(tmp_path: Path) -> None:
+    found = written(tmp_path, TRC)
+    with pytest.raises(UsageError, match="the grant ended on 2027-02-01 00:00 UTC"):
+        grant.place(found, [], "v4-8", found.ends, spot=None)
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        (dt.timedelta(days=7, seconds=1), ""),
+        (dt.timedelta(days=7), "the grant ends in 7 days"),
+        (dt.timedelta(days=1, hours=2), "the grant ends in 1 day,"),
+        (dt.timedelta(hours=5), "the grant ends in 5 h"),
+        (dt.timedelta(0), "the grant ended on 2027-02-01 00:00 UTC"),
+    ],
+)
+def test_the_end_is_announced_from_seven_days_before_it(tmp_path: Path, left: dt.timedelta, text: str) -> None:
+    found = written(tmp_path, TRC)
+    assert found.warning(found.ends - left).startswith(text)
+    assert bool(found.warning(found.ends - left)) == bool(text)
+
+
+QUEUE = QueuedResource(
+    "big", "p", "us-central2-b", "ACTIVE", nodes=(QueuedNode("big-0", "v4-8"), QueuedNode("big-1", "v4-8"))
+)
+
+
+@pytest.mark.parametrize("state", ["WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "ACTIVE", "DELETING"])
+def test_a_queued_resource_holds_quota_in_every_state_for_nodes_that_do_not_exist(state: str) -> None:
+    node = Node("big-1", "p", "us-central2-b", "1", "v4-8", state="READY", queued_resource="big", chips=4)
+    uses = holdings.uses_of([node], [QUEUE._replace(state=state)])
+    assert [(one.name, one.node) for one in uses] == [(node.full_name, ""), (QUEUE.full_name, "big-0")]
+    assert str(uses[1]) == f"queued resource big ({state})"
+
+
+MAIL = """
+> Date: Mon, 4 Jan 2027 10:00:00 -0800
+> Subject: You have access to free Cloud TPUs
+>
+> Your free TPUs can be used for the next 30 days in project my-project (1234):
+>
+>  * 32 on-demand Cloud TPU v4 chips in zone us-central2-b
+>  • 64 spot Cloud TPU v5e chips in zone europe-west4-b.
+>  - 5 preemptible Cloud TPU v2-8 device(s) in zone us-central1-f
+>  - 8 reserved Cloud TPU v9 chips in zone us-central1-f
+>
+> We recommend to use on-demand TPUs first. Ask trc-support about 2 or more questions.
+"""
+
+
+def test_a_pasted_e_mail_becomes_a_grant(tmp_path: Path) -> None:
+    mail = grant_mail.read(MAIL)
+    assert [str(line) for line in mail.taken] == [
+        "32 on-demand Cloud TPU v4 chips in zone us-central2-b",
+        "64 spot Cloud TPU v5e chips in zone europe-west4-b",
+        "5 spot Cloud TPU v2-8 device(s) in zone us-central1-f",
+    ]
+    assert [text for text, _ in mail.unknown] == ["- 8 reserved Cloud TPU v9 chips in zone us-central1-f"]
+    assert (mail.days, mail.sent, mail.ends(dt.date(2030, 1, 1))) == (30, dt.date(2027, 1, 4), dt.date(2027, 2, 3))
+    found = written(tmp_path, grant_mail.document(mail.taken, dt.date(2027, 2, 3)))
+    assert found.ends == dt.datetime(2027, 2, 4, tzinfo=dt.UTC)
+    assert [str(line) for line in found.lines] == [str(line) for line in mail.taken]
+
+
+@pytest.mark.parametrize(
+    ("text", "days"), [("6 months", 180), ("a 90-day grant", 90), ("30 days or 60 days", None), ("", None)]
+)
+def test_the_length_of_the_grant_is_read_from_the_e_mail(text: str, days: int | None) -> None:
+    assert grant_mail.read(text).days == days

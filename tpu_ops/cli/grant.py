@@ -1,0 +1,242 @@
+"""`tpu_ops grant`: show how much of the grant is used, write grant.yml from an e-mail, delete nodes after the end."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tpu_ops import config, files, texts
+from tpu_ops.cli import options, output
+from tpu_ops.cloud import pending
+from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.pending import CREATE, Request
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
+from tpu_ops.fleet import grant, grant_mail, holdings, origin
+from tpu_ops.fleet.grant import Grant, Use
+
+COLUMNS = ("granted", "used", "free", "zone", "tier", "by")
+#: Seconds to wait for a deletion.
+DELETION_LIMIT = 900.0
+#: The largest e-mail in bytes.
+_LARGEST = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops grant`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument(
+        "import_", nargs="?", choices=("import",), metavar="import", help="write grant.yml from an e-mail"
+    )
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="with import: the e-mail's text (default: -, the input)"
+    )
+    parser.add_argument("--ends", metavar="DATE", help="with import: the grant's last day, as in 2027-01-31 (UTC)")
+    parser.add_argument("--replace", action="store_true", help="with import: replace an existing grant.yml")
+    parser.add_argument(
+        "--delete-after-end",
+        action="store_true",
+        help="once the grant has ended, delete the nodes and queued resources that it covered; before, do nothing",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="with import or --delete-after-end: change nothing")
+    parser.epilog = "Without arguments, shows granted, used and free TPUs, and what would run after the grant's end."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show, import or clean up."""
+    settings = config.load(args.fleet)
+    _check(args)
+    if args.import_:
+        return _import(settings, args)
+    now = dt.datetime.now(dt.UTC)
+    found = grant.read(settings.path / grant.FILE)
+    if found is None:
+        raise UsageError(
+            "this fleet has no grant",
+            where=str(settings.path / grant.FILE),
+            fix="`tpu_ops grant import` writes the file from Google's e-mail; docs/grant.md shows how to write it",
+        )
+    with origin.api(settings) as tpu:
+        held = holdings.look(tpu, settings)
+        for text in held.warnings:
+            output.warning(text)
+        if args.delete_after_end:
+            return _delete(tpu, found, held.uses, now, args)
+    return _show(found, held.uses, now, as_json=args.json)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not args.import_ and (given := [name for name in ("ends", "replace") if getattr(args, name)]):
+        raise UsageError("this option belongs to `tpu_ops grant import`", where=f"--{given[0]}", fix="leave it out")
+    if args.import_ and args.delete_after_end:
+        raise UsageError("two commands in one", where="import and --delete-after-end", fix="leave out one of them")
+    if not args.import_ and not args.delete_after_end and args.dry_run:
+        raise UsageError("nothing would be changed", where="--dry-run", fix="leave it out")
+
+
+def _show(found: Grant, uses: Sequence[Use], now: dt.datetime, *, as_json: bool) -> int:
+    held, outside = grant.shares(found, uses)
+    left = found.days_left(now)
+    rows = [
+        {
+            "line": str(line),
+            "unit": "chips" if line.counts_chips else "nodes",
+            "granted": line.amount,
+            "used": line.amount - grant.free(line, members),
+            "free": max(0, grant.free(line, members)),
+            "zone": line.zone,
+            "tier": grant.tier(spot=line.spot),
+            "uses": [_use(use) for use in members],
+        }
+        for line, members in zip(found.lines, held, strict=True)
+    ]
+    if as_json:
+        output.as_json(
+            {
+                "file": str(found.file),
+                "ends": found.ends.isoformat(),
+                "days_left": round(left, 2),
+                "lines": rows,
+                "outside": [_use(use) for use in outside],
+            }
+        )
+        return ExitCode.OK
+    table = [
+        {**row, "granted": line.granted, "by": texts.some([str(use) for use in members], 4)}
+        for line, row, members in zip(found.lines, rows, held, strict=True)
+    ]
+    output.table(table, COLUMNS)
+    if outside:
+        output.warning(f"not covered, so billed: {texts.some([f'{use} ({_kind(use)})' for use in outside])}")
+    if left > 0:
+        output.line(f"ends {found.ends:%Y-%m-%d %H:%M} UTC: {left:.0f} days left")
+    if uses:
+        what = "would still exist after the end, and be billed" if left > 0 else "exist after the end, and are billed"
+        output.line(f"{texts.count(len(uses), 'node')} {what}: {texts.some([str(use) for use in uses])}")
+        output.info("`tpu_ops grant --delete-after-end` deletes what the grant covered once it has ended (for cron)")
+    if text := found.warning(now):
+        output.warning(text)
+    return ExitCode.OK
+
+
+def _kind(use: Use) -> str:
+    return f"{use.kind}, {grant.tier(spot=use.spot)}, {use.zone}"
+
+
+def _use(use: Use) -> dict[str, Any]:
+    return {"name": use.name, "type": use.kind, "zone": use.zone, "spot": use.spot, "state": use.state}
+
+
+def _delete(tpu: Tpu, found: Grant, uses: Sequence[Use], now: dt.datetime, args: argparse.Namespace) -> int:
+    """Delete what the grant covered, after its end; what was created outside the grant stays."""
+    if now < found.ends:
+        output.info(f"the grant ends on {found.ends:%Y-%m-%d %H:%M} UTC: nothing is deleted before")
+        return _told(args, [], [])
+    covered = [use for use in uses if any(line.covers(use.kind, use.zone, spot=use.spot) for line in found.lines)]
+    for use in uses:
+        if use not in covered:
+            output.warning(f"{use} stays: no line of the grant covered it, and it is billed")
+    # A queued resource can request several nodes.
+    requests = {use.name: Request(use.name, CREATE, now.timestamp(), use.state) for use in covered}
+    failures: list[OpsError] = []
+    deleted = []
+    for request in requests.values():
+        if args.dry_run:
+            output.info(f"would delete {request.in_words}")
+            continue
+        try:
+            pending.delete(tpu, request, timeout=DELETION_LIMIT, progress=options.Waiting(request.in_words))
+        except CloudError as exc:
+            failures.append(exc)
+            output.warning(str(exc))
+        else:
+            deleted.append(request.name)
+            output.info(f"deleted {request.in_words}")
+    return _told(args, list(requests), deleted, failures)
+
+
+def _told(
+    args: argparse.Namespace, named: Sequence[str], deleted: Sequence[str], failures: Sequence[OpsError] = ()
+) -> int:
+    if args.json:
+        output.as_json({"left": list(named), "deleted": list(deleted), "dry_run": args.dry_run})
+    if failures:
+        raise CloudError(
+            f"{texts.count(len(failures), 'deletion')} failed", where="the fleet", fix="run the same command again"
+        )
+    return ExitCode.OK
+
+
+def _import(settings: Settings, args: argparse.Namespace) -> int:
+    """Write grant.yml from the text of an e-mail."""
+    file, source = settings.path / grant.FILE, args.file or "-"
+    mail = grant_mail.read(_text(source))
+    for line in mail.taken:
+        output.info(f"took: {line}")
+    for text, why in mail.unknown:
+        output.warning(f"not understood: {text[:120]} ({why})")
+    if not mail.taken:
+        raise UsageError(
+            "no line of the e-mail states TPUs",
+            where="standard input" if source == "-" else source,
+            fix=f"paste the whole e-mail; its lines look like `{grant.EXAMPLE}`",
+        )
+    today = dt.datetime.now(dt.UTC).date()
+    ends = _date(args.ends) if args.ends else mail.ends(today)
+    if ends is None:
+        what = "the e-mail does not say how long the grant lasts"
+        raise UsageError(what, where="--ends", fix=f"add its last day: --ends {today + dt.timedelta(days=30)}")
+    if not args.ends and mail.sent is None:
+        output.info(f"the e-mail has no date: {mail.days} days are counted from today; --ends sets another last day")
+    text = grant_mail.document(mail.taken, ends)
+    if file.exists() and not args.replace and not args.dry_run:
+        fix = f"--replace overwrites it; or edit it ({shlex.quote(str(file))})"
+        raise UsageError("this fleet has a grant already, and it was not changed", where=str(file), fix=fix)
+    if not args.dry_run:
+        try:
+            files.replace(file, text, 0o644)
+        except OSError as exc:
+            raise files.unwritable(file, exc) from exc
+    if args.json:
+        output.as_json(
+            {
+                "file": str(file),
+                "written": not args.dry_run,
+                "ends": ends.isoformat(),
+                "lines": [str(line) for line in mail.taken],
+                "not_understood": [text for text, _ in mail.unknown],
+            }
+        )
+    else:
+        output.line(f"{'would write' if args.dry_run else 'wrote'} {file}: the last day is {ends} (UTC)")
+    return ExitCode.OK
+
+
+def _date(text: str) -> dt.date:
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a date", where="--ends", fix="write it as in 2027-01-31") from None
+
+
+def _text(source: str) -> str:
+    """Return the text of an e-mail, from standard input or a file.
+
+    Raises:
+        UsageError: The text cannot be read.
+    """
+    if source == "-":
+        if options.can_ask():
+            output.info("paste the whole e-mail, then press Ctrl-D in a line of its own")
+        return sys.stdin.read() if sys.stdin else ""
+    try:
+        return files.read_regular(Path(source), _LARGEST).decode(errors="replace")
+    except OSError as exc:
+        fix = "name a text file, or - for standard input"
+        raise UsageError(f"the e-mail cannot be read: {exc.strerror}", where=source, fix=fix) from exc

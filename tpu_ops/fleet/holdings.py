@@ -1,0 +1,161 @@
+"""What a fleet has in the cloud besides runs: nodes and queued resources, and how much of its grant these use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.listing import list_nodes, list_queued
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.queued_resources import QueuedResource
+from tpu_ops.config import Settings
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import grant
+from tpu_ops.fleet.grant import Grant, Line, Use
+
+_log = logging.getLogger(__name__)
+
+#: File in the fleet's state directory that exists once the user was told that the fleet has no grant.yml.
+_TOLD = "no-grant"
+
+
+class Holdings(NamedTuple):
+    """The nodes and queued resources of a fleet's projects, in all zones and without the fleet's filters.
+
+    Attributes:
+        nodes: The nodes in every state.
+        queued: The queued resources in every state.
+        warnings: One sentence for each place that could not be listed.
+    """
+
+    nodes: tuple[Node, ...]
+    queued: tuple[QueuedResource, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def uses(self) -> list[Use]:
+        """What uses quota: every node, and every node of a queued resource that does not exist yet or any more."""
+        return uses_of(self.nodes, self.queued)
+
+
+def look(tpu: Tpu, settings: Settings) -> Holdings:
+    """Ask the API for all nodes and queued resources of the fleet's projects.
+
+    Raises:
+        ApiError: The API refused or did not answer.
+    """
+    listing = list_nodes(tpu, settings.projects)
+    queued, more = list_queued(tpu, settings.projects)
+    return Holdings(listing.nodes, queued, tuple(dict.fromkeys((*listing.warnings, *more))))
+
+
+def uses_of(nodes: Iterable[Node], queued: Iterable[QueuedResource]) -> list[Use]:
+    """Return what uses quota.
+
+    A queued resource uses quota in every state until it is deleted. Where its node exists, the node is counted.
+    """
+    nodes = list(nodes)
+    uses = [
+        Use(node.full_name, node.accelerator_type, node.zone, node.preemptible, node.state, node.create_time)
+        for node in nodes
+    ]
+    known = {node.full_name for node in nodes}
+    for one in queued:
+        parent = one.full_name.rpartition("/queuedResources/")[0]
+        uses += [
+            Use(one.full_name, asked.accelerator_type, one.zone, one.spot, one.state, one.created, asked.name)
+            for asked in one.nodes
+            if f"{parent}/nodes/{asked.name}" not in known
+        ]
+    return uses
+
+
+class Guard:
+    """Decides for one command which nodes the fleet's grant covers. Without a grant it covers everything.
+
+    Args:
+        granted: The grant; None if the fleet has none.
+        uses: What uses quota already.
+        now: The present time in UTC.
+    """
+
+    def __init__(self, granted: Grant | None, uses: Sequence[Use], now: dt.datetime) -> None:
+        self._grant, self._uses, self._now = granted, list(uses), now
+
+    def place(self, kind: str, *, zones: Sequence[str] = (), spot: bool | None = None) -> Line | None:
+        """Return the line of the grant for one more node, and count the node; None without a grant.
+
+        Args:
+            kind: Accelerator type.
+            zones: Zones that the user accepts; empty accepts all.
+            spot: Whether the node has to be a spot node; None leaves it to the grant.
+
+        Raises:
+            UsageError: No line covers the node or has room for it, or the grant has ended.
+        """
+        if self._grant is None:
+            return None
+        line = grant.place(self._grant, self._uses, kind, self._now, zones=zones, spot=spot)
+        self._uses.append(Use("", kind, line.zone, line.spot))
+        return line
+
+
+def read(settings: Settings, now: dt.datetime) -> Grant | None:
+    """Return the fleet's grant, and log a warning if it ends soon; None without a grant, which is told once.
+
+    Raises:
+        UsageError: The file has faults.
+    """
+    found = grant.read(settings.path / grant.FILE)
+    if found is None:
+        _tell_once(settings)
+    elif text := found.warning(now):
+        _log.warning("%s", text)
+    return found
+
+
+def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime, *, but: Iterable[str] = ()) -> Guard:
+    """Return the guard of a command.
+
+    Args:
+        tpu: The client; it is not used without a grant.
+        settings: The settings of the fleet.
+        granted: The result of `read`.
+        now: The present time in UTC.
+        but: Resource names of nodes and queued resources that are not counted, since the command replaces them.
+
+    Raises:
+        ApiError: The API refused or did not answer.
+        UsageError: A part of the fleet could not be listed, so the rest of the grant is unknown.
+    """
+    if granted is None:
+        return Guard(None, (), now)
+    held = look(tpu, settings)
+    if held.warnings:
+        raise UsageError(
+            f"how much of the grant is used is unknown: {held.warnings[0]}",
+            where=str(granted.file),
+            fix="repeat the command; --outside-grant does not ask",
+        )
+    left = set(but)
+    return Guard(granted, [use for use in held.uses if use.name not in left], now)
+
+
+def _tell_once(settings: Settings) -> None:
+    """Log that the fleet has no grant, unless this was done before."""
+    told = settings.state_dir / _TOLD
+    if told.exists():
+        return
+    _log.info(
+        "%s has no %s: whatever you create is billed; `tpu_ops grant import` writes the file from Google's e-mail",
+        settings.path,
+        grant.FILE,
+    )
+    try:
+        told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told.touch()
+    except OSError:
+        return  # it is told again next time
