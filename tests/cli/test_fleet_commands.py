@@ -336,7 +336,7 @@ def test_a_creation_that_was_begun_and_has_failed_says_what_to_do(tpu_ops, monke
     def fails(*_, what, **__):
         raise operations.Failed(message, status=status, where=what)
 
-    monkeypatch.setattr(operations, "wait", fails)
+    monkeypatch.setattr(operations, "is_done", fails)
     # The lab refuses at once what the service may refuse later.
     monkeypatch.setattr(nodes, "create_node", lambda *_: "operation")
     argv = ["v3-16" if message == NO_SUCH_TYPE and word == "v4-16" else word for word in POD]

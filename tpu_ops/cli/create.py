@@ -1,37 +1,80 @@
-"""`tpu_ops create`: create a TPU node and wait until it is ready."""
+"""`tpu_ops create`: create TPU nodes and wait until they are ready."""
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
+import math
 import shlex
-import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from tpu_ops import config
+from tpu_ops import config, files, texts
 from tpu_ops.cli import options, output
-from tpu_ops.cloud import lifecycle
+from tpu_ops.cloud import bodies, creation, lifecycle
 from tpu_ops.cloud.accelerators import default_runtime
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.lifecycle import Wish
+from tpu_ops.cloud.creation import Created, Order, Terms
 from tpu_ops.cloud.node import without_workers
 from tpu_ops.cloud.remedies import until_ready
+from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, must_match, request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.fleet import origin, view
+from tpu_ops.fleet import holdings, origin, targets, view
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
 from tpu_ops.ssh import host_keys, identities
 
+#: The largest file whose content becomes an entry of the metadata: the API's limit, in bytes.
+_LARGEST = 256 * 1024
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops create`."""
-    parser.add_argument("name", help="name of the node")
+    parser.add_argument("name", help="name of the node, or a node set such as 'tpu-[1-4]'")
     parser.add_argument("--type", required=True, help="accelerator type, as in v4-32")
-    parser.add_argument("--zone", help="zone of the node (default: the fleet's, if it has only one)")
-    parser.add_argument("--project", help="project of the node (default: the fleet's, if it has only one)")
+    place = "(default: the fleet's, if it has only one)"
+    parser.add_argument("--zone", help=f"zone, or several to try in order, as in a,b {place[:-1]}, or the grant's)")
+    parser.add_argument("--project", help=f"project of the node {place}")
     parser.add_argument("--runtime", help="runtime version (default: the usual one for this TPU generation)")
-    parser.add_argument("--spot", action="store_true", help="create a spot node: cheaper, but it may be preempted")
+    tier = parser.add_mutually_exclusive_group()
+    tier.add_argument("--spot", action="store_true", help="create a spot node: cheaper, but it may be preempted")
+    tier.add_argument("--on-demand", action="store_true", help="create no spot node, also if the grant prefers one")
+    tier.add_argument("--reserved", action="store_true", help="use the project's reservation")
+    parser.add_argument(
+        "--outside-grant", action="store_true", help="create it also if grant.yml does not cover it: it is billed"
+    )
+    parser.add_argument(
+        "--until-capacity",
+        type=options.duration,
+        nargs="?",
+        const=math.inf,
+        metavar="DURATION",
+        help="if no zone has capacity, keep trying for so long, as in 90m or 12h (default: until Ctrl-C)",
+    )
+    parser.add_argument("--queued", action="store_true", help="request the node by a queued resource of its name")
+    parser.add_argument(
+        "--valid-until", type=options.duration, default=0, metavar="DURATION", help="with --queued: give up after this"
+    )
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
+    parser.add_argument("--internal-only", action="store_true", help="give the workers no external addresses")
+    parser.add_argument("--network", default="", help="network (default: the project's)")
+    parser.add_argument("--subnetwork", default="", help="subnetwork (default: the network's)")
+    parser.add_argument("--service-account", default="", metavar="EMAIL", help="service account of the workers")
+    parser.add_argument("--scope", action="append", default=[], help="scope of the service account (repeatable)")
+    parser.add_argument(
+        "--metadata", action="append", default=[], metavar="KEY=VALUE", help="an entry of the metadata (repeatable)"
+    )
+    parser.add_argument(
+        "--metadata-from-file", action="append", default=[], metavar="KEY=FILE", help="the same, from a file"
+    )
+    parser.add_argument("--startup-script", metavar="FILE", help="a script that every worker runs at each boot")
+    parser.add_argument(
+        "--disk", action="append", default=[], metavar="NAME:ro|rw", help="attach an existing disk (repeatable)"
+    )
     options.add_waiting(parser, 1800)
     parser.add_argument("--dry-run", action="store_true", help="check the request and show it; create nothing")
     options.add_fleet(parser)
@@ -39,42 +82,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Create a node."""
-    settings = config.load(args.fleet)
+    """Create the nodes."""
+    settings, now = config.load(args.fleet), dt.datetime.now(dt.UTC)
+    names = node_names(args.name)
+    granted = None if args.outside_grant else holdings.read(settings, now)
+    zones = _zones(args, settings, has_grant=granted is not None)
     wish = wished(args, settings)
     with origin.api(settings) as tpu:
         # Read the ssh keys after the credentials: without credentials, a missing key is not the first problem.
-        body = lifecycle.request(wish, identities.ssh_keys(settings))
+        terms = Terms(identities.ssh_keys(settings), not args.no_wait, args.timeout, args.until_capacity)
         if not wish.runtime_version:
-            _refuse_unknown_generation(tpu, wish)
+            _refuse_unknown_generation(tpu, replace(wish, zone=zones[0] if zones else ""))
+        guard = holdings.guard(tpu, settings, granted, now)
+        spot = True if args.spot else False if args.on_demand or args.reserved or granted is None else None
+        orders = [_order(guard, replace(wish, name=name), zones, spot=spot) for name in names]
         if args.dry_run:
-            return _dry_run(tpu, wish, body, as_json=args.json)
-        start = time.monotonic()
-        progress = options.Waiting(f"node {wish.name}")
-        outcome = lifecycle.create(tpu, wish, body, wait=not args.no_wait, timeout=args.timeout, progress=progress)
-    if outcome == "begun":
-        return _say(args, settings, wish, outcome, None)
-    try:
-        fleet = _refresh(settings, wish)
-    except OpsError as exc:
-        then = "run the same command again: it gets the node's addresses and host keys"
-        exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
-        raise
-    output.info(f"node {wish.name}: {outcome}, {time.monotonic() - start:.0f} s")
-    return _say(args, settings, wish, outcome, fleet)
+            return _dry_run(tpu, [order.wishes[0] for order in orders], terms.keys, args)
+        done = creation.create_all(
+            tpu,
+            orders,
+            terms,
+            claims=guard,
+            say=output.info,
+            progress=options.waiting_for([f"node {name}" for name in names]),
+        )
+    return _end(args, settings, done)
+
+
+def node_names(text: str) -> list[str]:
+    """Return the names of a node set.
+
+    Raises:
+        UsageError: The text is no node set, or the API would reject a name.
+    """
+    return [check_name(name) for name in (targets.names_of(text) if "[" in text or "," in text else [text])]
+
+
+def _zones(args: argparse.Namespace, settings: Settings, *, has_grant: bool) -> list[str]:
+    """Return the zones that the user accepts, in the order of preference; empty leaves them to the grant."""
+    if args.zone is not None:
+        return [config.check_zone(zone.strip(), "--zone") for zone in args.zone.split(",")]
+    return [] if has_grant else [config.check_zone(_only("zone", None, settings.zones), "--zone")]
+
+
+def _order(guard: holdings.Guard, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> Order:
+    places = guard.places(wish, zones, spot=spot)
+    wishes = [replace(wish, zone=zone, spot=is_spot) for zone, is_spot in places]
+    for one in wishes:
+        check(one)
+    return Order(wish.name, tuple(wishes))
 
 
 def wished(args: argparse.Namespace, settings: Settings) -> Wish:
-    """Return the node that the arguments ask for.
+    """Return the node that the arguments ask for, without its name and place.
 
     Raises:
-        UsageError: A name or label is malformed, or the zone or project is not given and the fleet has not exactly one.
+        UsageError: An argument is malformed, or the project is not given and the fleet has not exactly one.
     """
-    for option, text in (
-        ("--type", args.type),
-        ("--runtime", args.runtime or ""),
-        *(("--label", at) for at in args.label),
-    ):
+    printed = [("--type", args.type), ("--runtime", args.runtime or ""), *(("--label", at) for at in args.label)]
+    printed += [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in ("network", "subnetwork")]
+    for option, text in printed:
         if not text.isprintable():
             raise UsageError(
                 f"{shown(text)} contains characters that cannot be printed",
@@ -82,14 +149,46 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
                 fix="leave these characters out",
             )
     return Wish(
-        name=lifecycle.check_name(args.name),
+        name="",
         project=config.check_project(_only("project", args.project, settings.projects), "--project"),
-        zone=config.check_zone(_only("zone", args.zone, settings.zones), "--zone"),
+        zone="",
         accelerator_type=args.type,
         runtime_version=args.runtime or default_runtime(args.type),
-        spot=args.spot,
-        labels=dict(_label(text) for text in args.label),
+        reserved=args.reserved,
+        labels=dict(_pair(text, "--label", "a label") for text in args.label),
+        internal_only=args.internal_only,
+        network=args.network,
+        subnetwork=args.subnetwork,
+        service_account=args.service_account,
+        scopes=tuple(args.scope),
+        metadata=_metadata(args),
+        disks=dict(map(_disk, args.disk)),
+        queued=args.queued,
+        valid_until=int(args.valid_until),
     )
+
+
+def _metadata(args: argparse.Namespace) -> dict[str, str]:
+    found = dict(_pair(text, "--metadata", "an entry of the metadata") for text in args.metadata)
+    named = [_pair(text, "--metadata-from-file", "an entry with its file") for text in args.metadata_from_file]
+    if args.startup_script:
+        named.append(("startup-script", args.startup_script))
+    for key, path in named:
+        if key in found:
+            raise UsageError(f"the entry {key} is given twice", where="--metadata", fix="leave out one of them")
+        found[key] = _content(Path(path))
+    if "ssh-keys" in found:
+        what = "tpu_ops writes the entry ssh-keys itself"
+        raise UsageError(what, where="--metadata", fix="set `private_key` in inventory/tpu_vm.yml, or users_people")
+    return found
+
+
+def _content(path: Path) -> str:
+    try:
+        return files.read_regular(path.expanduser(), _LARGEST).decode()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise UsageError(f"the file cannot be read: {reason}", where=str(path), fix="name a text file") from exc
 
 
 def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
@@ -103,11 +202,19 @@ def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
     raise UsageError(f"no {name} is given", where=f"--{name}", fix=f"add --{name}, {choice}")
 
 
-def _label(text: str) -> tuple[str, str]:
+def _pair(text: str, option: str, words: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError(f"{text!r} is not a label", where="--label", fix="write the label as KEY=VALUE")
+        form = "KEY=FILE" if option.endswith("file") else "KEY=VALUE"
+        raise UsageError(f"{text!r} is not {words}", where=option, fix=f"write {words.partition(' with')[0]} as {form}")
     return key, value
+
+
+def _disk(text: str) -> tuple[str, str]:
+    name, _, mode = text.partition(":")
+    if not name or mode not in DISK_MODES:
+        raise UsageError(f"{text!r} is not a disk with its mode", where="--disk", fix="write NAME:ro or NAME:rw")
+    return name, mode
 
 
 def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
@@ -118,7 +225,7 @@ def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
             where="--type",
             fix="use another accelerator type, as in v6e-8",
         )
-    if unknown := lifecycle.unknown(tpu, wish):
+    if wish.zone and (unknown := lifecycle.unknown(tpu, wish)):
         raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
     raise UsageError(
         f"there is no default runtime version for accelerator type {wish.accelerator_type!r}",
@@ -127,57 +234,114 @@ def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
     )
 
 
-def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) -> int:
-    existing = lifecycle.find(tpu, wish)
-    if existing is not None:
-        lifecycle.must_match(wish, existing)
-    elif unknown := lifecycle.unknown(tpu, wish):
-        raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
-    if as_json:
+def _dry_run(tpu: Tpu, wishes: Sequence[Wish], keys: str, args: argparse.Namespace) -> int:
+    found: list[dict[str, Any]] = []
+    for wish in wishes:
+        body = request(wish, keys)
+        existing = lifecycle.find(tpu, wish)
+        if existing is not None:
+            must_match(wish, existing)
+        elif unknown := lifecycle.unknown(tpu, wish):
+            raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
+        if not args.json:
+            _show_request(wish, body, existing.state if existing else "")
         state = existing.state if existing else None
-        output.as_json({"parent": wish.parent, "node_id": wish.name, "node": body, "exists": state})
-        return ExitCode.OK
-    if existing is not None:
-        output.line(f"the node exists already, state {existing.state}: nothing would be created")
-        return ExitCode.OK
-    output.line(f"would create {wish.full_name}")
-    for key, value in body.items():
-        output.line(f"  {key}: {value}")
+        found.append({"parent": wish.parent, "node_id": wish.name, "node": body, "exists": state})
+    if args.json:
+        output.as_json(found[0] if len(found) == 1 else found)
     return ExitCode.OK
 
 
-def _refresh(settings: Settings, wish: Wish) -> Fleet:
-    """Refresh the fleet until the new node's host keys are known, or the time limit is over."""
-    fleet, workers = view.with_host_keys(settings, {wish.full_name}, options.Waiting(f"node {wish.name}"))
+def _show_request(wish: Wish, body: dict[str, Any], state: str) -> None:
+    if state:
+        output.line(f"the node exists already, state {state}: nothing would be created")
+        return
+    output.line(f"would create {wish.queue_name if wish.queued else wish.full_name}")
+    for key, value in body.items():
+        output.line(f"  {key}: {_without_secrets(value) if key == 'metadata' else value}")
+
+
+def _without_secrets(metadata: dict[str, str]) -> dict[str, str]:
+    return {name: text if name == "ssh-keys" else f"({len(text)} bytes)" for name, text in metadata.items()}
+
+
+def _end(args: argparse.Namespace, settings: Settings, done: Sequence[Created]) -> int:
+    """Learn the host keys of the new nodes, and print the result of each node."""
+    there = [one for one in done if one.error is None and one.outcome != "begun"]
+    fleet = None
+    if there:
+        try:
+            fleet = _refresh(settings, [one.wish for one in there])
+        except OpsError as exc:
+            then = "run the same command again: it gets the node's addresses and host keys"
+            exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
+            raise
+    for one in there:
+        output.info(f"node {one.wish.name}: {one.outcome}, {one.seconds:.0f} s")
+    failures = [one for one in done if one.error]
+    if args.json and (len(done) > 1 or not failures):
+        found = [_row(one, fleet) for one in done]
+        output.as_json(found[0] if len(found) == 1 else {"nodes": found})
+    elif not args.json:
+        _say(done, fleet)
+    for one in failures[1:]:
+        output.warning(str(one.error))
+    if failures and failures[0].error:
+        raise failures[0].error
+    return ExitCode.OK
+
+
+def _row(one: Created, fleet: Fleet | None) -> dict[str, Any]:
+    listed = [facts(worker) | {"host": worker.host} for worker in _workers(one.wish, fleet)]
+    row = {"node": one.wish.full_name, "outcome": one.outcome, "workers": listed}
+    return row | ({"error": one.error.to_json()["error"]} if one.error else {})
+
+
+def _workers(wish: Wish, fleet: Fleet | None) -> list[Any]:
+    return [worker for worker in (fleet.workers if fleet else ()) if worker.node.full_name == wish.full_name]
+
+
+def _refresh(settings: Settings, wishes: Sequence[Wish]) -> Fleet:
+    """Refresh the fleet until the new nodes' host keys are known, or the time limit is over."""
+    names = {wish.full_name: wish for wish in wishes}
+    words = f"node {wishes[0].name}" if len(wishes) == 1 else texts.count(len(wishes), "node")
+    fleet, workers = view.with_host_keys(settings, names.keys(), options.Waiting(words))
     for text in fleet.warnings:
         output.warning(text)
-    if not workers and fleet.source:
-        asks = "`tpu_ops refresh --from api` switches to the API"
-        output.warning(f"this fleet was {fleet.age}, without the new node: {asks}")
-    elif bare := [node for node in fleet.nodes if node.full_name == wish.full_name and not node.worker_count]:
-        output.warning(f"the new node {without_workers(bare[0])}: {until_ready(bare[0])}")
-    elif not workers:
-        lacks = f"does not list project {wish.project}, zone {wish.zone}"
-        if any(node.full_name == wish.full_name for node in fleet.listed):
-            lacks = "has filters that exclude the node"
-        output.warning(f"the new node is not part of this fleet: {settings.file} {lacks}")
+    known = {worker.node.full_name for worker in workers}
+    bare = {node.full_name: node for node in fleet.nodes if not node.worker_count}
+    for name, wish in names.items():
+        if name in known:
+            continue
+        if fleet.source:
+            asks = "`tpu_ops refresh --from api` switches to the API"
+            output.warning(f"this fleet was {fleet.age}, without the new node: {asks}")
+        elif name in bare:
+            output.warning(f"the new node {without_workers(bare[name])}: {until_ready(bare[name])}")
+        else:
+            lacks = f"does not list project {wish.project}, zone {wish.zone}"
+            if any(node.full_name == name for node in fleet.listed):
+                lacks = "has filters that exclude the node"
+            output.warning(f"the new node is not part of this fleet: {settings.file} {lacks}")
     return fleet
 
 
-def _say(args: argparse.Namespace, settings: Settings, wish: Wish, outcome: str, fleet: Fleet | None) -> int:
-    workers = [worker for worker in (fleet.workers if fleet else ()) if worker.node.full_name == wish.full_name]
-    if args.json:
-        listed = [facts(worker) | {"host": worker.host} for worker in workers]
-        output.as_json({"node": wish.full_name, "outcome": outcome, "workers": listed})
-        return ExitCode.OK
-    if fleet is None:
-        output.line(f"{wish.name}: the API is creating it; {output.on_fleet('`tpu_ops list`')} shows its state")
-        return ExitCode.OK
-    for worker in workers:
-        output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
-    if workers:
+def _say(done: Sequence[Created], fleet: Fleet | None) -> None:
+    first = ""
+    for one in done:
+        if one.outcome == "begun":
+            what = f"its queued resource is {_queued(one.wish)}" if one.wish.queued else "the API is creating it"
+            output.line(f"{one.wish.name}: {what}; {output.on_fleet('`tpu_ops list`')} shows its state")
+        for worker in _workers(one.wish, fleet):
+            output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
+            first = first or one.wish.full_name
+    workers = [worker for worker in (fleet.workers if fleet else ()) if worker.node.full_name == first]
+    if workers and fleet:
         label = shlex.quote(workers[0].label)
         ready = host_keys.has_keys(fleet.settings, workers)
         log_in, trust = f"tpu_ops ssh {label}", f"tpu_ops refresh --trust-first {label}"
         output.info(f"log in: {output.on_fleet(log_in)}" if ready else f"next: {output.on_fleet(trust)}")
-    return ExitCode.OK
+
+
+def _queued(wish: Wish) -> str:
+    return f"requested ({bodies.queued_in_words(wish.queue_name)})"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 
+from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import UsageError
 
@@ -62,6 +65,19 @@ def seconds(text: str) -> float:
     return value
 
 
+def duration(text: str) -> float:
+    """Return a duration such as ``90m``, ``12h`` or ``7d`` in seconds, for argparse; a bare number is in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        value = float(number) * unit
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write it as in 90s, 30m, 12h or 7d") from None
+    if not 0 < value <= 366 * 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not a duration above 0 and up to 366d")
+    return value
+
+
 def grace(most: float) -> Callable[[str], float]:
     """Return a function for argparse that reads the seconds from SIGTERM until SIGKILL.
 
@@ -111,3 +127,40 @@ class Waiting:
         if state != self._state or elapsed - self._said >= PATIENCE:
             self._state, self._said = state, elapsed
             output.info(f"{self._what}: {state}, {elapsed:.0f} s")
+
+
+class _WaitingForSeveral:
+    """Prints progress while a command waits for several things at once: one line, every few seconds.
+
+    Args:
+        whats: The things in words.
+    """
+
+    def __init__(self, whats: Sequence[str]) -> None:
+        self._lock, self._states, self._count = threading.Lock(), dict[str, str](), len(whats)
+        self._began = self._said = time.monotonic()
+
+    def of(self, what: str) -> Callable[[float, str], None]:
+        """Return the function that is called with the seconds and the state of one thing."""
+
+        def told(_elapsed: float, state: str) -> None:
+            with self._lock:
+                self._states[what] = state
+                now = time.monotonic()
+                if now - self._said < PATIENCE:
+                    return
+                self._said = now
+                groups: dict[str, list[str]] = {}
+                for name, its in self._states.items():
+                    groups.setdefault(its, []).append(name)
+                words = "; ".join(f"{its}: {texts.some(sorted(names), 3)}" for its, names in groups.items())
+                output.info(f"{texts.count(self._count, 'node')}, {now - self._began:.0f} s: {words}")
+
+        return told
+
+
+def waiting_for(whats: Sequence[str]) -> Callable[[str], Callable[[float, str], None]]:
+    """Return a function that returns, for one of several things, the function that prints the progress of a wait."""
+    if len(whats) == 1:
+        return lambda name: Waiting(f"node {name}")
+    return _WaitingForSeveral(whats).of

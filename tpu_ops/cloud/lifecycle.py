@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
-import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from tpu_ops import texts
 from tpu_ops.cloud import nodes as cloud
 from tpu_ops.cloud import operations, zones
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.node import Json, Node
+from tpu_ops.cloud.node import SERVING_STATES, Json, Node
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.remedies import node_deletion
-from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.cloud.wish import Wish, must_match
+from tpu_ops.errors import CloudError
 
 _log = logging.getLogger(__name__)
 
@@ -29,66 +28,6 @@ _GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
 
 #: Status codes after which it is unknown whether the API has accepted a request.
 UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
-
-_NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
-
-
-@dataclass(frozen=True)
-class Wish:
-    """The properties of the node that a user requests."""
-
-    name: str
-    project: str
-    zone: str
-    accelerator_type: str
-    runtime_version: str
-    spot: bool = False
-    labels: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def parent(self) -> str:
-        """Resource name of the node's location."""
-        return f"projects/{self.project}/locations/{self.zone}"
-
-    @property
-    def full_name(self) -> str:
-        """Resource name of the node."""
-        return f"{self.parent}/nodes/{self.name}"
-
-    @property
-    def where(self) -> str:
-        """The node in words."""
-        return f"node {self.name}, zone {self.zone}, project {self.project}"
-
-
-def check_name(name: str) -> str:
-    """Return a node's name after checking it.
-
-    Raises:
-        UsageError: The API would reject the name.
-    """
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} cannot be a node's name",
-            where=f"node {name[:80]!r}",
-            fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",
-        )
-    return name
-
-
-def request(wish: Wish, keys: str) -> Json:
-    """Return the fields of google.cloud.tpu.v2.Node that request the node."""
-    body: Json = {
-        "accelerator_type": wish.accelerator_type,
-        "runtime_version": wish.runtime_version,
-        "network_config": {"enable_external_ips": True},
-        "metadata": {"ssh-keys": keys},
-    }
-    if wish.labels:
-        body["labels"] = dict(wish.labels)
-    if wish.spot:
-        body["scheduling_config"] = {"spot": True}
-    return body
 
 
 def find(tpu: Tpu, wish: Wish) -> Node | None:
@@ -138,7 +77,7 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
             began = time.monotonic()
             try:
                 with _begun(_CREATING, _creation(wish)):
-                    operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
+                    _until_begun(tpu, wish, operation, timeout=timeout, progress=progress)
                     # The operation is done, but the node might be changing its state again, or its listed state might
                     # be old.
                     node = operations.wait_for_state(
@@ -152,21 +91,36 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
                     )
             except operations.Failed as exc:
                 raise _failed(tpu, wish, exc) from exc
-            _must_be_ready(wish, node)
+            must_be_ready(wish, node)
             return "created"
     must_match(wish, existing)
     if existing.state == "READY":
         return "already there"
     if existing.state not in ON_THE_WAY:
-        _must_be_ready(wish, existing)
+        must_be_ready(wish, existing)
     if not wait:
         return "begun"
     with _begun(_CREATING, _creation(wish)):
         node = operations.wait_for_state(
             tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
         )
-    _must_be_ready(wish, node)
+    must_be_ready(wish, node)
     return "resumed"
+
+
+def _until_begun(tpu: Tpu, wish: Wish, operation: str, *, timeout: float, progress: Progress) -> None:
+    """Wait until the operation that creates a node is done, or the node is READY.
+
+    Operations of large slices were seen to be done only 11 minutes after their nodes were READY.
+    """
+
+    def look() -> bool:
+        if operations.is_done(tpu, operation, what=wish.where):
+            return True
+        node = find(tpu, wish)
+        return node is not None and node.state in SERVING_STATES
+
+    operations.until(look, what=wish.where, timeout=timeout, progress=lambda elapsed: progress(elapsed, "working"))
 
 
 #: What the API is doing, as words for a message; and the fix for an interrupted command.
@@ -244,36 +198,12 @@ def _begun(known: str, then: str) -> Iterator[None]:
         raise _lost(exc, f"{known}, as far as is known", then) from exc
 
 
-def must_match(wish: Wish, node: Node) -> None:
-    """Check that the existing node has the requested properties; different labels only cause a warning.
+def must_be_ready(wish: Wish, node: Node | None) -> None:
+    """Check that a node that was waited for is READY.
 
     Raises:
-        CloudError: The existing node has another type or runtime version, or only one of the two is preemptible.
+        CloudError: The node is gone, or in another state.
     """
-    others = [
-        f"with {what.replace('_', ' ')} {getattr(node, what)}, not {getattr(wish, what)}"
-        for what in ("accelerator_type", "runtime_version")
-        if getattr(node, what) != getattr(wish, what)
-    ]
-    if node.preemptible != wish.spot:
-        others.append("on demand, not as a spot node" if wish.spot else "as a spot node, not on demand")
-    if others:
-        raise CloudError(
-            f"a node of this name exists {others[0]}",
-            where=wish.where,
-            fix=f"use another name, or delete the node first: `{node_deletion(wish.name, wish.zone)}`",
-        )
-    has = node.labels
-    lacking = [
-        f"{key}={value}{f' (it has {key}={has[key]})' if key in has else ''}"
-        for key, value in wish.labels.items()
-        if has.get(key) != value
-    ]
-    if lacking:
-        _log.warning("the node existed before, without %s, and is not changed", texts.some(lacking))
-
-
-def _must_be_ready(wish: Wish, node: Node | None) -> None:
     if node is None:
         raise CloudError(
             "the node is gone: its creation failed, or it was deleted",

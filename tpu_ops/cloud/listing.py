@@ -26,15 +26,15 @@ class Answered:
 
     Attributes:
         nodes: The nodes in the place, if nodes were requested.
-        queued: The queued resources in the place, if these were requested.
         unreachable: Locations that the API could not reach.
         misnamed: Resource names of nodes that are left out, since they do not have the documented form.
+        queued: The queued resources in the place, if these were requested.
     """
 
     nodes: list[Node] = field(default_factory=list)
-    queued: list[QueuedResource] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
     misnamed: list[str] = field(default_factory=list)
+    queued: list[QueuedResource] = field(default_factory=list)
 
 
 #: The API's answer for a place, or its error.

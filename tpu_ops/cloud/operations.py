@@ -43,7 +43,7 @@ def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progr
         ApiError: The API did not return the state of the operation.
         Late: The operation was not done in time.
     """
-    _until(
+    until(
         lambda: is_done(tpu, operation, what=what),
         what=what,
         timeout=timeout,
@@ -101,7 +101,7 @@ def wait_for_state(
             node = None
         return node is None or node.state not in through
 
-    _until(
+    until(
         look,
         what=what,
         timeout=timeout,
@@ -111,7 +111,7 @@ def wait_for_state(
     return node
 
 
-def _until(
+def until(
     look: Callable[[], bool],
     *,
     what: str,
@@ -119,6 +119,11 @@ def _until(
     progress: Callable[[float], None],
     began: float | None = None,
 ) -> None:
+    """Call a function with growing pauses until it returns true.
+
+    Raises:
+        Late: It had not returned true in time.
+    """
     start, delay = time.monotonic() if began is None else began, FIRST_LOOK
     while not look():
         elapsed = time.monotonic() - start

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import files, texts
-from tpu_ops.config import document
 from tpu_ops.errors import UsageError
 from tpu_ops.options import did_you_mean, shown
 
@@ -30,6 +29,8 @@ class Document:
     """
 
     def __init__(self, file: Path, text: str) -> None:
+        from tpu_ops.config import document  # imported only here, since the import of yaml takes time
+
         self.file = file
         empty = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
         self.data: Mapping[str, Any] = {} if empty else document.parsed(text, file, "begin it with a key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,10 +12,11 @@ from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.listing import list_nodes, list_queued
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.queued_resources import QueuedResource
+from tpu_ops.cloud.wish import Wish
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import grant
-from tpu_ops.fleet.grant import Grant, Line, Use
+from tpu_ops.fleet.grant import Grant, Use
 
 _log = logging.getLogger(__name__)
 
@@ -74,33 +76,77 @@ def uses_of(nodes: Iterable[Node], queued: Iterable[QueuedResource]) -> list[Use
 
 
 class Guard:
-    """Decides for one command which nodes the fleet's grant covers. Without a grant it covers everything.
+    """Decides for one command in which places its nodes may be created, and counts them. All methods are thread-safe.
 
     Args:
-        granted: The grant; None if the fleet has none.
-        uses: What uses quota already.
+        granted: The grant; None allows every place.
+        held: What exists already; not used without a grant.
         now: The present time in UTC.
     """
 
-    def __init__(self, granted: Grant | None, uses: Sequence[Use], now: dt.datetime) -> None:
-        self._grant, self._uses, self._now = granted, list(uses), now
+    def __init__(self, granted: Grant | None, held: Holdings, now: dt.datetime) -> None:
+        self._grant, self._now = granted, now
+        self._held, self._uses = held, held.uses
+        self._lock = threading.Lock()
 
-    def place(self, kind: str, *, zones: Sequence[str] = (), spot: bool | None = None) -> Line | None:
-        """Return the line of the grant for one more node, and count the node; None without a grant.
+    def places(self, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> tuple[tuple[str, bool], ...]:
+        """Return the zones and tiers (whether spot) for one more node, in the order of the grant.
 
         Args:
-            kind: Accelerator type.
-            zones: Zones that the user accepts; empty accepts all.
+            wish: The node; its zone and tier are not used.
+            zones: Zones that the user accepts, in the order of preference; empty leaves them to the grant.
             spot: Whether the node has to be a spot node; None leaves it to the grant.
 
         Raises:
             UsageError: No line covers the node or has room for it, or the grant has ended.
         """
         if self._grant is None:
-            return None
-        line = grant.place(self._grant, self._uses, kind, self._now, zones=zones, spot=spot)
-        self._uses.append(Use("", kind, line.zone, line.spot))
-        return line
+            return tuple((zone, bool(spot)) for zone in zones)
+        if there := self._existing(wish, zones):
+            return (there,)
+        with self._lock:
+            grant.place(self._grant, self._uses, wish.accelerator_type, self._now, zones=zones, spot=spot)
+        lines = [
+            line
+            for line in self._grant.lines
+            if line.fits(wish.accelerator_type) and (not zones or line.zone in zones) and spot in (None, line.spot)
+        ]
+        if zones:
+            lines.sort(key=lambda line: list(zones).index(line.zone))
+        return tuple(dict.fromkeys((line.zone, line.spot) for line in lines))
+
+    def _existing(self, wish: Wish, zones: Sequence[str]) -> tuple[str, bool] | None:
+        """Return zone and tier of a node or queued resource of this name: creating it again needs no room."""
+        for node in self._held.nodes:
+            if (node.name, node.project) == (wish.name, wish.project) and (not zones or node.zone in zones):
+                return node.zone, node.preemptible
+        for one in self._held.queued:
+            if (one.name, one.project) == (wish.name, wish.project) and (not zones or one.zone in zones):
+                return one.zone, one.spot
+        return None
+
+    def take(self, wish: Wish) -> bool:
+        """Return whether the grant has room for the node in its place, and count the node."""
+        if self._grant is None or self._existing(wish, [wish.zone]):
+            return True
+        kind = wish.accelerator_type
+        with self._lock:
+            try:
+                grant.place(self._grant, self._uses, kind, self._now, zones=[wish.zone], spot=wish.spot)
+            except UsageError:
+                return False
+            self._uses.append(_use_of(wish))
+        return True
+
+    def release(self, wish: Wish) -> None:
+        """Count the node no longer: it could not be created."""
+        with self._lock:
+            if (use := _use_of(wish)) in self._uses:
+                self._uses.remove(use)
+
+
+def _use_of(wish: Wish) -> Use:
+    return Use(wish.full_name, wish.accelerator_type, wish.zone, wish.spot)
 
 
 def read(settings: Settings, now: dt.datetime) -> Grant | None:
@@ -132,7 +178,7 @@ def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime,
         UsageError: A part of the fleet could not be listed, so the rest of the grant is unknown.
     """
     if granted is None:
-        return Guard(None, (), now)
+        return Guard(None, Holdings((), ()), now)
     held = look(tpu, settings)
     if held.warnings:
         raise UsageError(
@@ -141,7 +187,8 @@ def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime,
             fix="repeat the command; --outside-grant does not ask",
         )
     left = set(but)
-    return Guard(granted, [use for use in held.uses if use.name not in left], now)
+    nodes = tuple(node for node in held.nodes if node.full_name not in left)
+    return Guard(granted, Holdings(nodes, tuple(one for one in held.queued if one.full_name not in left)), now)
 
 
 def _tell_once(settings: Settings) -> None:

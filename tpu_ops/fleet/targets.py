@@ -226,3 +226,14 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
             else "a group or wildcard cannot have brackets"
         )
         raise UsageError(what, where=f"target {shortened(target)}", fix="write the node set as pod-w[0-3]") from exc
+
+
+def names_of(text: str) -> list[str]:
+    """Return the names of a node set or of a list with commas, such as ``tpu-[1-4]`` or ``a,b``, without duplicates.
+
+    Raises:
+        UsageError: The text is not a node set, or has too many names.
+    """
+    parts = [text] if "[" in text else text.split(",")
+    names = (name for part in parts for name in _fold_out(part.strip(), text))
+    return sorted(dict.fromkeys(names), key=texts.natural)

@@ -1,0 +1,262 @@
+"""Creates several nodes at once, each in the first of its places that has capacity, or through a queued resource."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from tpu_ops.cloud import bodies, lifecycle, operations
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.operations import Progress
+from tpu_ops.cloud.queued_resources import HUSK_STATES
+from tpu_ops.cloud.wish import Wish, must_match, queued_request, request
+from tpu_ops.errors import CloudError, OpsError
+
+#: Seconds before a retry if no place has capacity; doubled for each further retry, up to the longest pause.
+FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
+#: A quota that never has room, in the words of the API: waiting does not help.
+_NO_QUOTA = re.compile(r"\blimit:? 0(?![.\d])", re.IGNORECASE)
+
+
+class Claims(Protocol):
+    """Decides which places a node may be created in."""
+
+    def take(self, wish: Wish) -> bool:
+        """Return whether there is room for the node in its place, and count the node."""
+
+    def release(self, wish: Wish) -> None:
+        """Count the node no longer: it could not be created there."""
+
+
+class Anywhere:
+    """Claims without limits."""
+
+    def take(self, wish: Wish) -> bool:
+        """Return true."""
+        return True
+
+    def release(self, wish: Wish) -> None:
+        """Do nothing."""
+
+
+class Order(NamedTuple):
+    """A node that a user requests.
+
+    Attributes:
+        name: Its short name.
+        wishes: The node in each place that the user accepts, in the order of preference; at least one.
+    """
+
+    name: str
+    wishes: tuple[Wish, ...]
+
+
+class Created(NamedTuple):
+    """The result of an order.
+
+    Attributes:
+        wish: The node in the place where it was created, or in the first place after an error.
+        outcome: ``created``, ``resumed``, ``already there``, ``begun``, or ``failed``.
+        error: The error, if the node is not there.
+        seconds: How long it took.
+    """
+
+    wish: Wish
+    outcome: str
+    error: OpsError | None = None
+    seconds: float = 0.0
+
+
+class Terms(NamedTuple):
+    """How nodes are created.
+
+    Attributes:
+        keys: Lines of the metadata entry ``ssh-keys``.
+        wait: Whether to wait until the nodes are READY.
+        timeout: Seconds to wait for a node once the API has accepted the request.
+        patience: Seconds to retry if no place has capacity; None does not retry.
+    """
+
+    keys: str
+    wait: bool
+    timeout: float
+    patience: float | None = None
+
+
+def create_all(
+    tpu: Tpu,
+    orders: Sequence[Order],
+    terms: Terms,
+    *,
+    claims: Claims,
+    say: Callable[[str], None],
+    progress: Callable[[str], Progress],
+) -> list[Created]:
+    """Create all nodes at once; an error of one does not end the others.
+
+    Args:
+        tpu: The client.
+        orders: The nodes.
+        terms: How they are created.
+        claims: Where they may be created.
+        say: Called with messages, from several threads.
+        progress: Given a node's name, returns the function that is called while the node is created.
+    """
+    creator = _Creator(tpu, terms, claims, say)
+
+    def one(order: Order) -> Created:
+        start = time.monotonic()
+        try:
+            wish, outcome = creator.create(order, progress(order.name))
+        except OpsError as exc:
+            return Created(order.wishes[0], "failed", exc, time.monotonic() - start)
+        return Created(wish, outcome, seconds=time.monotonic() - start)
+
+    # In this thread, an interrupt ends a single creation with a message that says what the API is doing.
+    return [one(orders[0])] if len(orders) == 1 else tpu.concurrently(one, orders, at_once=max(1, len(orders)))
+
+
+def lacks_capacity(failure: ApiError) -> bool:
+    """Return whether the same request can succeed later or elsewhere: no capacity, or a quota that is used up."""
+    if operations.was_preempted(failure):
+        return True
+    if failure.status == "RESOURCE_EXHAUSTED":
+        return not _NO_QUOTA.search(failure.what)
+    return failure.status == "FAILED_PRECONDITION" and "capacity" in failure.what.lower()
+
+
+class _Creator:
+    """Creates nodes on the same terms."""
+
+    def __init__(self, tpu: Tpu, terms: Terms, claims: Claims, say: Callable[[str], None]) -> None:
+        self._tpu, self._terms, self._claims, self._say = tpu, terms, claims, say
+
+    def create(self, order: Order, progress: Progress) -> tuple[Wish, str]:
+        """Return the node in the place where it was created, and the outcome.
+
+        Raises:
+            CloudError: The API refused, or no place has had capacity.
+        """
+        if there := self._existing(order):
+            return there, self._in(there, progress)
+        begin, pause = time.monotonic(), FIRST_PAUSE
+        while True:
+            wish, result = self._somewhere(order, progress)
+            if isinstance(result, str):
+                return wish, result
+            patience = self._terms.patience
+            if patience is None:
+                fix = f"{result.fix or 'try another zone'}, or keep trying with --until-capacity"
+                raise ApiError(result.what, status=result.status, where=result.where, fix=fix)
+            # Different pauses keep many nodes from retrying at the same moment.
+            seconds = pause * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+            if time.monotonic() - begin + seconds > patience:
+                raise result
+            self._say(f"node {order.name}: no place has capacity; next try in {seconds:.0f} s")
+            if self._tpu.closed.wait(seconds):
+                raise result
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _somewhere(self, order: Order, progress: Progress) -> tuple[Wish, str | ApiError]:
+        """Try each place once; return the last place tried, and the outcome or the error for missing capacity.
+
+        Raises:
+            CloudError: The API refused for another reason, or no place has room in the grant.
+        """
+        tried: tuple[Wish, ApiError] | None = None
+        for wish in order.wishes:
+            if not self._claims.take(wish):
+                continue
+            try:
+                return wish, self._in(wish, progress)
+            except ApiError as exc:
+                self._claims.release(wish)
+                if not lacks_capacity(exc):
+                    raise
+                tried = wish, exc
+                if operations.was_preempted(exc) and self._terms.patience is not None:
+                    self._remove_rest(wish, progress)
+                if len(order.wishes) > 1 or self._terms.patience is not None:
+                    self._say(f"{wish.where}: no capacity ({exc.what})")
+        if tried is None:
+            what, fix = "the grant has no room left for this node", "`tpu_ops grant` shows what uses it"
+            raise CloudError(what, where=f"node {order.name}", fix=fix)
+        return tried
+
+    def _existing(self, order: Order) -> Wish | None:
+        """Return the place in which an earlier command has begun to create the node; None with only one place."""
+        if len(order.wishes) == 1:
+            return None
+        for wish in order.wishes:
+            if lifecycle.find(self._tpu, wish) or (wish.queued and bodies.queued(self._tpu, wish.queue_name)):
+                return wish
+        return None
+
+    def _remove_rest(self, wish: Wish, progress: Progress) -> None:
+        """Delete a node that was preempted while it was created: it holds its name."""
+        timeout = self._terms.timeout
+        lifecycle.delete(self._tpu, wish.full_name, "", what=wish.where, wait=True, timeout=timeout, progress=progress)
+
+    def _in(self, wish: Wish, progress: Progress) -> str:
+        body, wait, timeout = request(wish, self._terms.keys), self._terms.wait, self._terms.timeout
+        if wish.queued:
+            queue = queued_request(wish, body)
+            return _create_queued(self._tpu, wish, queue, wait=wait, timeout=timeout, progress=progress)
+        return lifecycle.create(self._tpu, wish, body, wait=wait, timeout=timeout, progress=progress)
+
+
+def _create_queued(
+    tpu: Tpu, wish: Wish, body: dict[str, object], *, wait: bool, timeout: float, progress: Progress
+) -> str:
+    """Request a node by a queued resource, or continue waiting for one; return the outcome."""
+    where = bodies.queued_in_words(wish.queue_name)
+    node = lifecycle.find(tpu, wish)
+    found = bodies.queued(tpu, wish.queue_name)
+    outcome = "resumed" if found else "created"
+    if node is not None:
+        must_match(wish, node)
+        if node.state == "READY":
+            return "already there"
+    elif found is None:
+        try:
+            bodies.create_queued(tpu, wish.queue_name, body, str(uuid.uuid4()))
+        except ApiError as exc:
+            # The answer was lost, or a colleague was faster.
+            if exc.status not in (*lifecycle.UNCLEAR, "ALREADY_EXISTS") or not bodies.queued(tpu, wish.queue_name):
+                raise
+    if not wait:
+        return "begun"
+
+    state = ""
+
+    def look() -> bool:
+        nonlocal state
+        now = bodies.queued(tpu, wish.queue_name)
+        state = now.state if now else "not listed yet"
+        if now and now.state in HUSK_STATES:
+            raise CloudError(
+                f"the queued resource is {now.state}{f': {now.error}' if now.error else ''}",
+                where=where,
+                fix="`tpu_ops delete --failed` removes it, since it uses quota; then run the same command again",
+            )
+        return bool(now and now.state == "ACTIVE")
+
+    again = f"`tpu_ops list` shows its state; `tpu_ops delete {wish.name} --zone {wish.zone}` removes it"
+    try:
+        operations.until(look, what=where, timeout=timeout, progress=lambda elapsed: progress(elapsed, state))
+    except operations.Late as exc:
+        raise operations.Late(exc.what, where=exc.where, fix=f"{exc.fix}; {again}") from exc
+    ready = operations.wait_for_state(
+        tpu,
+        wish.full_name,
+        through=lifecycle.ON_THE_WAY,
+        what=wish.where,
+        timeout=timeout,
+        progress=progress,
+    )
+    lifecycle.must_be_ready(wish, ready)
+    return outcome
