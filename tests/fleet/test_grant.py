@@ -146,7 +146,7 @@ def test_the_first_line_with_room_is_chosen(
     tmp_path: Path, asked: tuple[str, tuple[str, ...], bool | None], uses: list[Use], line: int
 ) -> None:
     kind, zones, spot = asked
-    assert grant.place(written(tmp_path, TRC), uses, kind, NOW, zones=zones, spot=spot).number == line
+    assert grant.with_room(written(tmp_path, TRC), uses, kind, NOW, zones=zones, spot=spot)[0].number == line
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_refusal_names_the_nearest_line(
 ) -> None:
     kind, zones, spot = asked
     with pytest.raises(UsageError) as wrong:
-        grant.place(written(tmp_path, TRC), uses, kind, NOW, zones=zones, spot=spot)
+        grant.with_room(written(tmp_path, TRC), uses, kind, NOW, zones=zones, spot=spot)
     assert what in wrong.value.what
     assert fix in wrong.value.fix
     assert "--outside-grant" in wrong.value.fix
@@ -184,7 +184,7 @@ def test_a_refusal_names_the_nearest_line(
 def test_nothing_has_a_place_after_the_end(tmp_path: Path) -> None:
     found = written(tmp_path, TRC)
     with pytest.raises(UsageError, match="the grant ended on 2027-02-01 00:00 UTC"):
-        grant.place(found, [], "v4-8", found.ends, spot=None)
+        grant.with_room(found, [], "v4-8", found.ends, spot=None)
 
 
 @pytest.mark.parametrize(

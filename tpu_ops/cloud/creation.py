@@ -79,12 +79,14 @@ class Terms(NamedTuple):
         wait: Whether to wait until the nodes are READY.
         timeout: Seconds to wait for a node once the API has accepted the request.
         patience: Seconds to retry if no place has capacity; None does not retry.
+        first_pause: Seconds before the first retry.
     """
 
     keys: str
     wait: bool
     timeout: float
     patience: float | None = None
+    first_pause: float = FIRST_PAUSE
 
 
 def create_all(
@@ -143,7 +145,7 @@ class _Creator:
         """
         if there := self._existing(order):
             return there, self._in(there, progress)
-        begin, pause = time.monotonic(), FIRST_PAUSE
+        begin, pause = time.monotonic(), self._terms.first_pause
         while True:
             wish, result = self._somewhere(order, progress)
             if isinstance(result, str):

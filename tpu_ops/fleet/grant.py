@@ -304,10 +304,10 @@ def free(line: Line, held: Iterable[Use]) -> int:
     return line.amount - sum(line.cost(use.kind) for use in held)
 
 
-def place(
+def with_room(
     grant: Grant, uses: Sequence[Use], kind: str, now: dt.datetime, *, zones: Collection[str] = (), spot: bool | None
-) -> Line:
-    """Return the first line that has room for one more node.
+) -> list[Line]:
+    """Return the lines that have room for one more node, in the order of the grant; at least one.
 
     Args:
         grant: The grant.
@@ -328,9 +328,8 @@ def place(
         for line, members in zip(grant.lines, held, strict=True)
         if line.fits(kind) and (not zones or line.zone in zones) and spot in (None, line.spot)
     ]
-    for line, members in asked:
-        if line.cost(kind) <= free(line, members):
-            return line
+    if lines := [line for line, members in asked if line.cost(kind) <= free(line, members)]:
+        return lines
     node = f"a {kind} {'' if spot is None else 'spot ' if spot else 'on-demand '}node"
     where = f" in zone {' or '.join(sorted(zones))}" if zones else ""
     if asked:

@@ -105,12 +105,7 @@ class Guard:
         if there := self._existing(wish, zones):
             return (there,)
         with self._lock:
-            grant.place(self._grant, self._uses, wish.accelerator_type, self._now, zones=zones, spot=spot)
-        lines = [
-            line
-            for line in self._grant.lines
-            if line.fits(wish.accelerator_type) and (not zones or line.zone in zones) and spot in (None, line.spot)
-        ]
+            lines = grant.with_room(self._grant, self._uses, wish.accelerator_type, self._now, zones=zones, spot=spot)
         if zones:
             lines.sort(key=lambda line: list(zones).index(line.zone))
         return tuple(dict.fromkeys((line.zone, line.spot) for line in lines))
@@ -132,7 +127,7 @@ class Guard:
         kind = wish.accelerator_type
         with self._lock:
             try:
-                grant.place(self._grant, self._uses, kind, self._now, zones=[wish.zone], spot=wish.spot)
+                grant.with_room(self._grant, self._uses, kind, self._now, zones=[wish.zone], spot=wish.spot)
             except UsageError:
                 return False
             self._uses.append(_use_of(wish))

@@ -1,0 +1,150 @@
+"""Nodes that are created together, against a real API process: places without capacity, retries, queued resources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fleet import ZONE
+from tpu_ops.cloud import creation
+from tpu_ops.cloud.client import ApiError, connect
+from tpu_ops.cloud.creation import Anywhere, Order, Terms
+from tpu_ops.cloud.wish import Wish
+from tpu_ops.errors import CloudError
+
+OTHER = "europe-west4-b"
+TERMS = Terms("ada:ssh-ed25519 AAAA ada", wait=True, timeout=20, first_pause=0.02)
+V5E = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}
+
+
+class Said(list[str]):
+    """Collects messages."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+@pytest.fixture
+def make(fleet):
+    """Creates nodes of a project, and returns their results and the messages."""
+    wish = Wish("", fleet.project, ZONE, "v4-8", "tpu-ubuntu2204-base")
+
+    def run(*names, terms=TERMS, claims=None, zones=(ZONE,), **fields):
+        orders = [Order(n, tuple(replace(wish, name=n, zone=zone, **fields) for zone in zones)) for n in names]
+        said = Said()
+        with connect(fleet.api.grpc, timeout=10) as tpu:
+            done = creation.create_all(
+                tpu, orders, terms, claims=claims or Anywhere(), say=said, progress=lambda _: lambda *_: None
+            )
+        return done, said
+
+    yield run
+    fleet.api.clear_faults()
+
+
+def no_capacity(fleet, times=None, **fields):
+    message = 'There is no more capacity in the zone "us-central2-b"; you can try in another zone'
+    fault = {"method": "CreateNode", "project": fleet.project, "code": "RESOURCE_EXHAUSTED", "message": message}
+    fleet.api.fault(**fault, **fields, **({"times": times} if times else {}))
+
+
+def test_several_nodes_are_created_at_once_and_one_failure_does_not_end_the_others(fleet, make):
+    fleet.create("b", "v4-16")
+    done, _ = make("a", "b", "c")
+    assert [one.outcome for one in done] == ["created", "failed", "created"]
+    assert "v4-16, not v4-8" in str(done[1].error)
+    assert [one.outcome for one in make("a", "c")[0]] == ["already there", "already there"]
+
+
+def test_a_stockout_that_ends_is_waited_out(fleet, make):
+    no_capacity(fleet, times=3)
+    (done,), said = make("a", terms=TERMS._replace(patience=60))
+    assert (done.outcome, sum("no place has capacity; next try in" in text for text in said)) == ("created", 3)
+
+
+def test_without_patience_a_stockout_is_an_error_that_names_the_option(fleet, make):
+    no_capacity(fleet)
+    (done,), said = make("a")
+    assert isinstance(done.error, ApiError)
+    assert (done.error.status, "--until-capacity" in done.error.fix, said) == ("RESOURCE_EXHAUSTED", True, [])
+
+
+def test_patience_ends(fleet, make):
+    no_capacity(fleet)
+    (done,), said = make("a", terms=TERMS._replace(patience=0.1))
+    assert "no more capacity" in str(done.error)
+    assert 0 < len(said) < 20
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("RESOURCE_EXHAUSTED", "Quota limit 'TPUV4sPreemptible' has been exceeded. Limit: 0 in zone us-central2-b."),
+        ("PERMISSION_DENIED", "not you"),
+        ("FAILED_PRECONDITION", "the network is being deleted"),
+    ],
+)
+def test_an_error_that_waiting_does_not_change_ends_at_once(fleet, make, code, message):
+    fleet.api.fault(method="CreateNode", project=fleet.project, code=code, message=message)
+    (done,), said = make("a", terms=TERMS._replace(patience=60), zones=(ZONE, OTHER))
+    assert (message[:10] in str(done.error), said) == (True, [])
+
+
+@pytest.mark.parametrize("message", ["Quota exceeded. Limit: 10 in zone", "limit: 0.5", "no more capacity"])
+def test_a_quota_that_can_have_room_again_is_waited_for(message):
+    assert creation.lacks_capacity(ApiError(message, status="RESOURCE_EXHAUSTED", where="node a"))
+
+
+def test_zones_are_tried_in_order_and_the_same_command_finds_the_node_again(fleet, make):
+    no_capacity(fleet, zone=ZONE)
+    zones = (ZONE, OTHER)
+    (done,), said = make("a", zones=zones, **V5E)
+    assert (done.outcome, done.wish.zone, len(said)) == ("created", OTHER, 1), (done, said)
+    fleet.api.clear_faults()
+    (again,), _ = make("a", zones=zones, **V5E)
+    assert (again.outcome, again.wish.zone) == ("already there", OTHER)
+
+
+def test_a_place_that_the_claims_refuse_is_not_tried(fleet, make):
+    class Only(Anywhere):
+        def take(self, wish):
+            return wish.zone == OTHER
+
+    (done,), _ = make("a", zones=(ZONE, OTHER), claims=Only(), **V5E)
+    assert done.wish.zone == OTHER
+    (none,), _ = make("b", claims=Only())
+    assert isinstance(none.error, CloudError)
+    assert "the grant has no room left" in str(none.error)
+
+
+def test_a_queued_resource_brings_its_node_and_is_found_again(fleet, make):
+    (done,), _ = make("a", queued=True, spot=True)
+    assert done.outcome == "created", done.error
+    node = fleet.api.node("a", fleet.location())
+    assert node["queuedResource"].endswith("/queuedResources/a")
+    assert node["schedulingConfig"]["spot"]
+    assert make("a", queued=True, spot=True)[0][0].outcome == "already there"
+
+
+def test_all_properties_of_a_node_reach_the_api(fleet, make):
+    (done,), _ = make(
+        "a",
+        labels={"team": "vision"},
+        internal_only=True,
+        network="net",
+        subnetwork="sub",
+        service_account="me@example.com",
+        metadata={"startup-script": "#!/bin/sh"},
+    )
+    assert done.outcome == "created", done.error
+    node = fleet.api.node("a", fleet.location())
+    assert node["labels"] == {"team": "vision"}
+    assert node["networkConfig"].get("enableExternalIps", False) is False
+    names = [node["networkConfig"][key].rpartition("/")[2] for key in ("network", "subnetwork")]
+    assert names == ["net", "sub"]
+    assert node["serviceAccount"] == {
+        "email": "me@example.com",
+        "scope": ["https://www.googleapis.com/auth/cloud-platform"],
+    }
+    assert node["metadata"] == {"ssh-keys": TERMS.keys, "startup-script": "#!/bin/sh"}
