@@ -124,8 +124,8 @@ NOT_THEIR_PROJECT = (
 @pytest.mark.parametrize(
     ("status", "message", "fix"),
     [
-        ("RESOURCE_EXHAUSTED", NO_CAPACITY, "a queued resource waits until there is capacity"),
-        ("FAILED_PRECONDITION", NO_RESERVED, "a queued resource waits until there is capacity"),
+        ("RESOURCE_EXHAUSTED", NO_CAPACITY, "waits until there is capacity"),
+        ("FAILED_PRECONDITION", NO_RESERVED, "waits until there is capacity"),
         ("RESOURCE_EXHAUSTED", NO_QUOTA, "spot and on-demand TPUs have quotas of their own"),
         ("RESOURCE_EXHAUSTED", NO_MORE_QUOTA, "SUSPENDED or FAILED"),
         ("RESOURCE_EXHAUSTED", TOO_FAST, "wait a minute"),
@@ -145,8 +145,8 @@ NOT_THEIR_PROJECT = (
         ("PERMISSION_DENIED", NOT_THEIR_PROJECT, "choose a quota project for your login that you may use"),
         ("PERMISSION_DENIED", "Request had insufficient authentication scopes.", "the scope cloud-platform"),
         ("PERMISSION_DENIED", "Permission 'tpu.nodes.list' denied on 'projects/p/locations/z'", "TPU Viewer"),
-        ("INTERNAL", "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central1.", "--internal-ips"),
-        ("FAILED_PRECONDITION", NO_ADDRESSES, "--internal-ips"),
+        ("INTERNAL", "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central1.", "--internal-only"),
+        ("FAILED_PRECONDITION", NO_ADDRESSES, "--internal-only"),
         ("INVALID_ARGUMENT", NO_NETWORK, "--network"),
         ("INVALID_ARGUMENT", "Cloud TPU received a bad request.", ""),
     ],

@@ -89,12 +89,11 @@ _SET_QUOTA_PROJECT = "gcloud auth application-default set-quota-project PROJECT"
 #: Compute Engine. The first pattern that matches determines the fix.
 _MEANT = {
     "IN_USE_ADDRESSES|vmExternalIpAccess": "each worker needs an external address: ask for more of them in this "
-    "region, or make the node with gcloud and --internal-ips (docs/inventory.md, Making nodes)",
-    "referenced (sub)?network resource cannot be found": "make the node with gcloud, --network and --subnetwork "
-    "(docs/inventory.md, Making nodes)",
+    "region, or create the node with --internal-only (docs/nodes.md)",
+    "referenced (sub)?network resource cannot be found": "name a network of the project: --network and --subnetwork",
     "per minute": "too many requests for now: wait a minute",
     "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or try again later; a queued resource "
-    "waits until there is capacity (docs/inventory.md, Making nodes)",
+    "(`tpu_ops create --queued`) waits until there is capacity (docs/nodes.md)",
     "Quota .*TPU.*(exceeded|exhausted)": "ask for more quota of this accelerator type in this zone; spot and on-demand "
     "TPUs have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses quota until it is deleted",
     "Quota .*(exceeded|exhausted)": "ask for more of the quota that the message names",

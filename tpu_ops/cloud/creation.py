@@ -152,7 +152,7 @@ class _Creator:
                 return wish, result
             patience = self._terms.patience
             if patience is None:
-                fix = f"{result.fix or 'try another zone'}, or keep trying with --until-capacity"
+                fix = f"{result.fix or 'try another zone'}; --until-capacity keeps trying"
                 raise ApiError(result.what, status=result.status, where=result.where, fix=fix)
             # Different pauses keep many nodes from retrying at the same moment.
             seconds = pause * random.uniform(0.8, 1.2)  # noqa: S311 - no secret

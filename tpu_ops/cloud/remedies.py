@@ -30,10 +30,6 @@ def _made_again(node: Node) -> str:
         # The nodes of a queued resource can only be created together.
         return f"`{queued_deletion(node)}` deletes the queued resource and all its nodes; then request it again"
     delete = node_deletion(node.name, node.zone, node.project)
-    if node.reserved:
-        # `tpu_ops create` would create an on-demand node, which is billed in addition to the reservation.
-        gcloud = "create the node in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
-        return f"`{delete}`, then {gcloud}"
     return f"`{delete}`, then `{shlex.join(_creation(node, place))}`"
 
 
@@ -55,5 +51,6 @@ def _creation(node: Node, place: Sequence[str]) -> list[str]:
         *("tpu_ops", "create", node.name, "--type", node.accelerator_type, *place),
         *(["--runtime", runtime] if runtime not in ("", default_runtime(node.accelerator_type)) else []),
         *(["--spot"] if node.preemptible or node.spot else []),
+        *(["--reserved"] if node.reserved else []),
         *(word for key, value in sorted(node.labels.items()) for word in ("--label", f"{key}={value}")),
     ]
