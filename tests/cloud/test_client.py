@@ -221,7 +221,7 @@ def test_retries_end_when_nobody_wants_the_answer():
 
 
 def test_text_of_cloud_storage_is_one_line_without_escape_sequences():
-    with pytest.raises(CloudError, match=r"\\x1b\[31mno next"), buckets._requests("gs://grant/fleet.json", "read"):
+    with pytest.raises(CloudError, match=r"\\x1b\[31mno next"), buckets.requests("gs://grant/fleet.json", "read"):
         raise OSError("\x1b[31mno\nnext")
 
 

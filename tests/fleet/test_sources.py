@@ -258,7 +258,7 @@ def test_an_object_that_comes_otherwise_than_its_hash_says_is_refused(monkeypatc
 
 def test_without_an_emulator_reads_are_anonymous_and_writes_need_a_login(member):
     """Public objects need no credentials. Writes need them, and these credentials are empty."""
-    assert buckets._client(Auth(), anonymous=True)._credentials.token is None
+    assert buckets.client(Auth(), anonymous=True)._credentials.token is None
     with pytest.raises(CloudError, match="no credentials"):
         buckets.write("gs://bucket/x", b"", Auth(), content_type="text/plain", timeout=1)
 
@@ -281,7 +281,7 @@ def test_a_public_object_is_read_even_with_a_broken_login(monkeypatch, refusal, 
             raise refusal if len(asked) == 1 else Unauthorized("no anonymous caller")
         return b"text"
 
-    monkeypatch.setattr(buckets, "_client", lambda *_, **__: Client())
+    monkeypatch.setattr(buckets, "client", lambda *_, **__: Client())
     monkeypatch.setattr(buckets, "_content", content)
     if public:
         assert buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5) == b"text"

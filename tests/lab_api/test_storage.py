@@ -225,6 +225,9 @@ def test_a_bucket_has_a_place(storage_client: Any, asked: str | None, location: 
     made = storage_client.create_bucket(f"place{next(NUMBERS)}", location=asked)
     for found in (made, storage_client.get_bucket(made.name)):
         assert (found.location, found.location_type, found.storage_class) == (location, kind, "STANDARD")
+    layout = storage_client._get_resource(f"/b/{made.name}/storageLayout")
+    assert (layout["kind"], layout["bucket"]) == ("storage#storageLayout", made.name)
+    assert (layout["location"], layout["locationType"]) == (location, kind)
 
 
 def test_a_bucket_lies_in_two_chosen_regions(storage_client: Any) -> None:
@@ -235,6 +238,21 @@ def test_a_bucket_lies_in_two_chosen_regions(storage_client: Any) -> None:
     assert made.location_type == "dual-region"
     with pytest.raises(exceptions.BadRequest, match="location constraint"):
         storage_client.create_bucket(f"place{next(NUMBERS)}", location="../nowhere")
+
+
+def test_the_access_of_a_new_bucket_is_kept(storage_client: Any) -> None:
+    bucket = storage_client.bucket(f"access{next(NUMBERS)}")
+    bucket.iam_configuration.public_access_prevention = "enforced"
+    storage_client.create_bucket(bucket)
+    assert storage_client.get_bucket(bucket.name).iam_configuration.public_access_prevention == "enforced"
+
+
+def test_an_object_can_have_the_name_of_the_layout(storage_client: Any, bucket: Any) -> None:
+    put(bucket, "storageLayout", "a/storageLayout")
+    assert names(bucket.list_blobs()) == ["a/storageLayout", "storageLayout"]
+    assert bucket.blob("storageLayout").download_as_bytes() == b"content of storageLayout"
+    with pytest.raises(exceptions.NotFound, match="does not exist"):
+        storage_client._get_resource("/b/no-such-bucket/storageLayout")
 
 
 def test_buckets_belong_to_projects_and_go_when_they_are_empty(storage_client: Any, bucket: Any) -> None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError, UsageError, printable
 
 #: URI of an object: the bucket's name in the form that Cloud Storage allows, and the object's name.
 _URI = re.compile(r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(?P<name>[^\r\n]+)")
+
+T = TypeVar("T")
 
 
 def split(uri: str, where: str = "") -> tuple[str, str]:
@@ -45,25 +47,30 @@ def read(uri: str, auth: Auth, *, limit: int, timeout: float) -> bytes:
     Raises:
         CloudError: The object does not exist, cannot be read, or is larger than the limit.
     """
+    with requests(uri, "the object cannot be read"):
+        return anonymously_if_refused(auth, lambda client: _content(client, uri, limit, timeout))
+
+
+def anonymously_if_refused(auth: Auth, call: Callable[[Any], T]) -> T:
+    """Call a function with a client of Cloud Storage; if access is refused, call it again without credentials."""
     from google.api_core.exceptions import Forbidden, Unauthorized
     from google.auth.credentials import AnonymousCredentials
     from google.auth.exceptions import GoogleAuthError
 
-    with _requests(uri, "read"):
-        client = _client(auth, anonymous=True)
-        try:
-            return _content(client, uri, limit, timeout)
-        except (Forbidden, Unauthorized, GoogleAuthError):
-            if not isinstance(client._credentials, AnonymousCredentials):
-                with suppress(Forbidden, Unauthorized):
-                    return _content(client.create_anonymous_client(), uri, limit, timeout)
-            raise
+    found = client(auth, anonymous=True)
+    try:
+        return call(found)
+    except (Forbidden, Unauthorized, GoogleAuthError):
+        if not isinstance(found._credentials, AnonymousCredentials):
+            with suppress(Forbidden, Unauthorized):
+                return call(found.create_anonymous_client())
+        raise
 
 
 def _content(client: Any, uri: str, limit: int, timeout: float) -> bytes:
     bucket, name = split(uri)
     blob = client.bucket(bucket).blob(name)
-    more = {"timeout": timeout, "retry": _retry(timeout)}
+    more = {"timeout": timeout, "retry": retry(timeout)}
     blob.reload(**more)
     if (blob.size or 0) > limit:
         raise CloudError(
@@ -87,20 +94,29 @@ def write(uri: str, content: bytes, auth: Auth, *, content_type: str, timeout: f
         CloudError: There are no credentials, or the object cannot be written.
     """
     bucket, name = split(uri)
-    with _requests(uri, "written"):
-        blob = _client(auth, anonymous=False).bucket(bucket).blob(name)
+    with requests(uri, "the object cannot be written"):
+        blob = client(auth, anonymous=False).bucket(bucket).blob(name)
         blob.cache_control = "no-cache"
-        blob.upload_from_string(content, content_type=content_type, timeout=timeout, retry=_retry(timeout))
+        blob.upload_from_string(content, content_type=content_type, timeout=timeout, retry=retry(timeout))
 
 
-def _client(auth: Auth, *, anonymous: bool) -> Any:
+def client(auth: Auth, *, anonymous: bool) -> Any:
+    """Return a client of Cloud Storage.
+
+    Args:
+        auth: The credentials.
+        anonymous: Whether to return a client without credentials if there are none.
+
+    Raises:
+        CloudError: There are no credentials, and ``anonymous`` is not set.
+    """
     from google.cloud import storage
 
     if os.environ.get("STORAGE_EMULATOR_HOST"):
-        client = storage.Client.create_anonymous_client()
+        found = storage.Client.create_anonymous_client()
         # An emulator is never reached through a proxy.
-        client._http.trust_env = False
-        return client
+        found._http.trust_env = False
+        return found
     try:
         return storage.Client(project=None, credentials=credentials(auth))
     except CloudError:
@@ -109,25 +125,31 @@ def _client(auth: Auth, *, anonymous: bool) -> Any:
         return storage.Client.create_anonymous_client()
 
 
-def _retry(timeout: float) -> Any:
+def retry(timeout: float) -> Any:
+    """Return the client's policy for retries, with a limit in seconds."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     return DEFAULT_RETRY.with_timeout(timeout)
 
 
 @contextmanager
-def _requests(uri: str, done: str) -> Iterator[None]:
-    """Convert errors of Cloud Storage in the block to CloudError."""
+def requests(uri: str, what: str) -> Iterator[None]:
+    """Convert errors of Cloud Storage in the block to CloudError.
+
+    Args:
+        uri: ``gs://BUCKET/OBJECT`` or ``gs://BUCKET``.
+        what: What has failed, as the beginning of the message.
+    """
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError
     from google.resumable_media import DataCorruption, InvalidResponse
     from requests.exceptions import RequestException
 
-    what = f"the object cannot be {done}"
+    missing = "object or bucket" if "/" in uri.removeprefix("gs://") else "bucket"
     try:
         yield
     except NotFound as exc:
-        raise CloudError(f"{what}: there is no such object or bucket", where=uri, fix="check its name") from exc
+        raise CloudError(f"{what}: there is no such {missing}", where=uri, fix="check its name") from exc
     except (Forbidden, Unauthorized, GoogleAuthError) as exc:
         fix = "log in with another account: gcloud auth application-default login; or have the bucket's owner allow it"
         raise CloudError(f"{what}: no access", where=uri, fix=fix) from exc

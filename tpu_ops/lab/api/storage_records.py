@@ -42,7 +42,7 @@ class Bucket:
         name: The bucket's name, unique in all projects.
         project: The project that owns the bucket.
         created: When the bucket was created, as RFC 3339 text.
-        fields: The client's settings: location, type of the location, storage class, labels.
+        fields: The client's settings: location, type of the location, storage class, labels, access.
     """
 
     name: str
@@ -124,4 +124,6 @@ def bucket_fields(body: Json) -> Json:
         fields["customPlacementConfig"] = {"dataLocations": [region.upper() for region in regions]}
     if body.get("labels"):
         fields["labels"] = body["labels"]
+    if body.get("iamConfiguration"):
+        fields["iamConfiguration"] = body["iamConfiguration"]
     return fields

@@ -106,6 +106,9 @@ class Routes:
     async def _get_bucket(self, http: web.Request, bucket: str, _name: str) -> web.Response:
         return _json(wire.bucket_json(self._buckets.bucket(bucket), _origin(http)))
 
+    async def _get_layout(self, http: web.Request, bucket: str, _name: str) -> web.Response:
+        return _json(wire.layout_json(self._buckets.bucket(bucket)))
+
     async def _delete_bucket(self, http: web.Request, bucket: str, _name: str) -> web.Response:
         await self._change(self._buckets.remove, bucket)
         return web.Response(status=204)
@@ -243,6 +246,7 @@ METHODS: dict[tuple[str, str, str], tuple[str, Answer]] = {
     ("storage", "GET", "b"): ("storage.buckets.list", Routes._list_buckets),
     ("storage", "POST", "b"): ("storage.buckets.insert", Routes._insert_bucket),
     ("storage", "GET", "b/B"): ("storage.buckets.get", Routes._get_bucket),
+    ("storage", "GET", "b/B/storageLayout"): ("storage.buckets.getStorageLayout", Routes._get_layout),
     ("storage", "DELETE", "b/B"): ("storage.buckets.delete", Routes._delete_bucket),
     ("storage", "GET", "b/B/o"): ("storage.objects.list", Routes._list),
     ("storage", "GET", "b/B/o/O"): ("storage.objects.get", Routes._get),

@@ -37,14 +37,17 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(?:(\d+)|\*)")
 def split(path: str) -> tuple[str, str, str]:
     """Split the percent-encoded path after ``/storage/v1/`` into its form and the names of bucket and object.
 
-    The form is ``b``, ``b/B``, ``b/B/o`` or ``b/B/o/O``; for any other path, the form is the unchanged path.
+    The form is ``b``, ``b/B``, ``b/B/storageLayout``, ``b/B/o`` or ``b/B/o/O``; for any other path, the form is the
+    unchanged path.
 
     Raises:
         StorageError: 400; a name is not UTF-8.
     """
     parts = path.split("/", 3)
     forms = ["b", "b/B", "b/B/o", "b/B/o/O"]
-    if parts[0] != "b" or (len(parts) > 2 and parts[2] != "o"):
+    if parts[2:] == ["storageLayout"]:
+        forms[2] = "b/B/storageLayout"
+    elif parts[0] != "b" or (len(parts) > 2 and parts[2] != "o"):
         return path, "", ""
     try:
         bucket, name = ([unquote(part, errors="strict") for part in parts[1::2]] + ["", ""])[:2]
@@ -72,6 +75,17 @@ def bucket_json(bucket: Bucket, origin: str) -> Json:
         "updated": bucket.created,
         "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "inherited"},
         **bucket.fields,
+    }
+
+
+def layout_json(bucket: Bucket) -> Json:
+    """Return a bucket's storage layout as JSON in Google's form; it lacks the regions of a dual-region."""
+    return {
+        "kind": "storage#storageLayout",
+        "bucket": bucket.name,
+        "location": bucket.fields["location"],
+        "locationType": bucket.fields["locationType"],
+        "hierarchicalNamespace": {"enabled": False},
     }
 
 
