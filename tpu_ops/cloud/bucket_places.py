@@ -48,6 +48,7 @@ _ELSEWHERE_ON_IT = "more than $0.02 per GiB"
 _OTHER_CONTINENT = "about $0.05 to $0.15 per GiB"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 #: A URI in other text. Characters of a shell's expansion belong to the match: such a name is no bucket's name.
 _IN_TEXT = re.compile(r"gs://([\w.$*?{}\[\]-]+)", re.ASCII)
 
@@ -103,6 +104,17 @@ def name_of(text: str, where: str = "") -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{text!r:.80} is not the name of a bucket", where=where, fix="write it as NAME or gs://NAME")
     return name
+
+
+def region_of(text: str, where: str = "") -> str:
+    """Return the name of a region in lower case.
+
+    Raises:
+        UsageError: The text names something else, such as a zone.
+    """
+    if not _REGION.fullmatch(text.lower()):
+        raise UsageError(f"{text!r:.80} is not a region", where=where, fix="name a region, as in us-central2")
+    return text.lower()
 
 
 def named_in(texts: Iterable[str]) -> list[str]:

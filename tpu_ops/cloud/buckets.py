@@ -140,7 +140,14 @@ def requests(uri: str, what: str) -> Iterator[None]:
         uri: ``gs://BUCKET/OBJECT`` or ``gs://BUCKET``.
         what: What has failed, as the beginning of the message.
     """
-    from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
+    from google.api_core.exceptions import (
+        BadRequest,
+        Forbidden,
+        GoogleAPICallError,
+        NotFound,
+        RetryError,
+        Unauthorized,
+    )
     from google.auth.exceptions import GoogleAuthError
     from google.resumable_media import DataCorruption, InvalidResponse
     from requests.exceptions import RequestException
@@ -155,6 +162,8 @@ def requests(uri: str, what: str) -> Iterator[None]:
         raise CloudError(f"{what}: no access", where=uri, fix=fix) from exc
     except DataCorruption as exc:
         raise CloudError(f"{what}: the received data differs from the stored data", where=uri, fix="try again") from exc
+    except BadRequest as exc:
+        raise CloudError(f"{what}: {printable(exc.message):.200}", where=uri, fix="correct the request") from exc
     except (GoogleAPICallError, InvalidResponse, RetryError, RequestException, OSError) as exc:
         why = printable(str(exc)) or type(exc).__name__
         raise CloudError(f"{what}: {why:.200}", where=uri, fix="check the network") from exc

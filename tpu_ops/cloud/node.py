@@ -21,6 +21,11 @@ SERVING_STATES = ("READY",)
 TAKEN_STATES = ("PREEMPTED", "TERMINATED", "STOPPED")
 
 
+def region_of(zone: str) -> str:
+    """Return the region of a zone: the zone's name without its last part."""
+    return zone.rsplit("-", 1)[0]
+
+
 class Node(NamedTuple):
     """One TPU VM of the API, with all its workers.
 
@@ -85,8 +90,8 @@ class Node(NamedTuple):
 
     @property
     def region(self) -> str:
-        """The region: the zone's name without its last part."""
-        return self.zone.rsplit("-", 1)[0]
+        """The region of the node's zone."""
+        return region_of(self.zone)
 
     @property
     def worker_count(self) -> int:
