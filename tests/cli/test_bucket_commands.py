@@ -77,3 +77,66 @@ def test_a_check_has_a_verdict_for_each_region(fleet, tpu_ops, storage, name):
     assert head == ["REGION", "NODES", "VERDICT", "READING"]
     assert [row[:3] for row in rows] == [["europe-west4", "two", "refused"], ["us-central2", "one", "warning"]]
     failed(tpu_ops("bucket", "check", "absent-bucket"), 3, "there is no such bucket", "at:  gs://absent-bucket")
+
+
+LAYOUTS = "storage.buckets.getStorageLayout"
+
+
+@pytest.fixture
+def far(fleet, storage, name, ssh, monkeypatch):
+    """A bucket far away from the node `pod`, whose workers do not answer."""
+    monkeypatch.setenv("SSH_SAYS", "No route to host")
+    fleet.create("pod")
+    made(storage, fleet, name, "EUROPE-WEST4")
+    fleet.api.forget_requests()
+    return name
+
+
+def train(tpu_ops, *argv):
+    return tpu_ops("train", "pod", "--dry-run", *argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--", "python", "train.py", "--data=gs://NAME/train"),
+        ("--shell", "--", "python train.py >gs://NAME/x"),
+        ("--env", "OUT=gs://NAME", "--", "true"),
+        ("--env-file", "env", "--", "true"),
+        ("--bucket", "NAME", "--", "true"),
+    ],
+)
+def test_a_run_does_not_start_far_away_from_its_bucket(fleet, tpu_ops, ssh, far, argv):
+    (fleet.path / "env").write_text(f"OUT=gs://{far}/checkpoints\n")
+    argv = [word.replace("NAME", far) for word in argv]
+    words = f"gs://{far} is in the region europe-west4", "$0.15 per GiB", "--any-region", "--region us-central2"
+    failed(train(tpu_ops, *argv), 2, *words)
+    assert ssh() == []
+    code, _, err = train(tpu_ops, "--any-region", *argv)
+    assert (code, f"warning: gs://{far} is in the region europe-west4, on another continent" in err) == (4, True), err
+
+
+def test_all_buckets_that_are_far_away_are_named(fleet, tpu_ops, storage, far, name):
+    other = made(storage, fleet, f"{name}-other", "EU")
+    words = f"    gs://{far} is in the region europe-west4", f"    gs://{other} is in the multi-region eu"
+    failed(train(tpu_ops, "--bucket", other, "--", "true", f"gs://{far}"), 2, "several buckets are far", *words)
+
+
+def test_a_near_bucket_is_asked_once_and_says_nothing(fleet, tpu_ops, storage, far, name):
+    near, multi = made(storage, fleet, f"{name}-near", "us-central2"), made(storage, fleet, f"{name}-us", "US")
+    fleet.api.forget_requests()
+    words = (f"gs://{near}/a", f"gs://{near}/b", f"gs://{multi}/a")
+    code, _, err = train(tpu_ops, "--bucket", near, "--", "true", *words)
+    assert (code, near in err) == (4, False), err
+    assert f"warning: gs://{multi} is in the multi-region us, on the same continent as the nodes in us-central2" in err
+    assert fleet.api.requests(fleet.project)[LAYOUTS] == 2
+
+
+def test_a_run_without_buckets_asks_nothing_and_an_unknown_place_is_a_warning(fleet, tpu_ops, far):
+    assert train(tpu_ops, "--", "python", "s3://x")[0] == 4
+    assert LAYOUTS not in fleet.api.requests(fleet.project)
+    for method in (LAYOUTS, "storage.buckets.get"):
+        fleet.api.fault(method=method, code="PERMISSION_DENIED")
+    code, _, err = train(tpu_ops, "--", "true", f"gs://{far}")
+    assert (code, f"warning: gs://{far}: the bucket's location cannot be read: no access" in err) == (4, True), err
+    failed(train(tpu_ops, "--bucket", "gs://a/b", "--", "true"), 2, "is not the name of a bucket", "at:  --bucket")

@@ -26,11 +26,12 @@ from tpu_ops.cli import (
 )
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import words
-from tpu_ops.cloud import remaking
+from tpu_ops.cloud import bucket_places, remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.runs import (
+    bucket_check,
     control,
     endings,
     launch,
@@ -96,6 +97,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--user", default="", metavar="U", help="run as this user; needs full passwordless sudo on the workers"
     )
     parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
+    parser.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="check the location of this bucket, besides those of gs:// URIs in the command and its variables "
+        "(repeatable)",
+    )
+    parser.add_argument(
+        "--any-region", action="store_true", help="start although a bucket is in another region, and pay for transfers"
+    )
     parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     for option, value, what in (
         ("--barrier", spec.BARRIER, "that all workers get to become ready"),
@@ -133,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
     if args.git:
         projects.check(args.git, args.sync)
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
+    given = [bucket_places.name_of(text, "--bucket") for text in args.bucket]
+    buckets = list(dict.fromkeys([*given, *bucket_places.named_in([*command, *env.values()])]))
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = _ranked(fleet, args.target)
     shown = ranks.parse(args.rank, len(workers))
@@ -164,6 +178,8 @@ def run(args: argparse.Namespace) -> int:
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     with faults.told(run_spec.run_id, fleet.settings, as_json=args.json, more=job.facts):
+        regions = [worker.node.region for worker in workers]
+        bucket_check.check(buckets, regions, fleet.settings, any_region=args.any_region)
         if args.git:
             job.bring()
         if args.recover:
