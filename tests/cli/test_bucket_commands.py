@@ -140,3 +140,19 @@ def test_a_run_without_buckets_asks_nothing_and_an_unknown_place_is_a_warning(fl
     code, _, err = train(tpu_ops, "--", "true", f"gs://{far}")
     assert (code, f"warning: gs://{far}: the bucket's location cannot be read: no access" in err) == (4, True), err
     failed(train(tpu_ops, "--bucket", "gs://a/b", "--", "true"), 2, "is not the name of a bucket", "at:  --bucket")
+
+
+def test_the_doctor_judges_a_bucket_for_each_node(fleet, tpu_ops, storage, far, name):
+    near = made(storage, fleet, f"{name}-near", "us-central2")
+    code, out, err = tpu_ops("doctor", "pod", "--bucket", far, "--bucket", near, "--json")
+    *_, place, access = json.loads(out)
+    assert (code, place["check"], place["passed"], place["workers"]) == (4, "bucket_place", False, ["pod-w0"]), err
+    (fault,) = place["faults"]
+    assert (fault["worker"], f"gs://{far} is in the region europe-west4" in fault["problem"]) == ("pod-w0", True)
+    assert fault["fix"].endswith("`tpu_ops bucket create NAME --region us-central2`")
+    assert (access["check"], access["passed"], access["workers"]) == ("bucket_access", None, [])
+    out = tpu_ops("doctor", "--bucket", near)[1]
+    assert "PASS  reading the buckets costs nothing (1 worker)\n" in out
+    assert "----  the nodes' service accounts can use the buckets: no worker could be checked\n" in out
+    failed(tpu_ops("doctor", "pod", "--write"), 2, "goes with --bucket only", "at:  --write")
+    assert "bucket" not in tpu_ops("doctor", "pod", "--json")[1]

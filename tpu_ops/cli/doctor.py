@@ -11,9 +11,11 @@ from pathlib import Path
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
+from tpu_ops.cloud import bucket_places
+from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import doctor, preparations
+from tpu_ops.runs import bucket_access, bucket_check, doctor, preparations
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
 
@@ -22,6 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops doctor`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    parser.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also check the location of this bucket, and try on one worker of each node whether its service account "
+        "can read it (repeatable)",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="with --bucket: also write a small object there, and delete it"
+    )
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
     parser.epilog = (
         "If one run could use the whole target, all its workers are compared with each other; otherwise only the "
@@ -31,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the workers and print the findings."""
+    if args.write and not args.bucket:
+        raise UsageError("this option goes with --bucket only", where="--write", fix="add --bucket NAME")
+    names = list(dict.fromkeys(bucket_places.name_of(text, "--bucket") for text in args.bucket))
     settings = config.load(args.fleet)
     if args.target:
         fleet, workers = contact.find(settings, args.target)
@@ -41,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if not workers:
         raise UsageError("the fleet has no workers", where=str(settings.path), fix=targets.of_empty_fleet(fleet.listed))
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers, args.target or ""))
+    if names:
+        found += _of_buckets(fleet, workers, found, names, write=args.write)
     waiting = unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.named(finding.faults)) for finding in waiting]
     with output.read_or_not():
@@ -50,6 +68,17 @@ def run(args: argparse.Namespace) -> int:
             for finding in findings:
                 show(finding)
     return exit_code(findings)
+
+
+def _of_buckets(
+    fleet: view.Fleet, workers: Sequence[Worker], found: Sequence[Finding], names: Sequence[str], *, write: bool
+) -> list[Finding]:
+    """Return the findings on buckets, given those on the workers."""
+    silent = {fault.worker for finding in found if finding.check == "answers" for fault in finding.faults}
+    chosen = bucket_access.one_of_each(workers, silent)
+    places = bucket_places.find_each(names, fleet.settings.auth, bucket_check.LIMIT)
+    tried = asyncio.run(bucket_access.access(contact.fanout(fleet), chosen, names, write=write))
+    return [bucket_access.places(bucket_access.one_of_each(workers), places), tried]
 
 
 def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
@@ -76,7 +105,7 @@ def row(finding: Finding) -> dict[str, object]:
 
 def show(finding: Finding) -> None:
     """Print a finding: one line for the check, and two more lines for each kind of fault."""
-    title = doctor.CHECKS[finding.check] + (", node by node" if finding.each_node else "")
+    title = (doctor.CHECKS | bucket_access.CHECKS)[finding.check] + (", node by node" if finding.each_node else "")
     if not finding.faults:
         count = texts.count(len(finding.asked), "worker")
         output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could be checked")
