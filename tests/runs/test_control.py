@@ -13,11 +13,12 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import runs, runs_output, status, stop, unlock, who
+from tpu_ops.cli import runs, status, stop, unlock
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.runs import control, follow, overview, records
+from tpu_ops.runs import control, follow, holders, overview, records
 from tpu_ops.runs.holders import Holder
+from tpu_ops.runs.outcomes import run_state
 from tpu_ops.runs.spec import GRACE_STOP
 from tpu_ops.ssh.replies import Reply
 
@@ -84,7 +85,7 @@ async def test_whoever_is_refused_by_workers_learns_with_which_key_and_account(
     elif asks == "all runs":
         problem = (await overview.overview(there, fanout)).silent.problem()
     elif asks == "who":
-        seen = await asyncio.to_thread(who.look, there, ["pod-w0", "pod-w1"])
+        seen = await asyncio.to_thread(holders.of_fleet, there, ["pod-w0", "pod-w1"])
         problem = control.Found([], seen.silent).problem()
     else:
         problem = (await control.find(there, fanout, "pod")).problem()
@@ -287,7 +288,7 @@ async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: P
     assert [outcome.state for outcome in seen.rows[0][1]] == ["gone"], "nobody has seen its end"
     records.close(tmp_path, "old", ended)
     seen = await overview.overview(fleet(tmp_path), fanout)
-    assert runs_output.run_state(seen.rows[0][1]) == state
+    assert run_state(seen.rows[0][1]) == state
 
 
 async def test_an_overview_asks_by_name_for_a_run_that_is_behind_newer_ones(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tpu_ops.cli import options, output, who
+from tpu_ops.cli import options, output
 from tpu_ops.cloud import pending
 from tpu_ops.cloud.node import SERVING_STATES
 from tpu_ops.cloud.pending import CREATE, START, Request
@@ -14,7 +14,7 @@ from tpu_ops.cloud.remedies import node_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, OpsError
 from tpu_ops.fleet import origin, view
-from tpu_ops.runs import recovery
+from tpu_ops.runs import holders, recovery
 
 #: The option of `tpu_ops stop` that deletes all open requests of a run.
 DELETE = "--delete-requested"
@@ -74,7 +74,7 @@ def in_use(settings: Settings, request: Request) -> str:
         if node.full_name.startswith(f"{place}/")
         and request.name in (node.full_name, f"{place}/queuedResources/{node.queued_resource}")
     ]
-    return who.named(who.active(fleet, names)[0])
+    return holders.named(holders.active(fleet, names)[0])
 
 
 def settle(

@@ -19,7 +19,7 @@ from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Finish, Stop, StopWanted
 from tpu_ops.runs import advice, ranks, records, recovery, spec
 from tpu_ops.runs.endings import STOPPED
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 from tpu_ops.runs.recovery import Recovery
 
 
@@ -137,7 +137,7 @@ class Recovering:
         return asyncio.run(followed)
 
     def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:
-        state = runs_output.run_state(outcomes) if outcomes else STOPPED
+        state = run_state(outcomes) if outcomes else STOPPED
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED, outcomes)
         output.info(f"run {self.kept.run_id}: stopped; it will not be started again")
@@ -171,7 +171,7 @@ class Recovering:
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        state = runs_output.run_state(outcomes)
+        state = run_state(outcomes)
         records.close(self._settings.state_dir, self.kept.run_id, state, outcomes=outcomes)
         return runs_output.finish(
             self.kept.run_id,

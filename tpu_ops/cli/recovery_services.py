@@ -6,14 +6,14 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tpu_ops.cli import configure, faults, options, output, runs_output, who
+from tpu_ops.cli import configure, faults, options, output, runs_output
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.config import Settings
 from tpu_ops.fleet import contact, origin, view
-from tpu_ops.runs import control, copies, projects, ranks
+from tpu_ops.runs import control, copies, holders, projects, ranks
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.spec import RunSpec
@@ -49,8 +49,8 @@ class Services:
 
     def _used(self, names: Collection[str]) -> str:
         """Return the other runs that are active on nodes, as words; empty if there are none."""
-        runs, _ = who.active(view.look(self._settings)[0], names)
-        return who.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
+        runs, _ = holders.active(view.look(self._settings)[0], names)
+        return holders.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
 
     def fleet(self) -> view.Fleet:
         """Return the last known view of the fleet; print each of its warnings once."""

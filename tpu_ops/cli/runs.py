@@ -12,7 +12,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import advice, control, overview, preparations, recovery
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +68,6 @@ def _row(
         "run": run_.run_id,
         "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
-        "state": advice.state(runs_output.run_state(outcomes), found),
+        "state": advice.state(run_state(outcomes), found),
         "started": output.at(since),
     }

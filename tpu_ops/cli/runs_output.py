@@ -12,7 +12,7 @@ from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode
 from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, raised_before
+from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, person, raised_before, run_state
 
 #: Of a failed rank whose output was not shown, this many last lines are shown.
 TAIL_LINES = 20
@@ -56,11 +56,6 @@ def _lead(said_by: Sequence[int]) -> str:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-def person(name: str, asker: str) -> str:
-    """Return the user of a run, and the person who started the run if it is another one; empty if unknown."""
-    return name if asker in ("", name) else f"{name} (started by {asker})"
 
 
 def ending(outcome: Outcome) -> str:
@@ -120,21 +115,6 @@ def attempt(outcomes: Sequence[Outcome]) -> int:
     known = [outcome.record for outcome in outcomes if outcome.record]
     found = known or [outcome.remembered for outcome in outcomes if outcome.remembered]
     return max((int(record["attempt"]) for record in found), default=1)
-
-
-def run_state(outcomes: Sequence[Outcome]) -> str:
-    """Return the state of a whole run, which is the worst state of its ranks."""
-    states = {outcome.state for outcome in outcomes}
-    if first_failure(outcomes) or "failed" in states:
-        # If the start of a rank was refused, no rank has begun, not even on a worker that does not answer.
-        return "refused" if "refused" in states <= {"refused", "unreachable", "unknown"} else "failed"
-    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
-        if state in states:
-            return state
-    if any(outcome.state == "refused" and outcome.remembered for outcome in outcomes):
-        return "refused"
-    # Refused because of a stop: for any other reason, `first_failure` would not be empty.
-    return "stopped" if "refused" in states else "succeeded"
 
 
 def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:

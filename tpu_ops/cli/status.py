@@ -14,7 +14,7 @@ from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
 from tpu_ops.runs import advice, control, holders, nodes, overview, recovery
 from tpu_ops.runs.known_ends import remembered
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     attempt = runs_output.attempt(outcomes)
     which = f", attempt {attempt}" if attempt > 1 else ""
     found = recovery.recoverer(settings.state_dir, run_.run_id)
-    state = advice.state(runs_output.run_state(outcomes), found)
+    state = advice.state(run_state(outcomes), found)
     more = f" {advice.starting(outcomes)}" if state == "starting" else ""
     output.info(f"run {run_.run_id}{which}: {state}{more}")
     with output.read_or_not():

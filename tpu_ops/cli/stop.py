@@ -17,7 +17,7 @@ from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.spec import MAX_GRACE
 from tpu_ops.runs import control, endings, nodes, records, recovery
-from tpu_ops.runs.outcomes import Outcome, of_refused
+from tpu_ops.runs.outcomes import Outcome, of_refused, run_state
 from tpu_ops.runs.spec import GRACE_STOP
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.renewal import in_thread
@@ -141,7 +141,7 @@ async def _end_of_all(
     known = nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun)
     stopped = stopped._replace(outcomes=tuple(of_refused(known)))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-        state, ends = runs_output.run_state(stopped.outcomes), stopped.outcomes
+        state, ends = run_state(stopped.outcomes), stopped.outcomes
         records.close(fleet.settings.state_dir, run_.run_id, state, outcomes=ends)
         if not off and exit_code(stopped.outcomes) == ExitCode.OK:
             await _none_left(fleet.settings.state_dir, run_.run_id)
@@ -273,7 +273,7 @@ def _how(stopped: control.Stopped) -> str:
     """Return the state of a run after the stop, or how it had ended before, as words to put after its id."""
     records_ = [outcome.record for outcome in stopped.outcomes if outcome.record]
     if not stopped.already:
-        state = runs_output.run_state(stopped.outcomes)
+        state = run_state(stopped.outcomes)
         # A run that is partly gone is not active any more, so it counts as stopped. A run of which no worker has a
         # record was not stopped by this command.
         is_stopped = state == "gone" and any(out.record or out.reason == NOT_ON for out in stopped.outcomes)

@@ -45,7 +45,7 @@ from tpu_ops.runs import (
     turns,
 )
 from tpu_ops.runs.follow import Follower
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 from tpu_ops.ssh.fanout import Fanout
 
 #: Tells the dispatcher that the words after `--` are a command.
@@ -305,7 +305,7 @@ class _Job:
             return self._detach()
         outcomes = await self._follow(fanout)
         self.started_by = None
-        state = runs_output.run_state(outcomes)
+        state = run_state(outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, outcomes=outcomes)
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(
@@ -430,7 +430,7 @@ class _Job:
 
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Write the outcomes of the stopped run to this machine's record."""
-        state = runs_output.run_state(outcomes)
+        state = run_state(outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:

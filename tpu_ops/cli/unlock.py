@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
     user = args.user or fleet.settings.user
-    seen = who.look(fleet, hosts)
+    seen = holders.of_fleet(fleet, hosts)
     doomed = [holder for holder in seen.holders if holder.user == user]
     answering = [worker for worker in workers if worker.host not in {reply.host for reply in seen.silent}]
     runs = asyncio.run(_runs_of(fleet, answering, doomed))

@@ -259,3 +259,23 @@ def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
         return replace(outcome, state="refused", reason=reason)
 
     return [refused(outcome) for outcome in outcomes]
+
+
+def run_state(outcomes: Sequence[Outcome]) -> str:
+    """Return the state of a whole run, which is the worst state of its ranks."""
+    states = {outcome.state for outcome in outcomes}
+    if first_failure(outcomes) or "failed" in states:
+        # If the start of a rank was refused, no rank has begun, not even on a worker that does not answer.
+        return "refused" if "refused" in states <= {"refused", "unreachable", "unknown"} else "failed"
+    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
+        if state in states:
+            return state
+    if any(outcome.state == "refused" and outcome.remembered for outcome in outcomes):
+        return "refused"
+    # Refused because of a stop: for any other reason, `first_failure` would not be empty.
+    return "stopped" if "refused" in states else "succeeded"
+
+
+def person(name: str, asker: str) -> str:
+    """Return the user of a run, and the person who started the run if it is another one; empty if unknown."""
+    return name if asker in ("", name) else f"{name} (started by {asker})"
