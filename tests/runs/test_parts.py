@@ -400,6 +400,22 @@ def test_a_summary_tells_whose_run_it_is_of_what_and_since_when(ended: tuple[Any
     assert (unknown["person"], unknown["argv"], unknown["since"], unknown["ended"]) == ("", [], None, None)
 
 
+def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
+    rows = [
+        {"worker": f"pod-w{index}", "problem": "absent", "fix": f"tpu_ops configure pod-w{index}"}
+        for index in (0, 1, 2, 10)
+    ]
+    other = {"worker": "pod-w3", "problem": "busy", "fix": "wait"}
+    assert preflight.once_each([*rows, other]) == [
+        {
+            "worker": "pod-w[0-2,10]",
+            "problem": "absent",
+            "fix": "tpu_ops configure 'pod-w[0-2,10]'",
+        },
+        other,
+    ]
+
+
 def test_the_error_names_all_workers_that_the_first_fix_helps() -> None:
     faults = [preflight.Fault(f"pod-w{index}", "no launcher", preflight.configure(f"pod-w{index}")) for index in (0, 1)]
     faults.insert(1, preflight.Fault("pod-w2", "its chips are held", "wait for it"))

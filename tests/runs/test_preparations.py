@@ -14,7 +14,7 @@ from tpu_ops.cli import doctor, faults, recovering, runs
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.runs import control, launch, overview, preflight, records, recovery, spec
-from tpu_ops.runs.doctor import Finding
+from tpu_ops.runs.doctor import Finding, unconfigured
 from tpu_ops.runs.preparations import problem_of
 from tpu_ops.ssh.replies import Reply
 
@@ -115,7 +115,7 @@ def test_doctor_does_not_advise_to_configure_workers_in_recovery(tmp_path: Path,
     )
 
     def fixes() -> list[str]:
-        (finding,) = doctor.unconfigured([Finding("answers", wrong, ("pod-w0", "else-w0"))], tmp_path)
+        (finding,) = unconfigured([Finding("answers", wrong, ("pod-w0", "else-w0"))], tmp_path)
         return [fault.fix for fault in finding.faults]
 
     with at_work():
