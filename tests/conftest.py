@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -44,6 +45,14 @@ def _signals_as_before() -> Iterator[None]:
     yield
     after = pthread_sigmask(signal.SIG_SETMASK, before)
     assert after == before, "signals are blocked that were not before"
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Return the messages that this project logs, even if a command in this process has redirected them to stderr."""
+    monkeypatch.setattr(logging.getLogger("tpu_ops"), "propagate", True)
+    caplog.set_level(logging.INFO, "tpu_ops")
+    return caplog
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ from tpu_ops.cli import attach, logs, recovering, runs, runs_output, status, sto
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol.wire import END
+from tpu_ops.recovery import termination
 from tpu_ops.runs import control, ranks, records, recovery
 from tpu_ops.runs.known_ends import NODE_GONE, remembered
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
@@ -283,7 +284,7 @@ def test_all_commands_tell_that_ranks_of_a_refused_start_were_never_started(
     for command, code in ((status, ExitCode.FAILED), (attach, ExitCode.FAILED), (stop, ExitCode.OK)):
         if command is stop:
             ends = [control.asked_outcome(rank, world.workers._said(host, {})) for rank, host in enumerate(HOSTS)]
-            monkeypatch.setattr(stop, "end", AsyncMock(return_value=said._replace(outcomes=tuple(ends))))
+            monkeypatch.setattr(termination, "end", AsyncMock(return_value=said._replace(outcomes=tuple(ends))))
         found, out, _ = world(command, "--json", "r1")
         (told,) = json.loads(out) if command is not attach else (json.loads(out),)
         assert (found, {rank["state"] for rank in told["ranks"]}) == (code, {"refused"}), command
@@ -646,7 +647,7 @@ STOPPED_RECORD = {"intent": {"kind": "stop"}, "attempt": 1, "person": {"name": "
     ("states", "reason", "record", "said"),
     [
         (("gone", "gone"), "its node is PREEMPTED now", None, "gone"),
-        (("gone", "gone"), stop.NOT_ON, None, "stopped"),
+        (("gone", "gone"), termination.NOT_ON, None, "stopped"),
         (("gone", "stopped"), "its node is PREEMPTED now", STOPPED_RECORD | {"state": "stopped"}, "stopped"),
         (("gone", "unreachable"), "", None, "unreachable"),
     ],

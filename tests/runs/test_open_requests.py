@@ -161,7 +161,7 @@ def fleet(lab_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     found = SimpleNamespace(settings=settings, workers=(), listed=(), nodes=())
     monkeypatch.setattr("tpu_ops.cli.stop.config.load", lambda _: settings)
     monkeypatch.setattr("tpu_ops.cli.stop.view.current", lambda _: found)
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: None)
     return settings
 
 

@@ -12,7 +12,7 @@ from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode
 from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, person, raised_before, run_state
+from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
 
 #: Of a failed rank whose output was not shown, this many last lines are shown.
 TAIL_LINES = 20
@@ -79,14 +79,13 @@ def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | 
         outcomes: The outcomes of its ranks.
         found: The process that recovers the run on this machine, if any.
     """
-    first, newest = first_failure(outcomes), attempt(outcomes)
-    known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
+    first, known = first_failure(outcomes), newest_records(outcomes)
     ends = [float(record["ended"]) for record in known if record.get("ended")]
     on = any(record["state"] != "lost" for record in known if not record.get("ended"))
     remembered = next((out.remembered for out in outcomes if out.remembered and not known), {})
     return {
         "run_id": run_id,
-        "attempt": newest,
+        "attempt": attempt(outcomes),
         "state": (state := advice.state(run_state(outcomes), found)),
         "recovery": found.facts() if found and state == advice.RECOVERING else None,
         "person": next((record["person"]["name"] for record in known), ""),

@@ -261,6 +261,13 @@ def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [refused(outcome) for outcome in outcomes]
 
 
+def newest_records(outcomes: Sequence[Outcome]) -> list[Mapping[str, Any]]:
+    """Return the workers' records of the newest attempt of a run that any of them has a record of."""
+    known = [outcome.record for outcome in outcomes if outcome.record]
+    newest = max((int(record["attempt"]) for record in known), default=1)
+    return [record for record in known if record["attempt"] == newest]
+
+
 def run_state(outcomes: Sequence[Outcome]) -> str:
     """Return the state of a whole run, which is the worst state of its ranks."""
     states = {outcome.state for outcome in outcomes}
