@@ -47,10 +47,17 @@ def _signals_as_before() -> Iterator[None]:
     assert after == before, "signals are blocked that were not before"
 
 
+@pytest.fixture(autouse=True)
+def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a command that a test runs in this process print the log's messages only until the end of the test."""
+    log = logging.getLogger("tpu_ops")
+    monkeypatch.setattr(log, "handlers", list(log.handlers))
+    monkeypatch.setattr(log, "propagate", log.propagate)
+
+
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Return the messages that this project logs, even if a command in this process has redirected them to stderr."""
-    monkeypatch.setattr(logging.getLogger("tpu_ops"), "propagate", True)
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Return the messages that this project logs."""
     caplog.set_level(logging.INFO, "tpu_ops")
     return caplog
 

@@ -8,12 +8,12 @@ import contextlib
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_ops.cli import foreground, open_requests, output, runs_output
+from tpu_ops.cli import foreground, output, runs_output
 from tpu_ops.cli.interrupts import Asked, ended_by
 from tpu_ops.cli.recovery_services import Printer, Services
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UsageError
-from tpu_ops.recovery import services
+from tpu_ops.recovery import open_requests, services
 from tpu_ops.recovery.decide import over_budget
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Finish, Stop, StopWanted
@@ -91,7 +91,7 @@ class Recovering:
 
     def tell_requested(self) -> None:
         """Print the nodes that were requested and that no attempt uses: they are billed after this command's end."""
-        open_requests.tell(self._settings, self.kept.run_id, self.driver.requests.all)
+        open_requests.tell(self.kept.run_id, self.driver.requests.all)
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow and recover the run until it ends for good or the user detaches; return the exit code.

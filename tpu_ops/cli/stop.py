@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_ops import config
-from tpu_ops.cli import open_requests, options, output, runs_output
+from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import view
 from tpu_ops.protocol.spec import MAX_GRACE
-from tpu_ops.recovery import termination
+from tpu_ops.recovery import open_requests, termination
 from tpu_ops.recovery.termination import is_ended
 from tpu_ops.runs import control, recovery
 from tpu_ops.runs.outcomes import Outcome, run_state
@@ -56,14 +56,23 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"no run is active on {args.run}")
     left: dict[str, list[dict[str, Any]]] = {}
     for run_id in {run_.run_id for run_, _ in ended} or ({args.run} if only else set()):
-        ask = options.can_ask() and not args.json
-        left[run_id], failure = open_requests.settle(settings, run_id, delete=args.delete_requested, ask=ask)
+        left[run_id], failure = open_requests.settle(
+            settings,
+            run_id,
+            delete=args.delete_requested,
+            confirmed=_confirmed if options.can_ask() and not args.json else None,
+            waiting=options.Waiting,
+        )
         problem = problem or failure
     if args.json and (ended or not problem):
         report(ended, as_json=True, left=left)
     if problem:
         raise problem
     return exit_code([outcome for _, stopped in ended for outcome in stopped.outcomes])
+
+
+def _confirmed(question: str) -> bool:
+    return options.confirmed(question, "deleting")
 
 
 def report(
