@@ -289,7 +289,7 @@ def test_what_is_to_be_warned_of_is_said_once(tmp_path: Path, monkeypatch: pytes
     for name, value in member.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: Ready())
-    monkeypatch.setattr("tpu_ops.cli.train.configure.rehearse", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.ansible.convergence.rehearse", lambda *_: None)
     assert main(["train", "pod", "--recover", "--force", "--dry-run", "--", "true"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert [

@@ -6,7 +6,9 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tpu_ops.cli import configure, faults, options, output, runs_output
+from tpu_ops.ansible import convergence
+from tpu_ops.cli import faults, options, output, runs_output
+from tpu_ops.cli.configure import Progress
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.pending import Requests
@@ -77,11 +79,11 @@ class Services:
 
     def configure(self, fleet: view.Fleet, workers: Sequence[Worker]) -> None:
         """Run site.yml on workers."""
-        configure.converge(self._settings, fleet, workers, then="continue")
+        convergence.converge(fleet, workers, Progress, then="continue")
 
     def check_out(self, fleet: view.Fleet, workers: Sequence[Worker], project: str) -> None:
         """Check out a project of the fleet on workers."""
-        configure.check_out(self._settings, fleet, workers, project)
+        projects.check_out(fleet, workers, project, Progress)
 
     async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
         """Check that the run's project is still at the run's commit on all workers."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_ops import config, files, texts
+from tpu_ops.ansible import convergence
 from tpu_ops.cli import (
-    configure,
     faults,
     foreground,
     interrupts,
@@ -25,6 +25,7 @@ from tpu_ops.cli import (
     runs_output,
 )
 from tpu_ops.cli import sync as cli_sync
+from tpu_ops.cli.configure import Progress
 from tpu_ops.cli.run import words
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
@@ -244,7 +245,7 @@ class _Job:
             return
         output.info("checking whether site.yml could configure a recreated node")
         try:
-            configure.rehearse(self.fleet.settings, self.fleet, self.workers)
+            convergence.rehearse(self.fleet, self.workers, Progress)
         except (HostError, UsageError) as exc:
             if not self.args.force:
                 raise
@@ -265,7 +266,7 @@ class _Job:
         asyncio.run(ready())
         projects.must_be_declared(self.fleet.settings, os.environ.get("ANSIBLE_INVENTORY", ""))
         begun, dry = time.monotonic(), self.args.dry_run
-        self.project = configure.check_out(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
+        self.project = projects.check_out(self.fleet, self.workers, self.args.git, Progress, dry=dry)
         self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)
         where = f"{self.project.path} on {texts.count(len(self.hosts), 'worker')}"
         output.info(
