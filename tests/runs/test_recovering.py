@@ -1095,7 +1095,7 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
     capsys.readouterr()
     keep(job.driver, pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]
-    monkeypatch.setattr(recovering, "Services", lambda *_: world)
+    monkeypatch.setattr(recovering, "FleetServices", lambda *_, **__: world)
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)

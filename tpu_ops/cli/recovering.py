@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_ops.cli import foreground, output, runs_output
+from tpu_ops.cli import faults, foreground, options, output, runs_output
+from tpu_ops.cli.configure import Progress
 from tpu_ops.cli.interrupts import Asked, ended_by
-from tpu_ops.cli.recovery_services import Printer, Services
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.recovery import open_requests, services
 from tpu_ops.recovery.decide import over_budget
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Finish, Stop, StopWanted
-from tpu_ops.runs import advice, ranks, records, recovery, spec
+from tpu_ops.recovery.fleet_services import FleetServices
+from tpu_ops.runs import advice, control, copies, ranks, records, recovery, spec
 from tpu_ops.runs.endings import STOPPED
+from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome, run_state
+from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.recovery import Recovery
+from tpu_ops.ssh.fanout import Fanout
 
 
 @contextlib.contextmanager
@@ -39,6 +43,47 @@ def alone(settings: Settings, run_id: str) -> Iterator[None]:
             fix = f"`tpu_ops attach {run_id}` follows the run without recovering it"
             raise UsageError(what, where=f"run {run_id}", fix=fix) from None
         yield
+
+
+class Printer:
+    """The terminal of a command that recovers a run.
+
+    Args:
+        args: ``rank`` and ``json`` of the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+
+    def info(self, text: str) -> None:
+        """Print a message."""
+        output.info(text)
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        output.warning(text)
+
+    def overriding(self) -> Callable[[Fault], None]:
+        """Return a function that warns of a fault that --force overrides."""
+        return faults.overriding()
+
+    def ranks(self, count: int) -> list[int]:
+        """Return the ranks whose output is printed."""
+        return ranks.parse(self._args.rank, count)
+
+    def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
+        """Return the follower of an attempt, which prints the output and writes copies of the logs."""
+        return Follower(
+            fanout,
+            run.run_id,
+            run.hosts,
+            shown=self.ranks(len(run.hosts)),
+            line=runs_output.line_aside if self._args.json else runs_output.line,
+            part=runs_output.part_aside if self._args.json else runs_output.part,
+            say=output.info,
+            data=logs.write,
+            offsets=logs.offsets,
+        )
 
 
 class Recovering:
@@ -73,7 +118,7 @@ class Recovering:
             settings.state_dir,
             kept,
             run,
-            uses or Services(settings, kept.run_id, said),
+            uses or FleetServices(settings, kept.run_id, said, waiting=options.Waiting, display=Progress),
             Printer(args),
             follow=self._follow,
             begun=begun,
