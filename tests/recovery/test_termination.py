@@ -15,7 +15,6 @@ import pytest
 from tests.runs.test_control import ENDED, Ending
 from tests.runs.test_parts import pod, stand_in
 from tpu_ops import files
-from tpu_ops.cli import recovering
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet import contact
@@ -123,7 +122,7 @@ async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
     monkeypatch.setattr(contact, "fanout", lambda _: None)
     monkeypatch.setattr(control, "find", find)
     monkeypatch.setattr(files, "replace", full)
-    with recovering.alone(fleet.settings, "r1"):
+    with recovery.alone(fleet.settings.state_dir, "r1"):
         ended, problem = await termination.end_named(fleet, "r1")
     assert (sorted(told), [run_.run_id for run_, _ in ended]) == (["r1", "r2"], ["r1", "r2"])
     said = logged.text
@@ -174,7 +173,7 @@ async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_ov
     held, go = threading.Event(), threading.Event()
 
     def recovers() -> None:
-        with recovering.alone(stand_in(tmp_path), "r1"):
+        with recovery.alone(tmp_path, "r1"):
             held.set()
             go.wait(30)
 

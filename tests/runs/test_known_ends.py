@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from tests.runs.test_parts import pod
-from tpu_ops.cli import attach, logs, recovering, runs, runs_output, status, stop
+from tpu_ops.cli import attach, logs, runs, runs_output, status, stop
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol.wire import END
@@ -383,7 +383,7 @@ def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: Wor
         "r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {}), pending=True, since=60.0
     )
     recovery.write(world.folder, kept)
-    with recovering.alone(world.fleet.settings, "r1"):
+    with recovery.alone(world.folder, "r1"):
         (row,) = json.loads(world(runs, "--json")[1])
         _, out, err = world(runs)
         shown = world(status, "r1")[2]

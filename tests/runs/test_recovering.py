@@ -438,7 +438,7 @@ def test_a_run_stopped_while_nodes_are_recreated_is_not_started_again(
     threads: list[threading.Thread] = []
     monkeypatch.setattr(world, "bring_back", bring_back)
     before = signal.getsignal(signal.SIGUSR1)
-    with recovering.alone(stand_in(tmp_path), "r1"):
+    with recovery.alone(tmp_path, "r1"):
         code, _, _ = run(world, "--json")
     threads[0].join()
     assert (code, answers, world.done) == (1, [True], []), "no attempt was on: nobody need be asked to stop"
@@ -480,7 +480,7 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     if kept:
         recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options))
-    with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
+    with recovery.alone(tmp_path, "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
     assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery" in note) is told
     assert (note == f"run r1: a process on this machine recovers it (pid {os.getpid()})") is held
@@ -493,7 +493,7 @@ def test_a_run_that_is_being_brought_back_here_is_said_to_be(
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=pending))
     settings = stand_in(tmp_path)
-    with recovering.alone(settings, "r1") if held else contextlib.nullcontext():
+    with recovery.alone(settings.state_dir, "r1") if held else contextlib.nullcontext():
         found = recovery.under_way(tmp_path, "r1")
     assert (str(tmp_path / "runs/r1/attempt-1") in found) is told
     assert recovery.under_way(tmp_path, "r2") == ""
@@ -897,7 +897,7 @@ def test_stop_ends_a_start_that_is_still_bringing_the_code(
         await asyncio.sleep(30)
         return 0
 
-    with recovering.alone(second._settings, "r1"):
+    with recovery.alone(second._settings.state_dir, "r1"):
         code = second.to_the_end(brings())
     stopping.join()
     assert (code, answers) == (1, [True])

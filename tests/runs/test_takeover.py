@@ -16,7 +16,7 @@ import pytest
 from tests.runs.test_parts import stand_in
 from tests.runs.world import DONE, FAILED, PREEMPTED, World, keep
 from tpu_ops import files
-from tpu_ops.cli import attach, interrupts, recovering
+from tpu_ops.cli import attach, interrupts
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.runs import launch, records, recovery
 
@@ -162,7 +162,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
 
     monkeypatch.setattr(recovery, "write", kept)
     monkeypatch.setattr(launch, "start", start)
-    with recovering.alone(stand_in(tmp_path), "r1"):
+    with recovery.alone(tmp_path, "r1"):
         code, _, _ = run(world)
     stopping.join()
     assert (code, answers) == (ExitCode.FAILED, [not may_be_on])

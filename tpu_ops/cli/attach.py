@@ -117,7 +117,7 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         )
     # Fail for an unknown run before `alone` creates a lock file for it.
     recovery.read(settings.state_dir, args.run)
-    with recovering.alone(settings, args.run):
+    with recovery.alone(settings.state_dir, args.run):
         # Read again under the lock: until now, another process may have ended the recovery for good.
         kept = recovery.read(settings.state_dir, args.run)
         if kept.pending and (over := decide.over_budget(kept)):

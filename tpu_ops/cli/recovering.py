@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from tpu_ops.cli import faults, foreground, options, output, runs_output
 from tpu_ops.cli.configure import Progress
 from tpu_ops.cli.interrupts import Asked, ended_by
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.recovery import open_requests, services
 from tpu_ops.recovery.decide import over_budget
 from tpu_ops.recovery.driver import Driver
@@ -25,24 +24,6 @@ from tpu_ops.runs.outcomes import Outcome, run_state
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
-
-
-@contextlib.contextmanager
-def alone(settings: Settings, run_id: str) -> Iterator[None]:
-    """Hold the lock that makes this process the only one on this machine to recover a run.
-
-    Raises:
-        UsageError: Another process is recovering the run.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            # Wait for a moment: a process that only checks for a recovery also holds the lock for an instant.
-            recovery.sign(stack.enter_context(recovery.lock(settings.state_dir, run_id, 0.5)))
-        except TimeoutError:
-            what = "another process on this machine is already recovering this run"
-            fix = f"`tpu_ops attach {run_id}` follows the run without recovering it"
-            raise UsageError(what, where=f"run {run_id}", fix=fix) from None
-        yield
 
 
 class Printer:

@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
         if args.recover:
             job.look_ahead()
         if args.recover and not args.dry_run:
-            with recovering.alone(fleet.settings, run_spec.run_id):
+            with recovery.alone(fleet.settings.state_dir, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
         return foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
 
