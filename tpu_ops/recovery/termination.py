@@ -89,36 +89,36 @@ async def end_with_recovery(
         force: Whether to stop the run of another user.
         grace: Seconds from SIGTERM until SIGKILL; None for the default.
     """
-    off, deaf, again = False, None, recovery.is_kept(fleet.settings.state_dir, run_.run_id)
-    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
+    state_dir = fleet.settings.state_dir
+    off, deaf, again = False, None, recovery.is_kept(state_dir, run_.run_id)
+    if records.is_of(state_dir, run_.run_id, run_.hosts, fleet.workers):
         last = 0
         with contextlib.suppress(OpsError):
-            last = recovery.read(fleet.settings.state_dir, run_.run_id).attempt if again else 0
+            last = recovery.read(state_dir, run_.run_id).attempt if again else 0
         try:
-            idle = await _not_again(fleet.settings.state_dir, run_.run_id)
+            idle = await _not_again(state_dir, run_.run_id)
             # Another machine may also recover the run, and may have started a newer attempt.
             off = idle and await _newest(fleet, fanout, run_) <= last
         except OpsError as exc:
             deaf = exc
     if off:
         _log.info("run %s: its nodes were being brought back; it will not be started again", run_.run_id)
-        records.close(fleet.settings.state_dir, run_.run_id, endings.STOPPED)
+        records.close(state_dir, run_.run_id, endings.STOPPED)
         gone = (Outcome(rank, host, "gone", reason=NOT_ON) for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=force, grace=grace)
-    while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
+    while _is_starting(state_dir, run_, fleet.workers, stopped):
         await asyncio.sleep(AGAIN)
         stopped = await end(fanout, run_, force=force, grace=grace)
     if stopped.refusal:
         return stopped, not_theirs(run_, stopped.outcomes, stopped.refusal)
     known = nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun)
     stopped = stopped._replace(outcomes=tuple(of_refused(known)))
-    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-        state, ends = run_state(stopped.outcomes), stopped.outcomes
-        records.close(fleet.settings.state_dir, run_.run_id, state, outcomes=ends)
+    if records.is_of(state_dir, run_.run_id, run_.hosts, fleet.workers):
+        records.close(state_dir, run_.run_id, run_state(stopped.outcomes), outcomes=stopped.outcomes)
         if not off and is_ended(stopped.outcomes):
-            await _none_left(fleet.settings.state_dir, run_.run_id)
-            if again and not recovery.is_kept(fleet.settings.state_dir, run_.run_id):
+            await _none_left(state_dir, run_.run_id)
+            if again and not recovery.is_kept(state_dir, run_.run_id):
                 _log.info("run %s: its recovery is over; it will not be started again", run_.run_id)
     if deaf and not stopped.already:
         # The process that recovers the run learns from the workers that the run was stopped.
