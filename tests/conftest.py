@@ -49,7 +49,7 @@ def _signals_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a command that a test runs in this process print the log's messages only until the end of the test."""
+    """Restore the log after each test: a command that runs in this process adds a handler and stops propagation."""
     log = logging.getLogger("tpu_ops")
     monkeypatch.setattr(log, "handlers", list(log.handlers))
     monkeypatch.setattr(log, "propagate", log.propagate)

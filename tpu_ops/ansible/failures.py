@@ -31,7 +31,7 @@ _SSH_OPTIONS = "correct ANSIBLE_SSH_ARGS, ssh_args in ansible.cfg, or what the v
 
 
 def fix_of(outcome: Outcome, file: Path, target: str, settings: Settings, then: str = AGAIN) -> str:
-    """Return what the user has to do after tasks have failed; empty if none has failed.
+    """Return what the user has to do after a failure of tasks; empty if no task failed.
 
     Args:
         outcome: The outcome of the playbook.

@@ -262,7 +262,7 @@ def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def newest_records(outcomes: Sequence[Outcome]) -> list[Mapping[str, Any]]:
-    """Return the workers' records of the newest attempt of a run that any of them has a record of."""
+    """Return the workers' records of a run's newest attempt; empty if no worker has a record."""
     known = [outcome.record for outcome in outcomes if outcome.record]
     newest = max((int(record["attempt"]) for record in known), default=1)
     return [record for record in known if record["attempt"] == newest]
