@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.commands import failed
 from tpu_ops.ansible.playbook import Said
-from tpu_ops.cli import configure, doctor, faults, options, output
+from tpu_ops.cli import configure, doctor, options, output
 from tpu_ops.cli import run as run_command
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
@@ -338,22 +338,6 @@ def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: P
             fails()
         assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
     assert [path.name for path in tmp_path.iterdir() if stat.S_ISREG(path.stat().st_mode)] == ["runs"], "nothing left"
-
-
-def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
-    rows = [
-        {"worker": f"pod-w{index}", "problem": "absent", "fix": f"tpu_ops configure pod-w{index}"}
-        for index in (0, 1, 2, 10)
-    ]
-    other = {"worker": "pod-w3", "problem": "busy", "fix": "wait"}
-    assert faults.once_each([*rows, other]) == [
-        {
-            "worker": "pod-w[0-2,10]",
-            "problem": "absent",
-            "fix": "tpu_ops configure 'pod-w[0-2,10]'",
-        },
-        other,
-    ]
 
 
 #: Prints JSON unless it fails first.

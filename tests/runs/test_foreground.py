@@ -83,7 +83,7 @@ async def pressed(*seconds: float, cleanup: float = 0.0, then: int = signal.SIGI
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     found = Stop()
-    monkeypatch.setattr("tpu_ops.cli.stop.end", found)
+    monkeypatch.setattr("tpu_ops.recovery.termination.end", found)
     return found
 
 
@@ -115,7 +115,7 @@ async def test_a_second_ctrl_c_stops_the_run_and_tells_how_it_ended(
 
 async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     slow = Stop(60, pressed=True)
-    monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
+    monkeypatch.setattr("tpu_ops.recovery.termination.end", slow)
     assert await followed(pressed(0, 0.05)) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
     assert "to make sure that every worker was told: `tpu_ops stop r1`" in capsys.readouterr().err
@@ -168,7 +168,7 @@ async def test_a_signal_leaves_the_run_alone_and_waits_for_nobody(
 @ENDS
 async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any, number: int) -> None:
     slow = Stop(60)
-    monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
+    monkeypatch.setattr("tpu_ops.recovery.termination.end", slow)
     leaves = followed(pressed(0, 0.05, 0.3, then=number))
     assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]

@@ -33,7 +33,7 @@ from tpu_ops.protocol.wire import Refused, require_protocol
 from tpu_ops.runs import attempts, control, doctor, preflight, ranks, records, spec, sync
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines, Part
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of, run_state
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply, Result
 
@@ -400,6 +400,22 @@ def test_a_summary_tells_whose_run_it_is_of_what_and_since_when(ended: tuple[Any
     assert (unknown["person"], unknown["argv"], unknown["since"], unknown["ended"]) == ("", [], None, None)
 
 
+def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
+    rows = [
+        {"worker": f"pod-w{index}", "problem": "absent", "fix": f"tpu_ops configure pod-w{index}"}
+        for index in (0, 1, 2, 10)
+    ]
+    other = {"worker": "pod-w3", "problem": "busy", "fix": "wait"}
+    assert preflight.once_each([*rows, other]) == [
+        {
+            "worker": "pod-w[0-2,10]",
+            "problem": "absent",
+            "fix": "tpu_ops configure 'pod-w[0-2,10]'",
+        },
+        other,
+    ]
+
+
 def test_the_error_names_all_workers_that_the_first_fix_helps() -> None:
     faults = [preflight.Fault(f"pod-w{index}", "no launcher", preflight.configure(f"pod-w{index}")) for index in (0, 1)]
     faults.insert(1, preflight.Fault("pod-w2", "its chips are held", "wait for it"))
@@ -555,24 +571,24 @@ def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:
 )
 def test_a_run_is_as_good_as_its_worst_rank(states: list[str], state: str, code: int) -> None:
     outcomes = [Outcome(rank, f"w{rank}", name) for rank, name in enumerate(states)]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, code)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == (state, code)
 
 
 def test_a_refused_run_that_only_this_machine_remembers_is_refused() -> None:
     outcomes = [Outcome(0, "w0", "refused", reason="as seen from here the run was refused", remembered={"attempt": 1})]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("refused", 1)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == ("refused", 1)
 
 
 def test_a_stopped_run_is_never_a_success() -> None:
     outcomes = [Outcome(0, "w0", "stopped", {"code": 0}, intent="stop"), Outcome(1, "w1", "succeeded", {"code": 0})]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("stopped", 1)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == ("stopped", 1)
 
 
 @pytest.mark.parametrize(("wanted", "state"), [(True, "stopped"), (False, "refused")])
 def test_a_stop_at_the_barrier_is_no_failure_and_a_start_that_is_given_up_is(wanted: bool, state: str) -> None:
     told = {"intent": {"kind": "stop", "requested": wanted}}
     outcomes = [Outcome(0, "w0", "refused", reason="why", intent="stop", record=told), Outcome(1, "w1", "refused")]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, 1)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == (state, 1)
 
 
 def test_of_a_run_that_its_worker_has_forgotten_nothing_is_left() -> None:

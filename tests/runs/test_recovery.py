@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.cli import recovering, runs_output, train
+from tpu_ops.cli import runs_output, train
 from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.host import rank_record, supervise
@@ -382,9 +382,9 @@ def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:
 
     settings: Any = Settings()
     with (
-        recovering.alone(settings, "r1"),
+        recovery.alone(settings.state_dir, "r1"),
         pytest.raises(UsageError, match="another process"),
-        recovering.alone(settings, "r1"),
+        recovery.alone(settings.state_dir, "r1"),
     ):
         pass
 

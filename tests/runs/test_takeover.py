@@ -9,21 +9,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.runs.test_parts import stand_in
 from tests.runs.world import DONE, FAILED, PREEMPTED, World, keep
 from tpu_ops import files
-from tpu_ops.cli import attach, interrupts, recovering, stop
-from tpu_ops.cloud.remaking import Plan
+from tpu_ops.cli import attach, interrupts
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
-from tpu_ops.runs import control, launch, records, recovery
-from tpu_ops.runs.outcomes import Outcome
-from tpu_ops.runs.spec import RunSpec
+from tpu_ops.runs import launch, records, recovery
 
 
 def later(monkeypatch: pytest.MonkeyPatch, world: World, name: str, then: Callable[[], None]) -> None:
@@ -167,7 +162,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
 
     monkeypatch.setattr(recovery, "write", kept)
     monkeypatch.setattr(launch, "start", start)
-    with recovering.alone(stand_in(tmp_path), "r1"):
+    with recovery.alone(tmp_path, "r1"):
         code, _, _ = run(world)
     stopping.join()
     assert (code, answers) == (ExitCode.FAILED, [not may_be_on])
@@ -177,34 +172,6 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     known = records.read(tmp_path, "r1")
     assert known is not None
     assert known.ended == ("" if may_be_on else "stopped")
-
-
-async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The recovery does not know whether the attempt is active; the workers have reported it."""
-    options = recovery.options_of(RunSpec("r1", ("true",)), {})
-    recovery.write(tmp_path, recovery.Recovery("r1", 2, Plan(()), options))
-    ended = control.Stopped((Outcome(0, "pod-w0", "stopped"),), already=False)
-    monkeypatch.setattr(stop, "end", AsyncMock(return_value=ended))
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
-    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
-    words: Any = SimpleNamespace(run="r1", force=False, grace=None)
-    held, go = threading.Event(), threading.Event()
-
-    def recovers() -> None:
-        with recovering.alone(stand_in(tmp_path), "r1"):
-            held.set()
-            go.wait(30)
-
-    other = threading.Thread(target=recovers)
-    other.start()
-    held.wait(30)
-    asyncio.get_running_loop().call_later(0.2, go.set)
-    await stop._stop(fleet, words)
-    other.join()
-    assert not recovery.is_kept(tmp_path, "r1")
 
 
 def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tpu_ops.fleet import view
 from tpu_ops.recovery import decide
 from tpu_ops.runs import attempts, endings, nodes, ranks, records, recovery
 from tpu_ops.runs.control import RunRef
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 from tpu_ops.ssh.fanout import Fanout
 
 #: Without --since, the output of this many last seconds is shown first.
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             fleet, args.run, args.rank, terminal, since=since, begun=begun, on=on, over=found.clear
         )
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), outcomes=outcomes)
+            records.close(settings.state_dir, run_.run_id, run_state(outcomes), outcomes=outcomes)
         of_rank = args.exit_code == "rank"
         code = runs_output.finish(
             run_.run_id,
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            state = runs_output.run_state(outcomes)
+            state = run_state(outcomes)
             records.close(settings.state_dir, run_.run_id, state, endings.STOPPED, outcomes)
             # If this fails, a process that recovers the run still learns of the stop from the workers.
             with contextlib.suppress(TimeoutError, OpsError):
@@ -117,7 +117,7 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         )
     # Fail for an unknown run before `alone` creates a lock file for it.
     recovery.read(settings.state_dir, args.run)
-    with recovering.alone(settings, args.run):
+    with recovery.alone(settings.state_dir, args.run):
         # Read again under the lock: until now, another process may have ended the recovery for good.
         kept = recovery.read(settings.state_dir, args.run)
         if kept.pending and (over := decide.over_budget(kept)):

@@ -6,16 +6,14 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import doctor, preparations
+from tpu_ops.runs import doctor, preflight
 from tpu_ops.runs.doctor import Finding
-from tpu_ops.runs.preflight import Fault
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if not workers:
         raise UsageError("the fleet has no workers", where=str(settings.path), fix=targets.of_empty_fleet(fleet.listed))
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers, args.target or ""))
-    waiting = unconfigured(found, settings.state_dir)
+    waiting = doctor.unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.named(finding.faults)) for finding in waiting]
     with output.read_or_not():
         if args.json:
@@ -50,17 +48,6 @@ def run(args: argparse.Namespace) -> int:
             for finding in findings:
                 show(finding)
     return exit_code(findings)
-
-
-def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
-    """Return the findings; for workers that a recovery on this machine brings back, the fix is to wait for it."""
-    asked = {fault.worker for finding in findings for fault in finding.faults if fault.is_absence}
-    fixes = {host: work.fix for host, work in preparations.each_at_work(state_dir, asked).items()}
-
-    def waited_for(fault: Fault) -> Fault:
-        return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if fault.is_absence else fault
-
-    return [replace(finding, faults=tuple(map(waited_for, finding.faults))) for finding in findings]
 
 
 def row(finding: Finding) -> dict[str, object]:
@@ -86,7 +73,7 @@ def show(finding: Finding) -> None:
     faults = [
         {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none known"} for fault in finding.faults
     ]
-    for entry in cli_faults.once_each(faults):
+    for entry in preflight.once_each(faults):
         output.line(f"        {entry['worker']}: {entry['problem']}")
         output.line(f"          fix: {entry['fix']}")
 

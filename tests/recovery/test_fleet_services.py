@@ -1,4 +1,4 @@
-"""The services of the command line that a recovery uses."""
+"""The API and the workers of a fleet that a recovery uses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.runs.test_parts import pod, stand_in
-from tpu_ops.cli.recovery_services import Services
 from tpu_ops.fleet import view
+from tpu_ops.recovery.fleet_services import FleetServices
 
 WARNING = "zone b did not answer"
 
 
+def services_of(state_dir: Path, *said: str) -> FleetServices:
+    """Return the services of a recovery that shows no progress and runs no playbook."""
+    return FleetServices(stand_in(state_dir), "r1", said, waiting=Mock(), display=Mock())
+
+
 def test_a_warning_of_the_fleet_is_printed_once_in_all_attempts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     fleet, printed = SimpleNamespace(workers=pod(2), warnings=(WARNING,)), []
 
@@ -27,13 +33,13 @@ def test_a_warning_of_the_fleet_is_printed_once_in_all_attempts(
 
     monkeypatch.setattr(view, "current", current)
     monkeypatch.setattr(view, "with_host_keys", lambda *_: (fleet, pod(2)))
-    services = Services(stand_in(tmp_path), "r1", ("another warning",))
+    services = services_of(tmp_path, "another warning")
     for _ in range(2):
         services.fleet()
         services.workers_of(["pod"])
-    assert capsys.readouterr().err == ""
+    assert logged.messages == []
     assert printed == [{"another warning"}, {"another warning", WARNING}]
-    services = Services(stand_in(tmp_path), "r1")
+    services = services_of(tmp_path)
     for _ in range(2):
         services.workers_of(["pod"])
-    assert capsys.readouterr().err == f"warning: {WARNING}\n"
+    assert [(record.levelname, record.getMessage()) for record in logged.records] == [("WARNING", WARNING)]
