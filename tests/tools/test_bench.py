@@ -164,7 +164,7 @@ def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
         (["--docs"], ["no samples", "inventory.json", "make bench"]),
     ],
 )
-def test_what_cannot_be_measured_is_a_usage_error(tmp_path, capsys, argv, words):
+def test_an_impossible_measurement_is_a_usage_error(tmp_path, capsys, argv, words):
     assert main([*argv, "--out", str(tmp_path)]) == UsageError.exit_code
     said = capsys.readouterr().err
     assert [word for word in words if word not in said] == []
