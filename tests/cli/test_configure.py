@@ -199,7 +199,7 @@ def test_a_failure_repeated_in_a_rescue_is_printed_once(fleet):
     assert (done.returncode, done.stderr.count("no disk")) == (1, 1)
 
 
-def test_what_tasks_warn_of_is_said_once(fleet):
+def test_a_warning_of_a_task_is_printed_once(fleet):
     (fleet.path / "action_plugins").mkdir()
     (fleet.path / "action_plugins" / "warn.py").write_text(
         "from ansible.plugins.action import ActionBase\n\n\nclass ActionModule(ActionBase):\n"
@@ -349,7 +349,7 @@ def test_hosts_of_other_names_are_meant_by_their_node(fleet):
         (("pod", "--limit", "solo"), "the target is named twice"),
     ],
 )
-def test_what_is_not_there_is_refused(fleet, argv, what):
+def test_an_unknown_target_or_playbook_or_a_second_target_is_refused(fleet, argv, what):
     write(fleet, TOUCH)
     done = configure(fleet, *argv)
     assert (done.returncode, what in done.stderr) == (2, True), done.stderr

@@ -113,7 +113,7 @@ def test_foreign_text_is_one_line_without_escape_sequences(capsys: pytest.Captur
     assert capsys.readouterr().out == f"{shown}\n"
 
 
-def test_what_a_program_printed_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_program_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\x1b[1m of a program\nas it is"
     output.as_it_is(text)
     output.raw(f"{text}\n".encode(), aside=True)
@@ -192,7 +192,7 @@ def test_an_error_of_the_command_line_says_where_it_is(tpu_ops, argv, where):
     failed(tpu_ops(*argv), 2, f"  at:  {where}\n", "  fix: ")
 
 
-def test_where_nobody_can_be_asked_it_is_said_who_would_be(monkeypatch):
+def test_a_confirmation_without_a_terminal_fails_and_suggests_yes(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError) as caught:
         options.confirmed("delete it?", "deleting")
@@ -308,7 +308,9 @@ def test_an_empty_argument_is_no_default(fleet, tpu_ops, home: Path, argv: tuple
 @pytest.mark.parametrize(
     "argv", [("run", "pod", "--", "echo", ""), ("ssh", "pod", "echo", ""), ("list", "--label=spare=")]
 )
-def test_what_is_empty_for_another_program_or_a_label_is_taken(tmp_path: Path, tpu_ops, argv: tuple[str, ...]) -> None:
+def test_empty_arguments_of_a_command_and_empty_labels_are_accepted(
+    tmp_path: Path, tpu_ops, argv: tuple[str, ...]
+) -> None:
     failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
 
 

@@ -70,7 +70,7 @@ async def find(tmp_path: Path, word: str, **replies: Reply) -> control.Found:
 
 
 @pytest.mark.parametrize("asks", ["a node", "a run", "all runs", "who"])
-async def test_whoever_is_refused_by_workers_learns_with_which_key_and_account(
+async def test_a_login_refused_by_workers_names_the_key_and_the_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     there, said = fleet(tmp_path), "tpu@10.0.0.1: Permission denied (publickey)."
@@ -279,7 +279,9 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     ("ended", "state"),
     [("succeeded", "succeeded"), ("stopped", "stopped"), ("failed", "failed"), ("refused", "refused")],
 )
-async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: Path, ended: str, state: str) -> None:
+async def test_the_recorded_end_of_a_run_is_shown_when_its_nodes_are_gone(
+    tmp_path: Path, ended: str, state: str
+) -> None:
     records.write(tmp_path, OLD)
     records.close(tmp_path, "old", "running")
     records.close(tmp_path, "old", "gone")
@@ -363,7 +365,7 @@ async def test_of_two_runs_with_one_name_the_active_one_is_meant(tmp_path: Path)
     assert wrong.value.where == "a-w0; b-w0"
 
 
-async def test_one_run_whose_person_has_another_user_id_on_each_worker_is_one(tmp_path: Path) -> None:
+async def test_a_run_whose_user_has_different_ids_on_its_workers_is_one_run(tmp_path: Path) -> None:
     run = [record(rank) | of(f"pod-w{rank}", "ada") for rank in range(2)]
     for rank, known in enumerate(run):
         known |= {"rank": rank, "workers": ["pod-w0", "pod-w1"], "person": {"uid": 2000 + rank, "name": "ada"}}
@@ -393,7 +395,7 @@ async def test_a_silent_worker_is_a_rank_of_a_run_that_was_started_elsewhere(
     assert (await control.find(both, fanout, "exp")).runs == [control.RunRef("exp", found)]  # type: ignore[arg-type]
 
 
-async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
+async def test_a_run_is_not_called_unknown_if_workers_refuse_to_answer(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=DENIED)
     with pytest.raises(
         HostError, match="knows a run 'exp'; the other workers cannot tell: sudo does not let you"
@@ -682,7 +684,7 @@ RUNNING = {
     ],
     ids=["on", "ended elsewhere", "silent", "no launcher for them"],
 )
-async def test_who_may_not_stop_a_run_learns_whose_it_is_since_when_and_who_may(
+async def test_a_refused_stop_names_the_owner_the_start_and_the_fix(
     there: Reply, code: int, problem: bool, tmp_path: Path
 ) -> None:
     class Denying(Answers):

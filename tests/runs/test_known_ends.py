@@ -443,7 +443,7 @@ def test_an_end_that_no_worker_tells_of_is_now_or_when_it_was_seen_first(
 
 
 @pytest.mark.parametrize(("replies", "on"), [(ALL, False), ([seen(0, "running"), *ALL[1:]], True)])
-def test_who_attaches_is_told_how_to_detach_where_the_run_is_on(
+def test_attach_mentions_ctrl_c_only_while_the_run_is_active(
     world: World, replies: list[Reply], on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records.write(world.folder, KNOWN)
@@ -499,7 +499,7 @@ def test_a_worker_s_own_rank_is_shown(
     assert ranks.folded(follower.call_args.kwargs["shown"]) == shown
 
 
-def test_what_never_started_is_told_where_there_is_no_output(world: World) -> None:
+def test_logs_of_a_rank_that_never_started_show_the_reason(world: World) -> None:
     records.write(world.folder, KNOWN)
     world.told(Reply("", {"record": record(0, "refused") | {"reason": "no such program"}}), *ALL[1:])
     assert "rank 0 (a-w0) was never started: no such program" in world(logs, "r1")[2]

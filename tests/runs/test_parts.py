@@ -60,7 +60,7 @@ def stand_in(folder: Path) -> Any:
 # --- spec ---------------------------------------------------------------------------------------------------
 
 
-def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
+def test_the_spec_that_a_controller_sends_is_valid_on_a_worker() -> None:
     run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits", force=True)
     sent = run.for_rank(pod(), 2, 8501)
     assert protocol_spec.check(sent) == sent
@@ -261,7 +261,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 of 1024 MiB free, and a start needs 256"]),
     ],
 )
-def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: list[str]) -> None:
+def test_each_fault_of_a_worker_is_reported_with_a_fix(changes: dict[str, Any], words: list[str]) -> None:
     faults = preflight.faults_of(pod()[1], probe(**changes))
     assert [fault.worker for fault in faults] == ["pod-w1"] * len(words)
     assert all(word in fault.problem for word, fault in zip(words, faults, strict=True))
@@ -280,7 +280,7 @@ def test_whichever_is_older_of_launcher_and_controller_is_to_be_updated(newer_by
     assert refused.value.fix.startswith(there)
 
 
-def test_what_ends_a_process_that_holds_chips_is_told_of_all_workers_at_once() -> None:
+def test_the_unlock_fix_names_all_workers_whose_chips_are_held() -> None:
     held = probe(faults=[{"check": "free", "problem": "held", "fix": "tpu_ops unlock WORKER --force --user bob"}])
     faults = [preflight.faults_of(worker, held)[0] for worker in pod(2)]
     assert faults[1].fix == "tpu_ops unlock pod-w1 --force --user bob"
@@ -636,7 +636,7 @@ def test_equal_output_is_gathered_the_most_first() -> None:
     ]
 
 
-def test_who_printed_too_much_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cut_output_is_reported_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     cut = Result("pod-w0", 0, b"x", cut=True)
     run_command.show([cut, cut._replace(host="pod-w1")])
     assert capsys.readouterr() == (
@@ -696,7 +696,7 @@ def test_a_tree_has_what_an_exception_in_gitignore_brings_back(code: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["named pipe", "socket"])
-def test_what_is_neither_file_nor_link_nor_directory_is_refused_at_once(
+def test_a_named_pipe_or_socket_in_the_code_is_refused_at_once(
     code: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(code)  # a socket's path may not be long

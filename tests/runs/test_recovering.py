@@ -216,7 +216,7 @@ def test_environments_of_old_and_new_workers_are_compared_before_a_retry(
     assert asyncio.run(job.driver.differ(world, world.workers)) is differ
 
 
-def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:
+def test_transient_failures_are_retried(run: Any, capsys: Any) -> None:
     world = World(PREEMPTED, DONE, DONE)
     world.refusal = ApiError("a bad moment", status="UNAVAILABLE")
     world.refusals = [("start", Reply("", {}, "unreachable", "no route to host"))]
@@ -360,7 +360,7 @@ def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
-def test_what_is_refused_for_good_ends_it_and_can_be_taken_over(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_permanent_refusal_ends_the_recovery_and_leaves_its_state(run: Any, tmp_path: Path, capsys: Any) -> None:
     world = World(PREEMPTED, DONE)
     world.refusal = ApiError("not you", status="PERMISSION_DENIED")
     with pytest.raises(ApiError, match="not you"):
@@ -387,7 +387,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     assert "recover: tpu_ops attach r1 --recover" in said
 
 
-def test_who_no_longer_reads_the_lines_has_left_the_run_and_its_recovery(
+def test_a_closed_output_detaches_from_the_run_and_its_recovery(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
@@ -550,7 +550,9 @@ def test_a_takeover_knows_of_a_loss_counted_before_the_api_reported_it(
 
 
 @pytest.mark.parametrize(("preemptions", "counted"), [(1, True), (0, False)])
-def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, preemptions: int, counted: bool) -> None:
+def test_a_preemption_kept_by_an_older_version_is_not_counted_twice(
+    tmp_path: Path, preemptions: int, counted: bool
+) -> None:
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, preemptions=preemptions, pending=True))
     file = tmp_path / "runs/r1/recovery.json"
@@ -567,9 +569,7 @@ def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
     assert endings.stop_requested_by(found) == "ada"
 
 
-def test_who_takes_over_a_run_whose_budget_is_used_up_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_takeover_with_a_used_up_budget_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     spent = recovery.Recovery("r1", 1, Plan(()), options, max_preemptions=0, preemptions=1, pending=True, counted=True)
     recovery.write(tmp_path, spent)
@@ -740,7 +740,7 @@ def test_a_node_lost_during_a_start_is_a_preemption(run: Any, monkeypatch: pytes
     assert "attempt 2: node pod is PREEMPTED; bringing its nodes back" in capsys.readouterr().err
 
 
-def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_between_two_attempts_ends_the_recovery(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(FAILED, DONE)
     bring_back = world.bring_back
 
@@ -904,9 +904,7 @@ def test_stop_ends_a_start_that_is_still_bringing_the_code(
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
-def test_what_a_start_left_that_died_while_it_kept_the_code_is_not_started(
-    second: recovering.Recovering, tmp_path: Path
-) -> None:
+def test_code_and_stop_file_of_a_start_that_died_are_discarded(second: recovering.Recovering, tmp_path: Path) -> None:
     left = tmp_path / "runs/r1/code/digits/old.py"
     left.parent.mkdir(parents=True)
     left.touch()
@@ -1052,7 +1050,7 @@ async def _pressed(_: object, rank: int) -> None:
     await asyncio.Event().wait()
 
 
-def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
+def test_the_options_of_train_are_kept_for_the_recovery(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     words = ["pod", "--recover", "--max-preemptions", "3", "--env", "A=1", "--env-file", "e", "--secret", "S=~/s"]
@@ -1087,7 +1085,7 @@ def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_who_takes_over_sees_the_faults_of_all_workers(
+def test_a_takeover_reports_the_faults_of_all_workers(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, as_json: bool
 ) -> None:
     _, world, job = run(World(DONE))

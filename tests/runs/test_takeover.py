@@ -48,7 +48,7 @@ def test_faults_caused_by_a_lost_new_node_count_as_its_loss(run: Any, monkeypatc
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_what_a_new_node_lacks_at_first_is_waited_for_whoever_made_it(
+def test_an_error_of_a_new_node_is_retried_and_of_an_old_one_raised(
     run: Any, monkeypatch: pytest.MonkeyPatch, is_made: bool
 ) -> None:
     """If no node is new, the user is still at the terminal: fail at once."""
@@ -124,7 +124,7 @@ def test_a_node_lost_while_the_api_is_silent_is_counted_later(run: Any, monkeypa
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
 
 
-def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: Any, tmp_path: Path) -> None:
+def test_a_takeover_with_an_old_state_follows_the_active_attempt(run: Any, tmp_path: Path) -> None:
     """The state is old, for example, if the home is on NFS or the local disk was full."""
     world = World(None, DONE)
     world.attempt, world.node_id = 2, "2"
@@ -174,7 +174,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     assert known.ended == ("" if may_be_on else "stopped")
 
 
-def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_termination_signal_lets_the_active_work_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds during a step of the clean-up as well."""
     monkeypatch.setattr(interrupts, "EVERY", 0.01)
     cleaned = []

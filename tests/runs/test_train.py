@@ -283,7 +283,7 @@ class Ready:
         return {host: Result(host, 0) for host in hosts}
 
 
-def test_what_is_to_be_warned_of_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_each_warning_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     member = Member(tmp_path, snapshot=str(tmp_path / "published.json"), proxy_jump="pod-w7")
     (tmp_path / "published.json").write_text(document([node()]).text())
     for name, value in member.environ().items():
