@@ -186,7 +186,7 @@ async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_ov
     assert not recovery.is_kept(tmp_path, "r1")
 
 
-async def test_who_stops_a_run_again_is_told_the_grace_that_counts(
+async def test_a_second_stop_reports_the_grace_of_the_first(
     monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(termination, "MOMENT", 0.01)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tpu_ops import config, texts
 from tpu_ops.cli import (
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.recover:
         args.rank = args.rank or "0"
         return _take_over(settings, args)
+    recover_options.only_with_recover(args)
     fleet = view.current(settings)
     since = args.since or time.time() - PAST
     found: list[tuple[Fanout, RunRef]] = []
@@ -123,6 +125,8 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         if kept.pending and (over := decide.over_budget(kept)):
             recovery.forget(settings.state_dir, args.run)
             raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=decide.MORE)
+        if args.outside_grant:
+            kept = replace(kept, outside_grant=True)
         if known := records.read(settings.state_dir, args.run):
             ranks.parse(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)

@@ -99,7 +99,15 @@ class Recovering:
             settings.state_dir,
             kept,
             run,
-            uses or FleetServices(settings, kept.run_id, said, waiting=options.Waiting, display=Progress),
+            uses
+            or FleetServices(
+                settings,
+                kept.run_id,
+                said,
+                outside_grant=kept.outside_grant,
+                waiting=options.Waiting,
+                display=Progress,
+            ),
             Printer(args),
             follow=self._follow,
             begun=begun,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import shlex
 import time
@@ -30,7 +31,7 @@ from tpu_ops.cli.run import words
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
-from tpu_ops.fleet import contact, targets, view
+from tpu_ops.fleet import contact, holdings, targets, view
 from tpu_ops.runs import (
     control,
     endings,
@@ -215,6 +216,7 @@ class _Job:
             code=self.tree is not None,
             git=self.project.fixed if self.project else "",
             force=self.args.force,
+            outside_grant=self.args.outside_grant,
             max_preemptions=self.args.max_preemptions,
             max_failures=self.args.max_failures or 0,
             pending=True,
@@ -230,6 +232,10 @@ class _Job:
         Raises:
             OpsError: The run cannot be started, or Ansible lacks something, such as a vault password.
         """
+        if not self.args.outside_grant:
+            now = dt.datetime.now(dt.UTC)
+            members = {worker.node.full_name: worker.node for worker in self.workers}
+            holdings.must_be_covered(holdings.read(self.fleet.settings, now), members.values(), now)
         fanout = contact.fanout(self.fleet)
 
         async def without_sudo() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.config import Settings
-from tpu_ops.fleet import contact, origin, view
+from tpu_ops.fleet import contact, holdings, origin, view
 from tpu_ops.runs import holders, projects
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.fanout import Fanout
@@ -29,6 +30,7 @@ class FleetServices:
         settings: The settings of the fleet.
         run_id: The id of the run.
         said: Warnings about the fleet that this command has printed already.
+        outside_grant: Whether nodes are also created again if the fleet's grant does not cover them.
         waiting: Returns the function that shows the progress of a wait, given what waits.
         display: Returns the display of a playbook.
     """
@@ -39,10 +41,12 @@ class FleetServices:
         run_id: str,
         said: Iterable[str] = (),
         *,
+        outside_grant: bool = False,
         waiting: Callable[[str], Progress],
         display: NewDisplay,
     ) -> None:
         self._settings, self._run_id, self._said = settings, run_id, set(said)
+        self._outside_grant = outside_grant
         self._waiting, self._display = waiting, display
 
     def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
@@ -58,6 +62,9 @@ class FleetServices:
     def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
         """Bring the nodes of a plan back; return their states once all nodes are READY."""
         with origin.api(self._settings) as tpu:
+            now = dt.datetime.now(dt.UTC)
+            if not self._outside_grant and (granted := holdings.read(self._settings, now)):
+                holdings.refuse_uncovered(granted, holdings.look(tpu, self._settings), plan, now)
             return remaking.bring_back(tpu, plan, request, _log.info, requests, used=self._used)
 
     def _used(self, names: Collection[str]) -> str:

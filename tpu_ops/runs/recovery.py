@@ -43,6 +43,7 @@ class Recovery:
         code: Whether a copy of the synced code is kept.
         git: The project of the fleet and the commit that every attempt uses, as in ``vision@<commit>``.
         force: Whether `tpu_ops train --force` was used.
+        outside_grant: Whether nodes are also created again if the fleet's grant does not cover them.
         max_preemptions: Allowed number of preemptions; None means unlimited.
         max_failures: Allowed number of failures of the command.
         preemptions: Number of preemptions so far.
@@ -63,6 +64,7 @@ class Recovery:
     code: bool = False
     git: str = ""
     force: bool = False
+    outside_grant: bool = False
     max_preemptions: int | None = None
     max_failures: int = 0
     preemptions: int = 0
