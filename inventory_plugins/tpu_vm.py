@@ -7,8 +7,9 @@ name: tpu_vm
 short_description: Workers of Cloud TPU VMs
 description:
   - Lists every worker (host VM) of the Cloud TPU nodes in the given projects and zones, from the Cloud TPU API.
-  - A worker is called C(<node>-w<index>), for example C(pod-w0). Where several nodes share a name, all of them are
-    called C(<node>.<zone>-w<index>), and C(<node>.<zone>.<project>-w<index>) where that is still shared.
+  - A worker is called C(<node>-w<index>), for example C(pod-w0). If several nodes share a name, their workers are
+    called C(<node>.<zone>-w<index>), and C(<node>.<zone>.<project>-w<index>) if nodes of several projects share the
+    zone too.
   - Host keys of new nodes are read from their guest attributes and checked under a name that is bound to the node's id.
     A worker's address may change; its host key may not.
   - The command C(tpu_ops) reads the same file. The options that it shares (projects, filters, credentials and
@@ -24,14 +25,16 @@ requirements:
 notes:
   - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); in a fleet directory it is C(inventory/tpu_vm.yml).
   - Text from the API, such as labels and descriptions, is data. No template, call, filter or lookup in it is ever run,
-    wherever the text is used. Text that equals a variable's name becomes that variable if a task evaluates it twice.
+    wherever the text is used. Only in a task that evaluates a text twice, text that is the name of a variable becomes
+    the value of this variable.
   - If a project or zone cannot be listed but another one can, a warning names it; see O(strict_permissions). A wrong
     project is an error, never an empty fleet.
   - A worker without an address is listed, with a warning, and cannot be reached.
   - With O(cache) on, the newest answer that is no older than O(cache_timeout) is used, either the cached one or the
     snapshot that C(tpu_ops refresh) and the other commands write. Because of this snapshot, C(cache=true) needs only
-    the default cache plugin. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both. If something
-    could not be listed, each use of such an answer warns of it; with O(strict_permissions) the answer is not used.
+    the default cache plugin. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both cache and
+    snapshot. If a project or zone could not be listed, each use of this answer warns of it; with O(strict_permissions)
+    the answer is not used.
 options:
   plugin:
     description: Marks the file as one of this plugin.
@@ -40,8 +43,8 @@ options:
     choices: [tpu_vm]
   projects:
     description:
-      - Google Cloud project ids. To ask the API, at least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list,
-        which wins). A published snapshot has its own.
+      - Google Cloud project ids. To ask the API, at least one is needed, here or in E(TPU_OPS_PROJECT) (separated by
+        commas), which wins over this option. A published snapshot contains the ids of its projects.
     type: list
     elements: str
     default: []
@@ -49,7 +52,8 @@ options:
       - name: TPU_OPS_PROJECT
   zones:
     description:
-      - Zones to list; all zones of the projects when empty. E(TPU_OPS_ZONES) (a comma list) wins over it.
+      - Zones to list; all zones of the projects when empty. E(TPU_OPS_ZONES) (separated by commas) wins over this
+        option.
     type: list
     elements: str
     default: []
@@ -57,16 +61,17 @@ options:
       - name: TPU_OPS_ZONES
   names:
     description:
-      - Patterns (C(*), C(?), C([...])) of node names, C(<node>), or C(<node>.<zone>) only where several share a name.
-        The fleet is the nodes that match one of them; all when empty.
+      - Patterns (C(*), C(?), C([...])) of node names. A name is C(<node>); if several nodes share it, a pattern can
+        also match C(<node>.<zone>). The fleet consists of the nodes that match one of the patterns, or of all nodes
+        when empty.
       - This filter, O(labels) and O(accelerator_types) apply to the commands as well as to the inventory.
     type: list
     elements: str
     default: []
   labels:
     description:
-      - Labels that the nodes of the fleet have. Each is mapped to its value, a list of possible values, or nothing if
-        any value will do. A node must have all of these labels.
+      - Labels that a node of the fleet must have, all of them. Each label is mapped to its value, to a list of possible
+        values, or to nothing if any value will do.
     type: dict
     default: {}
   accelerator_types:
@@ -100,10 +105,10 @@ options:
     description:
       - Expressions over a host's variables, written without braces as in O(groups). A host stays in the inventory if
         any of them is true.
-      - They narrow this inventory only. Filters that apply to the commands as well are O(names), O(labels),
-        O(accelerator_types), O(projects) and O(zones).
-      - One that fails counts as false, with a warning; with O(strict), or if it fails for every worker, it is an
-        error. Anything that is not an expression is always an error.
+      - These expressions narrow this inventory only. Filters that apply to the commands as well are O(names),
+        O(labels), O(accelerator_types), O(projects) and O(zones).
+      - An expression that fails for a worker counts as false, with a warning. With O(strict), or if the expression
+        fails for every worker, this is an error. Anything that is not an expression is always an error.
     type: list
     elements: str
     default: []
@@ -116,7 +121,7 @@ options:
   hostnames:
     description:
       - Inventory host names. Each entry is the name of a host variable, another expression, or a template with braces.
-        The first whose result is a text that is not empty is used; C(<node>-w<index>) if none is.
+        The first entry whose result is a text that is not empty is used; without such an entry, C(<node>-w<index>).
       - A result that is not valid as a host's name, or is the name of a host from another source, is skipped with a
         warning. Two workers with the same name are an error, even if one of them is from another fleet's file.
       - The commands and the written ssh config keep C(<node>-w<index>), which is the variable C(tpu_host).
@@ -125,12 +130,13 @@ options:
     default: []
   hostvars_prefix:
     description:
-      - Prefix of the host variables that are not Ansible's own. With another prefix, or with a suffix, those that the
-        roles and playbooks read also keep their usual names, for example C(tpu_node).
+      - Prefix of the host variables that this plugin adds, except those with the prefix C(ansible_). With another
+        prefix, or with a suffix, the variables that the roles and playbooks read also keep their usual names, such as
+        C(tpu_node).
     type: str
     default: tpu_
   hostvars_suffix:
-    description: Suffix of the host variables that are not Ansible's own.
+    description: Suffix of the host variables to which O(hostvars_prefix) applies.
     type: str
     default: ""
   connect_with:
@@ -142,34 +148,35 @@ options:
     default: [external, internal]
   proxy_jump:
     description:
-      - Host through which workers are reached if their internal address is used. A worker of the fleet, for example
-        C(pod-w0), or any C([user@]host[:port]) that your own ssh knows. E(TPU_OPS_PROXY_JUMP) wins over it.
+      - Host through which workers are reached if their internal address is used. This is a worker of the fleet, for
+        example C(pod-w0), or any C([user@]host[:port]) that your own ssh knows. E(TPU_OPS_PROXY_JUMP) wins over it.
     type: str
     env:
       - name: TPU_OPS_PROXY_JUMP
   iap:
     description:
       - Whether workers are reached through Identity-Aware Proxy if their internal address is used. This needs the
-        command C(gcloud), logged in. It excludes O(proxy_jump).
+        command C(gcloud), logged in. It cannot be combined with O(proxy_jump).
     type: bool
     default: false
   forward_agent:
     description:
-      - Whether the ssh config that C(tpu_ops) writes forwards your ssh agent to the workers. Ansible does not, whatever
-        your own ssh config says for all hosts; C(-A) in E(ANSIBLE_SSH_ARGS) makes it do so.
+      - Whether the ssh config that C(tpu_ops) writes forwards your ssh agent to the workers. Ansible does not forward
+        it, even if your own ssh config does so for all hosts; C(-A) in E(ANSIBLE_SSH_ARGS) makes Ansible forward it.
     type: bool
     default: false
   user:
     description:
-      - Login name on the workers. The local login name when not set, as with gcloud. E(TPU_OPS_USER) wins over it.
+      - Login name on the workers. When not set, it is your local login name, as with gcloud. E(TPU_OPS_USER) wins over
+        this option.
     type: str
     env:
       - name: TPU_OPS_USER
   private_key:
     description:
-      - Private ssh key; a relative path starts at this file. When not set, ssh offers those that exist
-        of C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (the one gcloud makes) and C(~/.ssh/id_rsa), and
-        C(tpu_ops create) puts the first of them on nodes. If it is set, ssh offers only this key, and no others of your
+      - Private ssh key; a relative path starts at this file. When not set, ssh offers the existing ones of
+        C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (made by gcloud) and C(~/.ssh/id_rsa), and C(tpu_ops
+        create) adds the first of them to new nodes. If it is set, ssh offers only this key, and no others of your
         agent. E(TPU_OPS_PRIVATE_KEY) wins over it.
     type: path
     env:
@@ -182,8 +189,8 @@ options:
     default: /usr/bin/python3
   learn_host_keys:
     description:
-      - Whether to ask for the host keys of READY nodes that are not known yet. If not, new nodes can be used only after
-        C(tpu_ops refresh).
+      - Whether to ask the API for host keys of READY nodes that are not known yet. If false, new nodes can be used only
+        after C(tpu_ops refresh).
     type: bool
     default: true
   auth_kind:
@@ -237,8 +244,8 @@ options:
     description:
       - A published snapshot of the fleet, which is read instead of the API. It needs no Google Cloud credentials except
         for the place where it is stored. A path, an C(https) URL, C(gs://bucket/object) or C(ssh:HOST[:PATH]).
-        C(tpu_ops snapshot --publish) writes it. C(api) means the API, whatever C(tpu_ops refresh --from) set.
-        E(TPU_OPS_SNAPSHOT) wins over it.
+        C(tpu_ops snapshot --publish) writes it. C(api) means that the API is asked, even after C(tpu_ops refresh
+        --from). E(TPU_OPS_SNAPSHOT) wins over it.
     type: str
     env:
       - name: TPU_OPS_SNAPSHOT
@@ -260,7 +267,7 @@ user: ada
 private_key: ~/.ssh/id_ed25519
 
 ---
-# Workers without external addresses, through a host that has one.
+# Workers without external addresses, reached through a host that has one.
 plugin: tpu_vm
 projects: [my-project]
 connect_with: [internal]
@@ -282,7 +289,7 @@ cache: true
 cache_timeout: 600
 
 ---
-# Only pods, without private ones; named after a label if there is one.
+# Only nodes of several workers, without those labelled private; hosts are named after the label alias if it is set.
 plugin: tpu_vm
 projects: [my-project]
 include:
@@ -294,7 +301,7 @@ hostnames:
   - tpu_host
 
 ---
-# Values from elsewhere: a project and a service account's key that are not in this file.
+# A project from an environment variable, and a service account's key from another file.
 plugin: tpu_vm
 projects: ["{{ lookup('env', 'TEAM_PROJECT') }}"]
 auth_kind: serviceaccount

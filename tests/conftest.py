@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -44,6 +45,21 @@ def _signals_as_before() -> Iterator[None]:
     yield
     after = pthread_sigmask(signal.SIG_SETMASK, before)
     assert after == before, "signals are blocked that were not before"
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the log after each test: a command that runs in this process adds a handler and stops propagation."""
+    log = logging.getLogger("tpu_ops")
+    monkeypatch.setattr(log, "handlers", list(log.handlers))
+    monkeypatch.setattr(log, "propagate", log.propagate)
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Return the messages that this project logs."""
+    caplog.set_level(logging.INFO, "tpu_ops")
+    return caplog
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

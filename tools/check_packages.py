@@ -23,9 +23,9 @@ ALLOWED: dict[str, set[str]] = {
     "options": set(),
     "ssh": {"ssh", "config", "cloud", "files", "texts"},
     "fleet": {"fleet", "ssh", "config", "cloud", "options", "files", "texts"},
-    "ansible": {"ansible", "files", "texts"},
-    "runs": {"runs", "fleet", "ssh", "config", "cloud", "options", "files", "texts"},
-    "recovery": {"recovery", "runs", "fleet", "ssh", "config", "cloud", "options", "files", "texts"},
+    "ansible": {"ansible", "fleet", "ssh", "config", "cloud", "files", "texts"},
+    "runs": {"runs", "ansible", "fleet", "ssh", "config", "cloud", "options", "files", "texts"},
+    "recovery": {"recovery", "runs", "ansible", "fleet", "ssh", "config", "cloud", "options", "files", "texts"},
     "cli": {
         "cli",
         "recovery",

@@ -16,10 +16,6 @@ import pytest
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tests.support.vault import PASSWORD, vaulted
-from tpu_ops import config
-from tpu_ops.cli import configure as configuring
-from tpu_ops.errors import HostError
-from tpu_ops.fleet import view
 
 #: The hosts are this machine: what is proved here is the way to Ansible and back, not ssh.
 VARIABLES = (
@@ -203,7 +199,7 @@ def test_a_failure_repeated_in_a_rescue_is_printed_once(fleet):
     assert (done.returncode, done.stderr.count("no disk")) == (1, 1)
 
 
-def test_what_tasks_warn_of_is_said_once(fleet):
+def test_a_warning_of_a_task_is_printed_once(fleet):
     (fleet.path / "action_plugins").mkdir()
     (fleet.path / "action_plugins" / "warn.py").write_text(
         "from ansible.plugins.action import ActionBase\n\n\nclass ActionModule(ActionBase):\n"
@@ -268,22 +264,6 @@ def test_an_unreachable_host_is_reported_with_reason_and_fix(fleet, tmp_path, sa
     assert fix in way, way
 
 
-def test_inputs_of_site_yml_are_checked_before_they_are_needed(fleet, monkeypatch, capsys):
-    """On one worker of each node, as before the first change; a site.yml that looks for nothing is good enough."""
-    variables = {"credentials_entries": [{"kind": "wandb", "person": "ada", "from_env": "NO_SUCH_KEY"}]}
-    (fleet.path / "inventory" / "group_vars" / "node_pod.yml").write_text(json.dumps(variables))
-    for name, value in fleet.environ().items():
-        monkeypatch.setenv(name, value)
-    known = view.current(config.load())
-    with pytest.raises(HostError, match=r"site\.yml would fail on these workers") as caught:
-        configuring.rehearse(known.settings, known, known.workers)
-    said = capsys.readouterr().err
-    assert (caught.value.where, "NO_SUCH_KEY" in said) == ("pod-w0", True), said
-    write(fleet, TOUCH)
-    configuring.rehearse(known.settings, known, known.workers)
-    assert not (fleet.path / "pod-w0").exists()
-
-
 #: What the role nfs does and tells, in short: whoever mounts tells which server the play leaves out.
 SERVED = """\
     - name: Export
@@ -324,37 +304,6 @@ def test_a_skipped_nfs_server_is_named_with_the_command_that_updates_it(fleet):
     done = configure(fleet, "pod")
     assert "solo-w0 serves NFS to these workers, but was not configured\n" in done.stderr
     assert done.returncode == 1
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_an_nfs_server_gets_the_addresses_of_recreated_workers(fleet, monkeypatch, capsys, broken):
-    here = "when: inventory_hostname == 'solo-w0', tags: nfs"
-    failing = f"    - {{name: Serve, ansible.builtin.fail: {{msg: no kernel}}, {here}}}\n"
-    write(fleet, SERVED + TOUCH + (failing if broken else ""))
-    for name, value in fleet.environ().items():
-        monkeypatch.setenv(name, value)
-    known = view.current(config.load())
-    new = [worker for worker in known.workers if worker.host.startswith("pod")]
-    configuring.converge(known.settings, known, new)
-    said = capsys.readouterr().err
-    assert "letting new workers mount NFS from solo-w0" in said
-    assert (fleet.path / "exports").read_text() == "pod-w0 pod-w1 solo-w0"
-    # Of the server nothing else is changed.
-    assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
-    refuses = "solo-w0 may refuse mounts to new workers; correct the error above and run"
-    assert ("no kernel" in said, refuses in said) == (broken, broken)
-
-
-def test_a_recovery_whose_mounts_were_refused_gets_further_the_next_time(fleet, monkeypatch):
-    write(fleet, SERVED + REFUSED + TOUCH)
-    for name, value in fleet.environ().items():
-        monkeypatch.setenv(name, value)
-    known = view.current(config.load())
-    new = [worker for worker in known.workers if worker.host.startswith("pod")]
-    with pytest.raises(HostError, match=r"site\.yml failed on these workers"):
-        configuring.converge(known.settings, known, new)
-    configuring.converge(known.settings, known, new)
-    assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
 
 
 def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):
@@ -400,7 +349,7 @@ def test_hosts_of_other_names_are_meant_by_their_node(fleet):
         (("pod", "--limit", "solo"), "the target is named twice"),
     ],
 )
-def test_what_is_not_there_is_refused(fleet, argv, what):
+def test_an_unknown_target_or_playbook_or_a_second_target_is_refused(fleet, argv, what):
     write(fleet, TOUCH)
     done = configure(fleet, *argv)
     assert (done.returncode, what in done.stderr) == (2, True), done.stderr

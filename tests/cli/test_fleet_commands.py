@@ -726,7 +726,7 @@ def test_sync_blocked_by_several_nodes_names_the_workers_of_each_fix(fleet, tpu_
     failed(tpu_ops("sync", "off,gone", "."), 4, "its node is PREEMPTED now", "at:  gone-w0\n", create)
 
 
-def test_who_asks_the_other_workers_if_a_node_is_not_serving(fleet, tpu_ops, ssh):
+def test_the_who_command_skips_a_stopped_node_and_asks_the_others(fleet, tpu_ops, ssh):
     fleet.create("pod", "v4-8")
     fleet.create("off", "v4-8")
     fleet.act("stop", "off")

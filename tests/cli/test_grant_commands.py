@@ -83,7 +83,7 @@ def test_two_nodes_of_one_command_do_not_take_the_same_room(granted, tpu_ops):
     assert code == 0, err
 
 
-def test_what_no_line_covers_is_refused_before_any_request(granted, tpu_ops):
+def test_a_node_that_no_line_covers_is_refused_before_any_request(granted, tpu_ops):
     fleet = granted()
     fleet.api.forget_requests()
     result = tpu_ops("create", "pod", "--type", "v2-8", "--zone", "us-central1-b")

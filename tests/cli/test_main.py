@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.commands import failed
 from tpu_ops.ansible.playbook import Said
-from tpu_ops.cli import configure, doctor, faults, options, output
+from tpu_ops.cli import configure, doctor, options, output
 from tpu_ops.cli import run as run_command
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
@@ -113,7 +113,7 @@ def test_foreign_text_is_one_line_without_escape_sequences(capsys: pytest.Captur
     assert capsys.readouterr().out == f"{shown}\n"
 
 
-def test_what_a_program_printed_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_program_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\x1b[1m of a program\nas it is"
     output.as_it_is(text)
     output.raw(f"{text}\n".encode(), aside=True)
@@ -192,7 +192,7 @@ def test_an_error_of_the_command_line_says_where_it_is(tpu_ops, argv, where):
     failed(tpu_ops(*argv), 2, f"  at:  {where}\n", "  fix: ")
 
 
-def test_where_nobody_can_be_asked_it_is_said_who_would_be(monkeypatch):
+def test_a_confirmation_without_a_terminal_fails_and_suggests_yes(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError) as caught:
         options.confirmed("delete it?", "deleting")
@@ -237,7 +237,7 @@ def test_a_command_without_a_target_is_shown_with_one(tpu_ops, argv: tuple[str, 
 @pytest.mark.parametrize(
     ("word", "fix"),
     [
-        ("trian", "did you mean train? `tpu_ops --help` lists the commands"),
+        ("trian", "did you mean train or grant? `tpu_ops --help` lists the commands"),
         ("ru", "did you mean run or runs? `tpu_ops --help` lists the commands"),
         ("nothing", "`tpu_ops --help` lists the commands"),
     ],
@@ -308,7 +308,9 @@ def test_an_empty_argument_is_no_default(fleet, tpu_ops, home: Path, argv: tuple
 @pytest.mark.parametrize(
     "argv", [("run", "pod", "--", "echo", ""), ("ssh", "pod", "echo", ""), ("list", "--label=spare=")]
 )
-def test_what_is_empty_for_another_program_or_a_label_is_taken(tmp_path: Path, tpu_ops, argv: tuple[str, ...]) -> None:
+def test_empty_arguments_of_a_command_and_empty_labels_are_accepted(
+    tmp_path: Path, tpu_ops, argv: tuple[str, ...]
+) -> None:
     failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
 
 
@@ -338,22 +340,6 @@ def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: P
             fails()
         assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
     assert [path.name for path in tmp_path.iterdir() if stat.S_ISREG(path.stat().st_mode)] == ["runs"], "nothing left"
-
-
-def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
-    rows = [
-        {"worker": f"pod-w{index}", "problem": "absent", "fix": f"tpu_ops configure pod-w{index}"}
-        for index in (0, 1, 2, 10)
-    ]
-    other = {"worker": "pod-w3", "problem": "busy", "fix": "wait"}
-    assert faults.once_each([*rows, other]) == [
-        {
-            "worker": "pod-w[0-2,10]",
-            "problem": "absent",
-            "fix": "tpu_ops configure 'pod-w[0-2,10]'",
-        },
-        other,
-    ]
 
 
 #: Prints JSON unless it fails first.

@@ -60,7 +60,7 @@ def test_a_command_that_is_not_there_is_named_plainly(program: str, shown: str) 
     assert result.code == (126 if program == "/" else 127)
 
 
-def test_what_a_command_says_itself_is_shown_as_it_is() -> None:
+def test_error_messages_of_a_command_are_printed_unchanged() -> None:
     said = enveloped(["sh", "-c", "cd /nowhere; ls /nowhere"]).stderr
     assert said.count(b"\n") == 2
     assert run.said_by(said) == said

@@ -34,7 +34,7 @@ def test_without_options_it_prints_the_path_and_says_how_to_use_it(fragment, tpu
     assert json.loads(tpu_ops("ssh-config", "--json")[1]) == {"ssh_config": str(fragment)}
 
 
-def test_it_prints_the_text(fragment, tpu_ops):
+def test_print_shows_the_text_of_the_ssh_config(fragment, tpu_ops):
     code, out, _ = tpu_ops("ssh-config", "--print")
     assert (code, out) == (0, fragment.read_text())
     assert "HostKeyAlias" in out

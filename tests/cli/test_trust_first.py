@@ -94,7 +94,7 @@ def test_trust_first_warns_if_the_published_keys_cannot_be_read(fleet, pod, tpu_
     assert (code, told in err, len(trusted(pod))) == (0, True, 2)
 
 
-def test_what_is_confirmed_is_recorded(pod, tpu_ops, terminal):
+def test_confirmed_host_keys_are_recorded(pod, tpu_ops, terminal):
     terminal("y\n")
     code, out, err = tpu_ops("refresh", "--trust-first", "pod")
     assert code == 0

@@ -155,7 +155,7 @@ def test_a_new_node_without_endpoints_is_not_said_to_be_filtered_out(fleet, tpu_
     assert "filters" not in said
 
 
-def test_one_project_of_several(mixed, tpu_ops):
+def test_list_with_a_project_shows_only_its_nodes(mixed, tpu_ops):
     rows = json.loads(tpu_ops("list", "--json", "--project", mixed.second)[1])
     assert {row["node"] for row in rows} == {"lite"}
 
@@ -346,7 +346,7 @@ def test_groups_of_the_inventory_are_targets_whatever_the_filters(fleet, tpu_ops
         assert [worker.host for worker in contact.find(fleet.settings(), f"@{name}")[1]] == hosts
 
 
-def test_what_a_member_without_projects_passes_on_can_be_read(fleet, tpu_ops, tmp_path):
+def test_a_snapshot_republished_by_a_member_without_projects_is_readable(fleet, tpu_ops, tmp_path):
     fleet.create("pod", "v4-16")
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     tpu_ops("snapshot", "--publish", str(first))
@@ -454,7 +454,7 @@ def test_a_fleet_file_that_names_only_the_snapshot_is_enough(member, tpu_ops):
     assert "as published" in tpu_ops("list")[2]
 
 
-def test_what_is_asked_for_once_does_not_change_what_is_set(member, tpu_ops, tmp_path):
+def test_refresh_from_another_snapshot_does_not_change_the_setting(member, tpu_ops, tmp_path):
     other = tmp_path / "other.json"
     other.write_bytes(member.published.read_bytes())
     member.write(snapshot=str(member.published))

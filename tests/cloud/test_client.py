@@ -151,7 +151,7 @@ NOT_THEIR_PROJECT = (
         ("INVALID_ARGUMENT", "Cloud TPU received a bad request.", ""),
     ],
 )
-def test_what_to_do_is_what_the_service_means(status, message, fix):
+def test_the_fix_of_an_api_error_follows_its_status_and_message(status, message, fix):
     told = ApiError(f"{message} ({status})", status=status).fix
     assert fix in told if fix else told == ""
 

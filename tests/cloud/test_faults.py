@@ -84,7 +84,7 @@ def await_(condition):
         time.sleep(0.01)  # polls the condition until the deadline
 
 
-def test_one_forbidden_project_is_a_warning_and_the_others_are_listed(tpu, stock):
+def test_a_forbidden_project_is_a_warning_and_the_others_are_listed(tpu, stock):
     stock.api.fault(project=stock.second, code="PERMISSION_DENIED", message="not yours")
     listing = list_nodes(tpu, [stock.project, stock.second])
     assert names(listing) == [*HERE, "west"]
@@ -303,7 +303,7 @@ def test_an_interrupt_just_before_the_wait_for_calls_is_not_lost(tpu):
         ("PERMISSION_DENIED", "Permission denied on 'locations/-' (or it may not exist)."),
     ],
 )
-def test_where_all_zones_cannot_be_asked_at_once_each_is_asked(tpu, stock, code, message):
+def test_each_zone_is_asked_if_the_api_refuses_all_zones_at_once(tpu, stock, code, message):
     stock.api.fault(method="ListNodes", zone="-", code=code, message=message)
     listing = list_nodes(tpu, [stock.project, stock.second])
     assert (names(listing), listing.warnings) == ([*HERE, "theirs", "west"], ())
@@ -328,7 +328,7 @@ def test_zones_of_a_forbidden_project_are_not_asked_one_by_one(tpu, stock):
     assert stock.api.requests(stock.project) == {"ListNodes": 1}
 
 
-def test_where_the_zones_are_not_to_be_had_either_the_refusal_is_the_error(tpu, stock):
+def test_if_listing_the_zones_fails_too_the_first_refusal_is_raised(tpu, stock):
     stock.api.fault(method="ListNodes", zone="-", code="INVALID_ARGUMENT", message="no wildcards here")
     stock.api.fault(method="ListLocations", code="PERMISSION_DENIED")
     with pytest.raises(ApiError, match="no wildcards here"):

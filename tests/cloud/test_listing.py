@@ -26,7 +26,7 @@ def combined(answers, **options):
 
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
-def test_one_forbidden_project_of_several_is_a_warning_with_the_fix(order):
+def test_a_forbidden_project_of_several_is_a_warning_with_the_fix(order):
     answers = {A: Answered([node()]), B: failed()}
     listing = combined({place: answers[place] for place in order})
     assert listing.nodes == (node(),)

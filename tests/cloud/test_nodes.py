@@ -106,7 +106,7 @@ def test_a_second_wait_gets_what_the_first_has_left(tpu, fleet):
         )
 
 
-def test_what_a_zone_has(tpu, fleet):
+def test_a_zone_lists_its_accelerator_types_and_runtime_versions(tpu, fleet):
     assert "us-central2-b" in zones.locations(tpu, fleet.project)
     assert "v4-32" in zones.accelerator_types(tpu, fleet.project, "us-central2-b")
     assert "tpu-ubuntu2204-base" in zones.runtime_versions(tpu, fleet.project, "us-central2-b")

@@ -76,7 +76,7 @@ def test_a_list_of_ever_new_pages_ends_in_time():
     assert (caught.value.where, next(endless).next_page_token) == ("project lab", str(PATIENCE + 2))
 
 
-def test_one_endless_project_of_several_leaves_the_others():
+def test_a_project_with_endless_pages_is_a_warning_beside_the_others():
     class Mixed(Odd):
         def list_nodes(self, request, **options):
             return Odd("xx" if "bad" in request["parent"] else [""]).list_nodes(request)

@@ -211,11 +211,11 @@ def test_a_node_that_is_preempted_while_it_is_made_is_made_again(tpu, lab_api, m
 @pytest.mark.parametrize(
     ("status", "later"), [("UNKNOWN", True), ("INTERNAL", True), ("INVALID_ARGUMENT", False), ("NOT_FOUND", False)]
 )
-def test_what_may_succeed_later(status, later):
+def test_only_transient_api_errors_may_succeed_later(status, later):
     assert remaking.passes(ApiError("Stream removed", status=status)) is later
 
 
-def test_what_the_api_refuses_for_good_ends_it(tpu, lab_api):
+def test_a_permanent_refusal_of_the_api_is_raised(tpu, lab_api):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])
     preempt(lab_api)
@@ -262,7 +262,7 @@ def test_a_missing_dependency_of_a_node_ends_the_recreation(tpu, lab_api):
     assert lab_api.requests()["CreateNode"] == 3
 
 
-def test_what_is_wrong_with_one_node_is_told_while_another_is_waited_for(tpu, lab_api, monkeypatch):
+def test_a_permanent_error_of_one_node_is_raised_while_another_waits(tpu, lab_api, monkeypatch):
     monkeypatch.setattr(remaking, "FIRST_PAUSE", 60.0)
     for one in ("a", "b"):
         lab_api.create(one)
@@ -277,7 +277,7 @@ def test_what_is_wrong_with_one_node_is_told_while_another_is_waited_for(tpu, la
     assert time.monotonic() - begun < 30
 
 
-def test_what_takes_too_long_is_told_with_what_waits_on(tpu, lab_api, monkeypatch):
+def test_a_node_that_takes_too_long_fails_with_the_command_to_wait_again(tpu, lab_api, monkeypatch):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])
     preempt(lab_api)
@@ -450,7 +450,7 @@ def test_a_queued_resource_that_cannot_be_asked_for_at_all_ends_it(tpu, lab_api,
 
 
 @pytest.mark.parametrize("kind", ["create_queued", "delete_queued"])
-def test_what_an_earlier_command_was_refused_is_asked_for_again(tpu, lab_api, monkeypatch, kind):
+def test_a_request_that_an_earlier_command_was_refused_is_sent_again(tpu, lab_api, monkeypatch, kind):
     """The service answers one request id with one operation, even after the obstacle is gone."""
     resource = queued(lab_api, tpu, "a")
     plan = remaking.remember(tpu, [name("a")])

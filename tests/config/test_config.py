@@ -51,7 +51,7 @@ def test_the_environment_wins_over_the_file(file, environ, tmp_path):
     assert (found.endpoint, found.user, found.private_key) == ("127.0.0.1:18470", "grace", key)
 
 
-def test_one_name_may_stand_without_a_list(file, environ):
+def test_a_single_name_needs_no_list(file, environ):
     assert settings(file, environ, projects="lab", zones="us-central2-b").zones == ("us-central2-b",)
 
 

@@ -58,7 +58,7 @@ def test_braces_that_a_label_has_are_written_as_text_in_a_template(read):
     assert read(labels={"evil": "{{ '{{ 7 * 7 }}' }}"}).filters.labels == (("evil", ("{{ 7 * 7 }}",)),)
 
 
-def test_what_a_lookup_returns_is_not_evaluated_again(read, monkeypatch):
+def test_the_result_of_a_lookup_is_not_evaluated_again(read, monkeypatch):
     monkeypatch.setenv("FLEET_TEST", "{{ 7 * 7 }}")
     assert read(labels={"a": ENV, "b": "{{ [lookup('env', 'FLEET_TEST')] }}"}).filters.labels == (
         ("a", ("{{ 7 * 7 }}",)),

@@ -71,7 +71,7 @@ def test_workers_of_a_node_that_moved_are_all_found_by_one_question(fleet, said,
     assert looking(["pod-w1"]).changed == frozenset()
 
 
-def test_what_was_said_of_the_fleet_is_not_said_again_when_it_is_asked_anew(fleet, said, search):
+def test_fleet_warnings_are_not_repeated_when_the_api_is_asked_again(fleet, said, search):
     fleet.create("pod", "v4-16")
     fleet.write(projects=[fleet.project, "nobodys"])
     looking = search(fleet)
@@ -103,7 +103,7 @@ def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkey
         (["delete"], "its node no longer exists", ["gone       pod"]),
     ],
 )
-def test_what_became_of_a_node_is_said(fleet, said, search, *, verbs, note, news):
+def test_a_stopped_or_deleted_node_is_reported_for_each_worker(fleet, said, search, *, verbs, note, news):
     fleet.create("pod", "v4-16")
     looking = search(fleet)
     for verb in verbs:
@@ -251,7 +251,7 @@ def test_a_worker_whose_key_is_known_now_is_tried_again(fleet, search):
     assert looking(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
 
 
-def test_what_to_do_is_said_of_every_worker_whose_host_key_is_not_published(fleet, search):
+def test_each_worker_without_a_published_host_key_gets_a_fix(fleet, search):
     fleet.create("gate", "v4-8")
     fleet.create("pod", "v4-16")
     fleet.create("inner", "v4-8", networkConfig={"enableExternalIps": False})
@@ -279,7 +279,7 @@ def test_an_api_that_does_not_answer_leaves_the_first_problem(fleet, said, searc
     fleet.api.clear_faults()
 
 
-def test_what_is_found_out_and_cannot_be_written_leaves_the_first_problem(fleet, said, search, monkeypatch):
+def test_if_a_refresh_cannot_be_written_the_first_problem_stays(fleet, said, search, monkeypatch):
     """A worker that is silent for a moment is asked again, although the local disk is full."""
     fleet.create("pod", "v4-16")
     looking = search(fleet)

@@ -30,7 +30,7 @@ def test_a_snapshot_holds_no_secret_of_a_node():
     assert {*Node._fields} == FORMS.keys(), "say so in docs/members.md, too"
 
 
-def test_what_is_published_is_read_as_it_was():
+def test_a_published_document_is_parsed_back_unchanged():
     found = documents.parse(document().text().encode(), "here", NOW)
     assert found == document()
     assert document().text().encode().startswith(documents.BEGINNING)
@@ -152,7 +152,7 @@ def test_a_malformed_document_is_refused_as_a_whole(path, value, words):
     "data",
     [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"asked_at": ' + b"9" * 10_000 + b"}", b"<html></html>"],
 )
-def test_what_is_no_document_is_refused(data):
+def test_data_that_is_not_a_snapshot_is_refused(data):
     with pytest.raises(CloudError, match="not a snapshot"):
         documents.parse(data, "here", NOW)
 

@@ -95,7 +95,7 @@ def test_a_published_key_that_is_the_same_takes_the_mark_away(silent, play, flee
     assert known_hosts.trusted_first(again.known_hosts.read_text()) == set()
 
 
-def test_whoever_reads_what_others_publish_compares_what_these_have_trusted(silent, play, fleet, tmp_path):
+def test_keys_that_a_publisher_trusted_first_are_compared_by_its_readers(silent, play, fleet, tmp_path):
     for worker in silent.workers:
         answering(play, worker)
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.queued_resources import QueuedNode, QueuedResource
+from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import grant, grant_mail, holdings
 from tpu_ops.fleet.grant import Line, Use
@@ -250,3 +252,41 @@ def test_a_pasted_e_mail_becomes_a_grant(tmp_path: Path) -> None:
 )
 def test_the_length_of_the_grant_is_read_from_the_e_mail(text: str, days: int | None) -> None:
     assert grant_mail.read(text).days == days
+
+
+def plan(kind: dict[str, object], state: str = "PREEMPTED") -> tuple[holdings.Holdings, Plan]:
+    node = Node("pod", "p", "us-central2-b", "1", "v4-32", state=state, chips=16)
+    return holdings.Holdings((node,), ()), Plan((Made(node.full_name, "1", kind),))
+
+
+TORUS = {"accelerator_config": {"type_": "V4", "topology": "2x2x4"}}
+SPOT = {"accelerator_type": "v4-32", "scheduling_config": {"spot": True}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "refusal"),
+    [
+        (TORUS, "[16 on-demand Cloud TPU v4 chips in zone us-central2-b]", ""),
+        (TORUS, "[8 on-demand Cloud TPU v4 chips in zone us-central2-b]", "8 of 8 chips are free, 16 are needed"),
+        (TORUS, "[16 spot Cloud TPU v4 chips in zone us-central2-b]", "no line of the grant covers a v4-32 on-demand"),
+        (SPOT, "[16 spot Cloud TPU v4 chips in zone us-central2-b]", ""),
+    ],
+)
+def test_a_recovery_needs_room_for_the_nodes_that_it_creates_again(
+    tmp_path: Path, kind: dict[str, object], lines: str, refusal: str
+) -> None:
+    found = written(tmp_path, f"ends: 2027-01-31\nlines: {lines}")
+    with pytest.raises(UsageError, match=refusal) if refusal else contextlib.nullcontext():
+        holdings.refuse_uncovered(found, *plan(kind), NOW)
+    # A node that serves is not created again, and needs no room.
+    holdings.refuse_uncovered(found, *plan(kind, "READY"), found.ends)
+
+
+@pytest.mark.parametrize(("zone", "refused"), [("us-central2-b", False), ("us-east5-a", True)])
+def test_a_run_with_recovery_begins_only_on_nodes_that_the_grant_covers(
+    tmp_path: Path, zone: str, refused: bool
+) -> None:
+    node = Node("pod", "p", zone, "1", "v4-64", chips=32)
+    with pytest.raises(UsageError, match="no line of the grant covers") if refused else contextlib.nullcontext():
+        holdings.must_be_covered(written(tmp_path, TRC), [node], NOW)
+    holdings.must_be_covered(None, [node], NOW)

@@ -80,7 +80,7 @@ def test_the_api_is_not_asked_for_no_project(member, file, source):
     assert "`tpu_ops refresh --from SOURCE`, key `snapshot` or TPU_OPS_SNAPSHOT" in caught.value.fix
 
 
-def test_what_the_settings_name_wins_over_what_is_remembered(member, file, tmp_path):
+def test_the_configured_snapshot_wins_over_the_remembered_one(member, file, tmp_path):
     view.refresh(member.settings(), source=str(file))
     other = tmp_path / "other.json"
     other.write_text(text([SOLO], asked_at=NOW + 1))

@@ -93,7 +93,7 @@ def test_a_signed_address_is_not_shown():
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "pipe"])
-def test_what_is_no_file_is_said(member, tmp_path, kind):
+def test_a_source_that_is_not_a_regular_file_is_refused_by_path(member, tmp_path, kind):
     path = tmp_path / "x"
     if kind == "directory":
         path.mkdir()
@@ -307,7 +307,7 @@ def test_a_published_file_is_readable_by_all_and_replaced_at_once(member, tmp_pa
 
 
 @pytest.mark.parametrize("written", ["api", "https://x.org/x", "ssh:host", "ssh:", "s3://x/y", "", "a\nb"])
-def test_where_nothing_can_be_written_the_places_are_named_where_it_can(written):
+def test_an_unwritable_destination_is_refused_with_the_possible_kinds(written):
     with pytest.raises(UsageError, match="cannot be written to") as caught:
         sources.destination(written, Path("/here"), "--publish")
     assert caught.value.fix == "use a PATH or gs://BUCKET/OBJECT"

@@ -151,7 +151,7 @@ def test_a_person_is_told_of_all_that_changed_since_they_were_told_last(fleet):
     assert not view.look(settings)[1]
 
 
-def test_where_it_is_not_known_what_a_person_was_told_it_is_what_was_known(fleet):
+def test_without_a_readable_shown_snapshot_the_last_known_one_counts(fleet):
     settings = fleet.settings()
     view.refresh(settings, told=True)
     for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):

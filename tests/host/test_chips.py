@@ -112,7 +112,7 @@ def test_an_administrator_ends_processes_of_who_has_no_account(
         (f"0{NOBODY_S}", True, "there is no user"),
     ],
 )
-def test_who_is_no_user_and_no_user_id_without_one_is_refused(
+def test_unlock_for_an_unknown_user_or_without_rights_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, is_admin: bool, why: str
 ) -> None:
     monkeypatch.setattr(chips, "require_root", lambda: None)

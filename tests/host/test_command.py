@@ -52,7 +52,7 @@ def test_a_missing_program_is_reported_with_the_fix(argv: list[str], said: str) 
     assert refused(argv).startswith(said)
 
 
-def test_what_a_name_may_have_meant_is_told(tmp_path: Path) -> None:
+def test_a_command_that_is_not_found_is_refused_with_an_alternative(tmp_path: Path) -> None:
     text(tmp_path / "launch", mode=0o755)
     assert refused(["launch"], str(tmp_path)).endswith(f"; for the file in {tmp_path}: -- ./launch")
     (tmp_path / "python3").symlink_to("/usr/bin/true")
@@ -92,7 +92,7 @@ def test_a_script_that_nothing_can_run_is_not_ready(tmp_path: Path, first: str, 
 
 
 @pytest.mark.parametrize("content", ["#!/bin/sh\nexit 0\n", "#! /bin/sh -e\n", "#!" + "x" * 400, "#!\n", ""])
-def test_what_may_be_executed_is_ready(tmp_path: Path, content: str) -> None:
+def test_an_executable_file_is_accepted_whatever_its_content(tmp_path: Path, content: str) -> None:
     text(tmp_path / "tool", content, 0o755)
     with Path(os.devnull).open("wb") as sink:
         held = child.Child.fork(["./tool"], {b"PATH": PATH}, str(tmp_path), myself(), sink.fileno())
@@ -136,7 +136,7 @@ def test_a_working_directory_that_is_missing_is_told_by_what_it_is(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")
-def test_what_a_person_may_not_enter_or_execute_is_told_by_the_way_to_it(tmp_path: Path) -> None:
+def test_a_path_closed_to_the_user_is_refused_with_the_reason(tmp_path: Path) -> None:
     nobody = Person(pwd.getpwnam("nobody"))
     (tmp_path / "hers").mkdir(mode=0o700)
     said = refused(["true"], str(tmp_path / "hers"), person=nobody)

@@ -71,7 +71,7 @@ def test_a_start_is_refused_for_what_a_probe_would_tell(
     assert "WORKER" not in told
 
 
-def test_what_was_overridden_before_is_no_reason_at_the_start(
+def test_a_full_disk_refuses_a_start_unless_it_is_forced(
     prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = {"/tmp": {"free": 1, "total": 2}, "/run": {"free": 10 * 2**20, "total": 20 * 2**20}}

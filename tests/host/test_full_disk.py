@@ -299,7 +299,7 @@ def test_the_record_of_a_dead_supervisor_is_closed_on_a_full_disk(tmp_path: Path
     assert written(tmp_path)["state"] == "failed"
 
 
-def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(
+def test_processes_left_by_a_dead_supervisor_are_recorded_as_stuck(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As where it waits inside the kernel.

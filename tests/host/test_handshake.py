@@ -117,7 +117,7 @@ def test_a_hub_without_the_key_learns_no_proof() -> None:
         peer.answer(hub.challenge(peer.hello(2), 4))
 
 
-def test_what_was_heard_before_proves_nothing() -> None:
+def test_a_replayed_proof_is_not_trusted() -> None:
     peer, hub = Handshake(KEY, "r1", 1), Handshake(KEY, "r1", 1)
     hello = peer.hello(2)
     challenge = hub.challenge(hello, 4)

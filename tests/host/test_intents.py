@@ -177,7 +177,7 @@ def no_systemctl() -> tuple[int, str]:
     ],
     ids=["the host shuts down", "a failure", "no answer", "no systemctl"],
 )
-def test_what_systemd_does_not_call_a_stop_is_a_shutdown(
+def test_an_end_that_systemd_does_not_report_as_a_stop_is_a_shutdown(
     store: Store, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], tuple[int, str]]
 ) -> None:
     assert asked_to_end(store, monkeypatch, answer) == ["shutdown", "host shuts down", ""]
@@ -236,7 +236,7 @@ def test_a_stop_at_the_end_keeps_the_request_for_the_next_attempt(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_what_a_person_asks_for_comes_first_wherever_there_was_room_for_it(
+def test_a_users_stop_request_comes_first_even_on_a_full_disk(
     store: Store, full: Callable[..., None], first: bool
 ) -> None:
     told: list[dict[str, Any]] = [STOP, {"kind": "stop", "requested": False}]

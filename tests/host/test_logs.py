@@ -253,7 +253,7 @@ def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypat
     assert [logs.since(str(tmp_path), moment) for moment in (100, 110.5, 200, 300)] == [0, 10, 12, 16]
 
 
-def test_what_was_written_without_an_index_is_shown_rather_than_left_out(tmp_path: Path) -> None:
+def test_a_log_segment_without_an_index_is_shown_whole(tmp_path: Path) -> None:
     """The disk was full when the segment was created, so that it has no index."""
     for start, written, index in ((0, 110.0, "100.000 0\n105.000 4\n"), (9, 200.0, ""), (20, 300.0, None)):
         segment = tmp_path / f"{start:020d}.log"

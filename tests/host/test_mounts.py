@@ -46,7 +46,7 @@ def test_a_run_is_ordered_behind_what_is_mounted(found: dict[str, str], units: l
     assert mounts.units(mountinfo(SYSTEM | found)) == units
 
 
-def test_what_is_mounted_twice_at_one_place_is_one_unit() -> None:
+def test_two_mounts_of_one_kind_at_one_path_are_one_unit() -> None:
     both = mountinfo({"/mnt/nfs": "autofs"}) + mountinfo({"/mnt/nfs": "nfs4"}) * 2
     assert mounts.units(both) == ["mnt-nfs.automount", "mnt-nfs.mount"]
 
@@ -151,7 +151,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_whose_server_does_not_answer_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     fork, pids = os.fork, list[int]()
 
     def forked() -> int:

@@ -155,7 +155,7 @@ def test_a_process_whose_first_thread_has_ended_is_ended_by_sigkill_alone(
     assert headless.wait(10) == -signal.SIGKILL
 
 
-def test_what_nobody_has_collected_is_no_process_that_is_left() -> None:
+def test_a_zombie_process_is_not_alive() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert proc.process_state(process.pid) == "Z"

@@ -108,7 +108,7 @@ def test_wrong_requests_get_a_reason_and_no_traceback(tmp_path: Path, request_: 
 
 
 @pytest.mark.parametrize(("text", "argv"), [("", ()), ("hello\n", ()), ("{}\n", ("supervise",)), ("", ("a", "b", "c"))])
-def test_what_is_no_call_ends_with_2_and_one_line(tmp_path: Path, text: str, argv: tuple[str, ...]) -> None:
+def test_an_invalid_call_exits_with_2_and_one_line(tmp_path: Path, text: str, argv: tuple[str, ...]) -> None:
     program, _ = build.build(tmp_path)
     done = ask(program, text, *argv)
     assert (done.returncode, done.stdout) == (2, "")
@@ -187,7 +187,7 @@ def test_a_traceback_of_the_compiled_copy_shows_the_lines(tmp_path: Path) -> Non
     assert 'json.loads(line.decode("utf-8"))' in done.stdout
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_copy_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, _ = build.build(tmp_path)
 
     def full(*_: object) -> None:

@@ -110,7 +110,7 @@ def recorded(store: Store, **changes: Any) -> dict[str, Any]:
         ({"boot_id": "another", "state": "succeeded"}, "succeeded"),
     ],
 )
-def test_what_died_without_a_word_is_lost(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
+def test_a_run_whose_boot_or_supervisor_is_gone_is_lost(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
     store = Store(str(tmp_path))
     recorded(store, **changes)
     record = store.observe("r1")
@@ -232,7 +232,7 @@ def test_a_list_of_runs_names_all_workers_of_the_run_that_is_on_only(
     assert actions.status({"protocol": wire.PROTOCOL, "run_id": "r1"}, store)["record"]["workers"] == names
 
 
-def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:
+def test_a_lock_names_its_holder_while_its_supervisor_is_alive(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     own = {"pid": os.getpid(), "start": proc.start_time(os.getpid())}
     lock = store.lock({"run_id": "r1", "person": "ada", "uid": 1, "since": 2.0, "supervisor": own})

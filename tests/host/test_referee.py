@@ -56,7 +56,7 @@ def test_all_go_when_the_last_one_is_ready_and_never_before() -> None:
     assert (referee.take(), referee.phase) == ([{"do": "go"}], RUNNING)
 
 
-def test_who_is_missing_at_the_deadline_is_named_and_blamed() -> None:
+def test_ranks_missing_at_the_deadline_are_named_and_blamed() -> None:
     referee = Referee(WORKERS, 10, 60, now=5.0)
     referee.ready(0)
     referee.ready(2)
@@ -71,14 +71,14 @@ def test_who_is_missing_at_the_deadline_is_named_and_blamed() -> None:
     assert referee.take() == [], "who comes later changes nothing"
 
 
-def test_one_refusal_ends_the_start_at_once() -> None:
+def test_a_refusal_by_one_rank_aborts_the_start_at_once() -> None:
     referee = Referee(WORKERS, 10, 60, now=0.0)
     referee.refused(2, "no such program")
     assert last(referee) == {"do": "abort", "reason": "rank 2 (w2): no such program", "ranks": [2]}
     assert referee.deadline == float("inf")
 
 
-def test_who_is_lost_at_the_barrier_is_blamed_and_a_stop_blames_nobody() -> None:
+def test_a_rank_lost_at_the_barrier_is_blamed_and_a_stop_blames_nobody() -> None:
     referee = Referee(WORKERS, 10, 60, now=0.0)
     referee.lost(3, 1.0, 1.0, "lost contact")
     assert last(referee)["ranks"] == [3]
@@ -132,7 +132,7 @@ def test_reports_are_collected_until_the_window_closes() -> None:
     assert referee.take() == [], "decided is decided"
 
 
-def test_who_was_silent_when_another_failed_is_told_and_not_blamed() -> None:
+def test_a_rank_silent_during_a_failure_is_noted_and_not_blamed() -> None:
     referee = running()
     fail(referee, 3, 8.0, {"code": 1})
     referee.tick(8.0 + SETTLE, {2: 9.0, 3: 7.0})
@@ -144,7 +144,7 @@ def test_who_was_silent_when_another_failed_is_told_and_not_blamed() -> None:
     assert last(referee)["first"]["rank"] == 3
 
 
-def test_who_was_silent_is_told_at_once_of_all_of_them() -> None:
+def test_many_silent_ranks_are_reported_in_one_note() -> None:
     """Each note is written to the disk before anything is ended."""
     referee = Referee([f"w{rank}" for rank in range(512)], 10, 60, now=0.0)
     for rank in range(512):
@@ -168,7 +168,9 @@ def test_no_window_is_waited_for_when_all_ranks_are_known() -> None:
     ("ending", "oom", "weight"),
     [(KILL, False, 1), (SEGV, False, 1), ({"code": 1}, True, 1), ({"code": 1}, False, 2), (ABORT, False, 2)],
 )
-def test_what_is_no_consequence_weighs_more(ending: dict[str, int], oom: bool, weight: int) -> None:
+def test_a_failure_that_no_other_rank_can_cause_has_the_smaller_weight(
+    ending: dict[str, int], oom: bool, weight: int
+) -> None:
     assert weight_of(ending, oom) == weight
 
 
@@ -213,7 +215,7 @@ def test_all_that_end_with_0_are_over_together() -> None:
 
 
 @pytest.mark.parametrize(("skew", "quiet"), [(300, QUIET), (3, 3 * QUIET_PART)])
-def test_who_goes_on_after_another_has_ended_with_0_is_said_once(skew: int, quiet: float) -> None:
+def test_ranks_active_after_another_exited_with_0_are_noted_once(skew: int, quiet: float) -> None:
     referee = running(2, skew=skew)
     referee.ended(1, 5.0, 5.0, {"code": 0}, oom=False, cause="")
     assert referee.deadline == 5.0 + quiet
@@ -227,7 +229,7 @@ def test_who_goes_on_after_another_has_ended_with_0_is_said_once(skew: int, quie
     assert (last(referee)["kind"], referee.phase) == ("over", DECIDED)
 
 
-def test_who_ends_too_early_is_named_when_the_others_go_on_too_long() -> None:
+def test_the_rank_that_exited_first_is_named_if_others_run_too_long() -> None:
     referee = running(skew=60)
     for rank, at in ((2, 5.0), (1, 30.0)):
         referee.ended(rank, at, at, {"code": 0}, oom=False, cause="")

@@ -196,7 +196,7 @@ def test_root_and_whoever_has_no_rights_anyway_are_not_asked_about(monkeypatch: 
     rights.require_right(person.Person(pwd.getpwnam("nobody")))
 
 
-def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_path: Path) -> None:
+def test_free_space_of_a_missing_path_is_that_of_its_nearest_directory(tmp_path: Path) -> None:
     missing = str(tmp_path / "no/such/directory")
     assert space.left(missing).startswith(f"{tmp_path} has ")
     quota, broken = OSError(errno.EDQUOT, "Disk quota exceeded"), OSError(errno.EIO, "Input/output error")
@@ -206,7 +206,7 @@ def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_
     assert "sudo dmesg" in space.fix(broken, [missing])
 
 
-def test_who_has_no_account_any_more_is_told_what_shows_it() -> None:
+def test_a_user_id_without_an_account_is_refused_with_a_fix() -> None:
     with pytest.raises(Refused, match="user id 4000000000 has no entry in the password database") as refused:
         person.by_uid(4_000_000_000)
     assert refused.value.fix.startswith("`getent passwd 4000000000` on this worker finds nothing")

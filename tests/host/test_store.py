@@ -128,7 +128,7 @@ def kept(store: Store, run_id: str = "r1") -> Iterator[int]:
             other.kill()
 
 
-def test_who_keeps_records_locked_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_that_keeps_records_locked_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
     with kept(store) as pid, pytest.raises(wire.Refused) as raised, store.changing("r1"):
         pytest.fail("somebody else has it")
@@ -297,7 +297,7 @@ def test_the_log_of_the_last_attempt_is_found_until_the_next_record(
     assert [*seen, shown(store)] == [(1, b"1"), (2, b"")]
 
 
-def test_what_is_known_of_an_attempt_when_it_ended_goes_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_record_of_an_attempt_is_archived_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that was killed halfway had already archived the earlier state."""
     last = ended(store)
 
@@ -411,9 +411,7 @@ def test_a_stop_after_a_killed_supervisor_waits_for_its_processes(
     assert waited[0] > ending.KILL_LIMIT, "as long as what is left is given to go"
 
 
-def test_what_a_supervisor_was_writing_when_it_was_killed_goes_with_its_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_record_is_deleted_with_its_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for run_id in ("killed", "without", "strange"):
         ended(store, run_id=run_id, since=1.0)
         Path(store.directory(run_id), "record.json.4242").touch()

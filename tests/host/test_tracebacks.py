@@ -45,7 +45,7 @@ def test_a_traceback_is_found_wherever_the_output_is_cut(cut: int) -> None:
         (RAISED + b"\xff\xfe: 1\n" + b"x" * 20_000, "\ufffd\ufffd: 1", "x" * 20),
     ],
 )
-def test_what_is_kept_names_the_exception_and_ends_with_its_message(output: bytes, error: str, last: str) -> None:
+def test_a_kept_traceback_names_the_exception_and_ends_with_its_text(output: bytes, error: str, last: str) -> None:
     found = seen(output).facts()
     assert found is not None
     assert found["error"] == error
@@ -57,7 +57,7 @@ def test_output_without_one_has_none() -> None:
     assert seen(b"Traceback (most recent\n", b"call last):\n").facts() is None
 
 
-def test_what_comes_much_later_does_not_belong_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_long_after_a_traceback_is_not_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("tpu_ops.host.tracebacks.time.monotonic", lambda: now[0])
     watch = seen(RAISED, ERROR)
@@ -100,7 +100,7 @@ def test_a_rank_stands_still_where_nothing_follows_its_traceback(
         ([5.0, 15.0], False),
     ],
 )
-def test_one_after_which_a_rank_went_on_is_none(
+def test_a_traceback_after_which_the_rank_went_on_is_dropped(
     later: list[float], found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

@@ -53,7 +53,7 @@ def test_a_systemd_that_does_not_read_holds_up_no_supervisor(systemd: socket.soc
     assert heard(systemd) == [b"STATUS=again"]
 
 
-def test_what_is_told_but_once_waits_for_a_systemd_that_reads_late(systemd: socket.socket) -> None:
+def test_a_notification_waits_until_systemd_reads_again(systemd: socket.socket) -> None:
     assert fill()
     unit.notify("READY=1", limit=0.01)
     assert b"READY=1" not in heard(systemd)

@@ -204,7 +204,7 @@ def test_an_answer_to_another_question_is_not_used(cached, options):
 
 
 @pytest.mark.parametrize(("key", "found"), [("second.json", ASKED), ("first.json", CACHED)])
-def test_what_other_credentials_may_see_is_another_question(fleet, monkeypatch, key, found):
+def test_a_cached_answer_is_used_only_with_the_same_credentials(fleet, monkeypatch, key, found):
     """The service itself is asked with credentials; the lab's API, which needs none, plays it."""
     monkeypatch.setattr(origin, "connect", lambda endpoint, timeout, auth: connect(fleet.api.grpc, timeout))
     cached = Cached(fleet, endpoint="", auth_kind="serviceaccount", service_account_file="first.json")
@@ -212,7 +212,7 @@ def test_what_other_credentials_may_see_is_another_question(fleet, monkeypatch, 
     assert cached.hosts() == found
 
 
-def test_what_is_published_is_another_answer_than_the_apis(cached, tmp_path):
+def test_published_snapshots_and_api_answers_are_cached_apart(cached, tmp_path):
     published = tmp_path / "published.json"
     published.write_text(document([POD], asked_at=time.time()).text())
     cached.fleet.write(**cached.options, projects=["lab"], snapshot=str(published))
@@ -229,7 +229,7 @@ def test_filters_are_applied_to_what_is_remembered(cached):
 
 
 @pytest.mark.parametrize(("cached_age", "known_age"), [(10, None), (None, 10)])
-def test_what_could_not_be_listed_is_said_of_an_answer_each_time_it_is_used(fleet, said, cached_age, known_age):
+def test_each_use_of_an_incomplete_answer_warns_of_the_missing_project(fleet, said, cached_age, known_age):
     from ansible.errors import AnsibleError
     from ansible.utils.display import Display
 
@@ -279,7 +279,7 @@ def test_a_damaged_cache_is_survived(cached, text, wrapped):
         ("name", "-oProxyCommand=id"),
     ],
 )
-def test_what_ssh_would_take_for_something_else_is_no_part_of_an_answer(cached, field, value):
+def test_a_cached_answer_with_values_unsafe_for_ssh_is_ignored(cached, field, value):
     content = json.loads(cached.file.read_text())
     answer = json.loads(content["__payload__"])
     answer["nodes"][0][field] = value
@@ -295,7 +295,7 @@ def test_a_node_whose_host_keys_were_lost_is_asked_for_again(cached):
     assert known_hosts.read_text() != ""
 
 
-def test_where_host_keys_are_not_learnt_none_are_missed(fleet):
+def test_without_learn_host_keys_an_answer_without_keys_is_used(fleet):
     cached = Cached(fleet, learn_host_keys=False)
     assert cached.hosts() in (CACHED, KNOWN)
 

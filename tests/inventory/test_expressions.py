@@ -79,7 +79,7 @@ def test_hostnames_are_tried_in_order(named, options, expected):
         ("tpu_node ~", "unexpected"),
     ],
 )
-def test_what_is_no_name_is_passed_over_with_one_warning(named, said, entry, reason):
+def test_an_invalid_host_name_is_skipped_with_one_warning(named, said, entry, reason):
     named.write(hostnames=[entry])
     assert hosts(inventory(named)) == ["other-w0", *PODS, "solo-w0"]
     text = said()

@@ -261,7 +261,7 @@ def test_ready_nodes_without_endpoints_are_named(fleet, said, tmp_path):
     assert "endpoints" not in said()
 
 
-def test_one_forbidden_project_is_a_warning_and_the_rest_is_listed(fleet, said):
+def test_a_forbidden_project_is_a_warning_and_the_others_are_listed(fleet, said):
     from ansible.errors import AnsibleError
 
     fleet.create("pod", "v4-8")
@@ -284,7 +284,7 @@ def test_host_keys_are_asked_for_where_the_option_says_so(fleet, said, learn):
     assert ("`tpu_ops refresh --trust-first pod`" in said()) != learn
 
 
-def test_what_is_said_of_a_file_of_another_name_can_be_typed(fleet, said, capsys):
+def test_the_fix_for_a_fleet_file_of_another_name_works_as_printed(fleet, said, capsys):
     fleet.create("pod", "v4-8")
     file = fleet.path / "our.tpu_vm.yml"
     fleet.file.rename(file)

@@ -62,7 +62,7 @@ def shown(run: Run, *words: str, **how: Any) -> Any:
     return json.loads(run(*words, "--format=json", **how).stdout)
 
 
-def test_what_is_offered(gcloud: Run) -> None:
+def test_zones_accelerator_types_and_runtime_versions_are_offered(gcloud: Run) -> None:
     assert "us-central2-b" in [entry["locationId"] for entry in shown(gcloud, "locations", "list")]
     assert "v4-32" in [entry["type"] for entry in shown(gcloud, "accelerator-types", "list")]
     assert "v4-32" in [entry["type"] for entry in shown(gcloud, "tpu-vm", "accelerator-types", "list")]

@@ -50,7 +50,7 @@ async def test_a_created_node_becomes_ready_with_one_endpoint_per_worker(client:
     assert len(set(internal(node))) == len(set(external(node)) - {""}) == 4
 
 
-async def test_what_the_client_set_is_kept(client: Client, unique: str) -> None:
+async def test_fields_that_the_client_set_are_kept(client: Client, unique: str) -> None:
     wanted: dict[str, Any] = {
         **SMALL,
         "description": "d",

@@ -35,7 +35,7 @@ async def reaches(client: Client, name: str, wanted: str) -> Any:
             await asyncio.sleep(0.01)  # polls until the time-out
 
 
-async def test_it_walks_to_active_and_makes_its_node(client: Client, unique: str) -> None:
+async def test_a_queued_resource_becomes_active_and_creates_its_node(client: Client, unique: str) -> None:
     operation = await client.call(
         "create_queued_resource", parent=LOCATION, queued_resource_id=unique, queued_resource=single(unique, spot={})
     )
@@ -83,7 +83,7 @@ async def test_deleting_an_active_one_needs_force_and_takes_the_node_along(clien
             await client.call(method, name=name)
 
 
-async def test_it_is_suspended_when_its_node_is_deleted_and_can_then_go(client: Client, unique: str) -> None:
+async def test_a_queued_resource_without_its_node_is_suspended_and_deletable(client: Client, unique: str) -> None:
     await client.do(
         "create_queued_resource", parent=LOCATION, queued_resource_id=unique, queued_resource=single(unique)
     )
@@ -110,7 +110,7 @@ async def test_preemption_suspends_and_reset_makes_new_nodes(client: Client, sha
     assert (after.state.name, after.id != before.id) == ("READY", True)
 
 
-async def test_it_fails_when_its_valid_time_is_over(client: Client, unique: str) -> None:
+async def test_a_queued_resource_fails_when_its_valid_time_is_over(client: Client, unique: str) -> None:
     policy = {"valid_until_time": {"seconds": int(time.time()) - 5}}
     await client.call(
         "create_queued_resource",

@@ -116,7 +116,7 @@ def test_a_state_is_served_by_one_process_only(shared_api: LabApi, unique: str) 
     assert shared_api.node(unique)["state"] == "READY"
 
 
-def test_who_asks_for_the_end_as_soon_as_it_serves_gets_an_orderly_one(tmp_path: Path) -> None:
+def test_a_stop_right_after_the_start_exits_with_0(tmp_path: Path) -> None:
     api = LabApi(tmp_path / "state.json")
     for _ in range(3):
         api.start()
@@ -146,7 +146,7 @@ def test_an_unwritable_state_is_refused(tmp_path: Path) -> None:
     assert "cannot use the state file" in message[0]
 
 
-def test_it_listens_on_loopback_only(shared_api: LabApi) -> None:
+def test_the_api_listens_on_loopback_only(shared_api: LabApi) -> None:
     ports = {int(where.rsplit(":", 1)[1]) for where in (shared_api.grpc, shared_api.rest)}
     found: dict[int, str] = {}
     for line in [line for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]:
@@ -158,7 +158,7 @@ def test_it_listens_on_loopback_only(shared_api: LabApi) -> None:
     assert set(found.values()) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def test_what_was_answered_is_in_one_json_file(shared_api: LabApi, unique: str) -> None:
+def test_the_state_after_a_request_is_in_one_json_file(shared_api: LabApi, unique: str) -> None:
     node = shared_api.create(unique)
     data = json.loads(shared_api.state.read_text())
     assert (data["format"], data["version"]) == ("tpu-ops-lab-api", 1)

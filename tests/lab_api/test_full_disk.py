@@ -39,7 +39,7 @@ async def test_a_creation_that_cannot_be_written_down_is_taken_back_whole(lab: L
         (nodes.start_node, "StartNode", "STOPPED"),
     ],
 )
-async def test_what_cannot_be_written_down_does_not_happen_to_a_node(
+async def test_a_node_request_that_cannot_be_saved_changes_nothing(
     lab: Lab, handler: Any, request_: str, state: str
 ) -> None:
     await lab.create("pod")

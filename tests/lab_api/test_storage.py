@@ -26,7 +26,7 @@ TRICKY = {
 
 
 @pytest.mark.parametrize("content", TRICKY.values(), ids=TRICKY)
-def test_what_was_uploaded_is_what_is_read(bucket: Any, content: bytes) -> None:
+def test_an_uploaded_object_is_read_back_unchanged(bucket: Any, content: bytes) -> None:
     blob = bucket.blob("dir/a name with ü, %2F and ?#")
     blob.upload_from_string(content, content_type="application/x-thing")
     read = bucket.get_blob(blob.name)
@@ -78,7 +78,7 @@ def test_parts_are_read(bucket: Any) -> None:
         assert file.read(2) == b"34"
 
 
-def test_what_is_said_of_an_object_is_kept(bucket: Any) -> None:
+def test_the_metadata_of_an_object_is_kept(bucket: Any) -> None:
     blob = bucket.blob("a")
     blob.metadata = {"fleet": "{{ lookup('pipe', 'id') }}"}
     blob.cache_control = "no-store"
@@ -159,7 +159,7 @@ def test_a_deleted_object_is_gone_from_the_disk_as_well(shared_api: LabApi, buck
 
 
 @pytest.mark.parametrize("read", ["download_as_bytes", "reload"])
-def test_what_is_not_there_is_named(storage_client: Any, bucket: Any, read: str) -> None:
+def test_a_missing_object_or_bucket_is_named(storage_client: Any, bucket: Any, read: str) -> None:
     with pytest.raises(exceptions.NotFound, match=f"No such object: {bucket.name}/no/such"):
         getattr(bucket.blob("no/such"), read)()
     with pytest.raises(exceptions.NotFound, match="The specified bucket does not exist"):

@@ -148,7 +148,7 @@ async def test_disks_come_and_go_while_a_worker_runs(lab: Lab) -> None:
     assert sorted(lab.loops()) == [("scratch", False), ("shared", True)]
 
 
-async def test_what_one_node_wrote_all_workers_of_another_read(lab: Lab) -> None:
+async def test_data_that_one_node_wrote_is_read_by_workers_of_another(lab: Lab) -> None:
     writable = replace(SHARED, number=2, read_only=False)
     for worker in lab.pod:
         await lab.backend.publish([replace(worker, disks=())])

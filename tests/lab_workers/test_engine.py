@@ -74,7 +74,7 @@ async def test_a_failing_command_is_quoted_by_its_last_line(programs: Path) -> N
         await Engine(("docker",)).run("network", "rm", "x")
 
 
-async def test_what_the_daemon_answered_comes_before_what_the_client_repeats(programs: Path) -> None:
+async def test_an_error_shows_the_daemons_message_not_the_clients(programs: Path) -> None:
     complaint = "echo 'Error response from daemon: no space left'; echo 'Error: failed to start containers: x'"
     program(programs, "docker", f"({complaint}) >&2; exit 1")
     with pytest.raises(EngineError, match=r"failed: Error response from daemon: no space left$"):

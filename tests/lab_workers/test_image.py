@@ -244,7 +244,7 @@ async def test_a_changed_file_rebuilds_the_top_layer_only(
     assert "build --tag tpu-lab-base:" not in log
 
 
-async def test_where_no_registry_answers_the_archive_is_used(
+async def test_without_an_image_registry_the_archive_is_used(
     fake_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PULL", "1")

@@ -39,7 +39,7 @@ def test_the_login_account_of_the_example_has_no_uid():
     assert "uid" not in own
 
 
-def test_what_the_example_leaves_to_the_vault_the_lab_has():
+def test_the_lab_defines_all_vault_variables_of_the_example():
     text = "".join(path.read_text() for path in GROUP_VARS.rglob("*.yml"))
     ours = variables(example.LAB.parent / "group_vars")
     assert set(re.findall(r"{{ (vault_\w+) }}", text)) == {name for name in ours if name.startswith("vault_")}

@@ -45,7 +45,7 @@ FLEET, OF_MANY = "fleet/inventory/tpu_vm.yml", "many/a.tpu_vm.yml"
         (OF_MANY, "many/../many/a.tpu_vm.yml", ["{}/many/../many/a.tpu_vm.yml"]),
     ],
 )
-def test_what_a_shell_names_is_taken_where_the_fleet_is_a_part_of_it(
+def test_the_shells_inventories_are_used_if_they_contain_the_fleet(
     place: Path, own: str, given: str, whole: list[str]
 ) -> None:
     found = exported.inventories(place / own, {exported.VARIABLE: given.format(place)})

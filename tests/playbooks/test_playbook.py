@@ -81,7 +81,7 @@ def test_a_task_that_hides_its_result_has_changed_what_ansible_says_it_has(
         ("ansible.builtin.copy", "runner_on_ok", {"msg": "copied"}, ()),
     ],
 )
-def test_what_a_task_is_there_to_show_is_reported(
+def test_messages_of_debug_and_assert_tasks_are_reported(
     action: str, event: str, result: dict[str, Any], lines: tuple[str, ...]
 ) -> None:
     found = note_of({"event": event, "event_data": {"task_action": action, "host": "a", "res": result}})

@@ -62,7 +62,7 @@ def test_the_next_run_removes_what_a_killed_one_has_left_and_nothing_else(tmp_pa
     assert not used.exists()
 
 
-def test_what_somebody_else_has_left_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_directories_of_another_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "tpu_ops-configure-theirs"
     old.mkdir()
     os.utime(old, (0, 0))

@@ -46,7 +46,7 @@ def test_only_the_variables_of_a_run_reach_the_script():
         ("print('{')", "printed no result"),
     ],
 )
-def test_what_went_wrong_is_told(script, words):
+def test_a_failed_script_is_reported_with_the_reason(script, words):
     report, fault = run(script)
     assert report == {}
     assert words in fault
@@ -121,7 +121,7 @@ def test_the_environment_is_that_of_the_launcher(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("index", "alone"), [(None, False), (0, True), (3, True)])
-def test_one_slice_of_several_is_verified_alone(index, alone):
+def test_a_slice_that_is_one_of_several_is_verified_alone(index, alone):
     (play,) = yaml.safe_load((ROOT / "playbooks" / "verify.yml").read_text())
     (started,) = (task["slice_worker"] for task in play["tasks"] if "slice_worker" in task)
     assert NativeEnvironment().from_string(started["alone"]).render(tpu_slice_index=index) is alone

@@ -59,7 +59,7 @@ def test_slices_in_use_or_not_whole_are_named_with_the_workers_that_are_why(busy
     assert [(node, part) for node, parts in words.items() for part in parts if part not in found[node]] == []
 
 
-def test_what_is_of_no_node_is_of_no_slice():
+def test_a_host_outside_of_nodes_belongs_to_no_slice():
     found = fleet() | {"files": {"ansible_facts": {"worker": {"units": {}}}}}
     assert unfit_slices([*POD, "files"], found, [*POD, "files"]) == {}
     assert verified(["files"], found, {}, "answer") == {}
@@ -121,7 +121,7 @@ def test_the_slowest_worker_counts():
     assert "4 ms" in line([report(), report(seconds=[0.004])])
 
 
-def test_one_device_sends_nothing():
+def test_a_single_device_has_a_bus_bandwidth_of_0():
     assert line([report(devices=1, chips=1)]).endswith("bus bandwidth 0 GB/s")
 
 

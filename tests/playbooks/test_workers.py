@@ -75,7 +75,7 @@ def test_a_bare_worker_is_a_line_too():
     assert worker_lines(found, found)[0].endswith("Python 3.10.12, 0 packages, people none, idle")
 
 
-def test_what_is_of_no_node_is_a_line_and_compared_with_nothing():
+def test_a_host_outside_of_nodes_has_a_line_and_is_not_compared():
     found = fleet(2)
     found["files"] = {"ansible_facts": copy.deepcopy(FACTS) | {"distribution_version": "24.04"}}
     lines = worker_lines(found, found)

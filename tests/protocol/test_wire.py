@@ -38,7 +38,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         b'{"marker": "0123456789", "action": 1}',
     ],
 )
-def test_what_is_no_request_is_refused(line: bytes) -> None:
+def test_an_invalid_request_is_refused(line: bytes) -> None:
     with pytest.raises(wire.Refused) as refused:
         wire.parse_request(line)
     assert refused.value.to_json()["error"]["kind"] == "invalid"

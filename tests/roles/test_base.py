@@ -58,7 +58,7 @@ def test_hugepages_are_on_from_v5e_unless_said_otherwise(setting: str, accelerat
         (["openntpd.service"], "openntpd"),
     ],
 )
-def test_one_program_keeps_the_clock(units: list[str], package: str) -> None:
+def test_an_existing_time_service_keeps_the_clock_else_timesyncd(units: list[str], package: str) -> None:
     assert clock({unit: {} for unit in units})["package"] == package
 
 

@@ -95,5 +95,5 @@ def test_each_change_of_a_task_is_recorded_in_check_mode_as_well(tmp_path: Path)
         ({"files": "a", "environments": ["a"], "stdout": "x"}, []),
     ],
 )
-def test_what_modules_name_is_found_in_their_results(values: dict[str, Any], named: list[str]) -> None:
+def test_changes_are_found_in_the_results_of_modules(values: dict[str, Any], named: list[str]) -> None:
     assert details(values) == named

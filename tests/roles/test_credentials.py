@@ -295,7 +295,7 @@ def test_a_home_that_does_not_answer_keeps_nobody_else_s_from_being_written(
     ]
 
 
-def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:
+def test_a_file_that_cannot_be_written_does_not_stop_the_others(run: Run, home: Path) -> None:
     (home / ".netrc").mkdir()
     entries = [WANDB | {"host": "h", "login": "user"}, {"person": "ada", "kind": "huggingface", "secret": "s3cret3"}]
     done = run(person_credentials, {"entries": entries})

@@ -108,7 +108,7 @@ def test_entries_that_do_not_go_together(other: dict[str, Any], fault: str) -> N
 
 
 @pytest.mark.parametrize("mounts", ["/mnt/data", {"path": "/mnt/data"}, ["/mnt/data"]])
-def test_what_is_no_list_of_entries_is_said(mounts: Any) -> None:
+def test_mounts_that_are_not_a_list_of_mappings_are_refused(mounts: Any) -> None:
     assert disks.disks_faults(mounts, [], []) == [
         "disks_mounts: must be a list of mappings, each with path and other keys"
     ]
@@ -214,7 +214,7 @@ class Host:
     ("there", "reason"),
     [("ro,norecovery", "discard, norecovery, ro"), ("rw,discard,norecovery", "norecovery")],
 )
-def test_what_was_mounted_without_its_journal_is_mounted_anew_to_be_written(
+def test_a_mount_without_its_journal_is_mounted_again_for_writing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, reason: str
 ) -> None:
     host = Host(tmp_path, monkeypatch, there)
@@ -260,7 +260,7 @@ def test_a_link_on_the_way_to_a_mount_gives_no_ownership_of_its_target(
     assert stat.S_IMODE((system / "data").stat().st_mode) == 0o755
 
 
-def test_what_somebody_uses_is_not_mounted_anew(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_in_use_is_not_mounted_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(tmp_path, monkeypatch, "ro,norecovery")
     host.busy = True
     for check in (True, False):
@@ -401,7 +401,7 @@ EXT4 = "UUID=9694b85f-039c-4a28-b850-9d7c87d640e2\nTYPE=ext4\nUSAGE=filesystem\n
         ("DEVNAME=/dev/sdb\nPTTYPE=gpt\n", {"PTTYPE": "gpt"}),
     ],
 )
-def test_what_blkid_says_of_a_partition_s_place_is_nothing_that_it_holds(text: str, names: dict[str, str]) -> None:
+def test_the_position_of_a_partition_is_not_one_of_its_contents(text: str, names: dict[str, str]) -> None:
     assert disk_state.parse_blkid(text) == names
 
 

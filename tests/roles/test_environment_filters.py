@@ -196,7 +196,7 @@ def test_a_missing_lock_file_is_named_with_its_environment() -> None:
     ]
 
 
-def test_what_the_worker_says_names_the_variable() -> None:
+def test_each_wanted_environment_names_the_variable_that_it_is_from() -> None:
     environments = [{"name": "a"}, {"name": "jax", "variable": "jax_venv"}]
     wanted = filters.wanted_environments(environments, PROGRAMS, "3.11", [])
     assert [entry["variable"] for entry in wanted] == ["python_environments[0]", "jax_venv"]
@@ -238,7 +238,7 @@ def test_a_lock_without_what_is_asked_for_is_refused(lock: str, requirements: li
         ("", {"root": "a"}, "root", "/opt/venvs/a"),
     ],
 )
-def test_one_environment_is_active_at_login(
+def test_a_login_activates_the_users_environment_or_the_common_one(
     tmp_path: Path, everybody: str, people: dict[str, str], person: str, active: str
 ) -> None:
     for name in ("a", "b"):

@@ -179,7 +179,7 @@ def test_the_list_and_a_project_are_resolved_together(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_what_only_a_project_needs_stays_with_a_lock(worker: Worker, exact: bool) -> None:
+def test_a_package_that_only_a_project_needs_stays_with_a_lock(worker: Worker, exact: bool) -> None:
     worker.python(requirements=[], lock=UNIVERSAL, exact=exact)
     worker.project("vision", ["flax"])
     worker.settle()

@@ -32,7 +32,7 @@ def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
     assert run(uv_environments, arguments)["changed"] is False
 
 
-def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
+def test_an_old_pythons_files_are_removed_once_the_new_one_is_complete(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     by_hand(tmp_path / "venv", "3.8")

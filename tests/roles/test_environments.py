@@ -202,7 +202,7 @@ def _cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_python, _removed, _upgraded, _lost, _cut])
-def test_what_somebody_broke_is_reported_by_check_mode_and_mended(
+def test_a_damaged_environment_is_reported_by_check_mode_and_repaired(
     run: Run, tmp_path: Path, arguments: dict[str, Any], damage: Callable[[Path], None]
 ) -> None:
     whole = state(run(uv_environments, arguments))
@@ -247,7 +247,7 @@ def test_exact_keeps_what_the_lock_has_by_its_address(run: Run, arguments: dict[
     assert run(uv_environments, exact)["changed"] is False
 
 
-def test_what_workers_agree_on_is_all_that_one_of_them_has_from_the_index(
+def test_the_agreed_lock_decides_all_packages_from_the_index(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     """A package that is asked for no longer, or by people's projects only, is on all of them or on none."""
@@ -498,7 +498,7 @@ def test_a_missing_uv_is_named_with_the_role_that_installs_it(run: Run, argument
     assert "the role python installs it" in run(uv_environments, arguments | {"uv": "/no/uv"})["msg"]
 
 
-def test_what_is_there_is_kept_when_the_set_is_resolved(run: Run, arguments: dict[str, Any]) -> None:
+def test_resolving_keeps_the_installed_versions(run: Run, arguments: dict[str, Any]) -> None:
     run(uv_environments, more(arguments, requirements=["jax==1"]))
     result = run(uv_environments, more(arguments, requirements=["jax", "flax"]) | {"step": "resolve"})
     assert result["locks"]["jax"].split() == ["flax==9", "--hash=sha256:00", "jax==1", "--hash=sha256:00"]

@@ -222,7 +222,7 @@ def test_people_and_keys_that_left_the_list_leave_the_worker(run: Run, tmp_path:
     assert sorted(path.name for path in directory.rglob("*") if path.is_file()) == ["forge.test"]
 
 
-def test_what_wins_over_a_setting_is_warned_of(run: Run, tmp_path: Path) -> None:
+def test_a_system_setting_that_overrides_a_configured_one_is_a_warning(run: Run, tmp_path: Path) -> None:
     directory, system = tmp_path / "d", tmp_path / "gitconfig"
     directory.mkdir()
     (directory / "known_hosts").write_text("")
@@ -285,7 +285,7 @@ def _large(path: Path) -> None:
     ("put", "said"),
     [(_pipe, "is not a regular file"), (_endless, "is not a regular file"), (_large, "is larger than 1048576 bytes")],
 )
-def test_what_is_no_configuration_is_named_and_not_waited_for(
+def test_a_gitconfig_that_is_irregular_or_large_is_refused_at_once(
     run: Run, tmp_path: Path, person: dict[str, Any], put: Any, said: str
 ) -> None:
     put(tmp_path / ".gitconfig")

@@ -138,7 +138,7 @@ def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, An
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch_xla"])
-def test_where_the_worker_s_own_python_is_too_old_the_source_is_at_fault(framework: str) -> None:
+def test_a_too_old_distribution_python_is_a_fault_of_python_source(framework: str) -> None:
     (fault,) = jax_faults(VALUES | {"jax_framework": framework}, "3.8", "distribution")
     assert fault.partition(": ")[0].endswith("_version, python_source")
 

@@ -169,7 +169,7 @@ def test_an_entry_is_made_once_and_check_mode_says_so_before(
         ({"path": "{}/loop/a", "content": "x"}, "too many symbolic links"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_before_anything_changes(
+def test_an_impossible_entry_is_refused_before_anything_changes(
     keep: Keep, tmp_path: Path, entry: dict[str, Any], fault: str
 ) -> None:
     (tmp_path / "dir").mkdir()
@@ -368,7 +368,7 @@ def test_a_failure_on_the_way_names_what_was_done(keep: Keep, tmp_path: Path, mo
     assert snapshot(tmp_path) == {"a": (0o644, "x")}
 
 
-def test_what_is_no_text_is_written_as_it_is_and_not_shown(keep: Keep, tmp_path: Path) -> None:
+def test_binary_content_is_written_unchanged_and_not_shown(keep: Keep, tmp_path: Path) -> None:
     data = bytes(range(256))
     entry = {"path": str(tmp_path / "program"), "base64": base64.b64encode(data).decode(), "mode": "0755"}
     result = keep(entry)
@@ -407,7 +407,7 @@ DRIFTS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("drift", DRIFTS)
 @pytest.mark.parametrize("entry", KEPT, ids=lambda entry: f"{entry.get('state', 'file')} {'-'.join(entry)}")
-def test_what_is_skipped_the_module_would_not_change(
+def test_a_skipped_entry_is_one_that_the_module_would_not_change(
     keep: Keep, tmp_path: Path, entry: dict[str, Any], drift: str
 ) -> None:
     path = tmp_path / "a"

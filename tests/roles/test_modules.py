@@ -127,7 +127,7 @@ def test_a_file_that_a_shell_could_not_read_any_more_stays(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize("value", [f'"$X"{TCMALLOC}', f'"${{LD_PRELOAD:-{TCMALLOC}}}"', f"${{X:+$X:{TCMALLOC}}}"])
-def test_what_is_not_understood_is_named(run: Run, tmp_path: Path, value: str) -> None:
+def test_an_ld_preload_line_that_is_not_understood_is_named(run: Run, tmp_path: Path, value: str) -> None:
     path = tmp_path / "tpu.sh"
     path.write_text(f"A=1\nexport LD_PRELOAD={value}\n")
     answer = run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})

@@ -360,7 +360,7 @@ def test_numbers_of_exports_stay_when_the_list_changes() -> None:
     assert nfs.export_id("/srv/a") != nfs.export_id("/srv/share")
 
 
-def test_who_exports_nothing_gets_no_server() -> None:
+def test_a_worker_without_exports_and_mounts_gets_no_server() -> None:
     planned = plan("spot-w0", mounts=[])
     assert planned == {"directories": [], "files": [], "mounts": [], "packages": []}
 

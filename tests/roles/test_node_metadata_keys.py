@@ -40,7 +40,9 @@ def test_exactly_the_lines_of_people_asked_for_go(run: Run, fleet: FleetDir) -> 
 @pytest.mark.parametrize(
     ("file", "fault"), [("", "nodes/gone"), ("missing/tpu_vm.yml", "cannot read the fleet's file")]
 )
-def test_what_cannot_be_asked_is_said(run: Run, fleet: FleetDir, file: str, fault: str) -> None:
+def test_a_missing_node_or_fleet_file_is_an_error_with_the_variable(
+    run: Run, fleet: FleetDir, file: str, fault: str
+) -> None:
     node = f"{fleet.location()}/nodes/gone"
     asked = {"fleet_file": str(fleet.path / file if file else fleet.file), "node": node, "people": {"ada": []}}
     done = run(node_metadata_keys, asked)

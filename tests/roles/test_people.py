@@ -507,7 +507,7 @@ BY_GROUP = {"role_sudo": ["tpu"], "other_sudo": ["%google-sudoers"]}
         ({"sudo": "none"}, ROOT | {"other_sudo": ["%other"]}, "", "tpu: sudo:"),
     ],
 )
-def test_whoever_connects_is_not_locked_out(
+def test_changes_that_lock_out_the_connecting_user_are_refused(
     person: Person | None, found: dict[str, Any], own_keys: str, fault: str
 ) -> None:
     listed = [here(name="tpu", **person)] if person is not None else []

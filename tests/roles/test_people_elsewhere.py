@@ -101,7 +101,7 @@ def test_credentials_are_removed_where_the_person_no_longer_belongs() -> None:
     ("role", "variable", "here"),
     [("git", "git_people", "__git_people_here"), ("credentials", "credentials_entries", "__credentials_here")],
 )
-def test_what_a_worker_skips_no_task_takes(role: str, variable: str, here: str) -> None:
+def test_tasks_use_only_the_entries_for_their_worker(role: str, variable: str, here: str) -> None:
     tasks = yaml.safe_dump(yaml.safe_load((ROLES / role / "tasks/main.yml").read_text()), width=1000)
     assert here in tasks
     assert f"{variable} |" not in tasks

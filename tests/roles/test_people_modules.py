@@ -251,7 +251,9 @@ def test_an_earlier_line_of_sshd_is_named_before_any_change(
     assert run(people_state, arguments | {"prove": True})["keys_fault"] == ""
 
 
-def test_whose_a_home_is_that_an_account_would_get(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_of_a_home_that_a_new_account_would_get_is_found(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ansible.module_utils.homes.HOMES", str(tmp_path))
     numbers = {"nobodys-bob": 4242, "nobodys-eve": 5001, "nobodys-ann": 0}
     for name in (*numbers, "nobodys-new"):

@@ -68,7 +68,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_whoever_holds_a_turn_for_too_long_is_named(
+def test_the_user_who_holds_a_turn_for_too_long_is_named(
     run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = hold("configuration files")
@@ -144,7 +144,7 @@ def test_a_file_that_two_roles_change_is_changed_in_one_turn(
     assert path.read_text() == "SSL_CERT_FILE=/a.crt\n"
 
 
-def test_who_is_at_work_is_told_when_a_playbook_begins(run: Run, hold: Hold) -> None:
+def test_active_playbooks_are_named_when_another_one_begins(run: Run, hold: Hold) -> None:
     assert "warnings" not in run(worker_facts, {"units": ["none.service"]})
     hold("Python environments", "data disks")
     said = [str(warning) for warning in run(worker_facts, {"units": ["none.service"]})["warnings"]]
@@ -154,7 +154,7 @@ def test_who_is_at_work_is_told_when_a_playbook_begins(run: Run, hold: Hold) -> 
     ]
 
 
-def test_what_a_file_says_without_a_holder_is_nobodys_name(run: Run, tmp_path: Path) -> None:
+def test_the_holder_of_an_unreadable_or_missing_turn_is_somebody_else(run: Run, tmp_path: Path) -> None:
     (tmp_path / "turn").write_text('{"who": 1')
     assert turns.holder(str(tmp_path / "turn")) == "somebody else"
     assert turns.holder(str(tmp_path / "none")) == "somebody else"

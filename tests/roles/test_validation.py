@@ -253,7 +253,7 @@ def test_a_variable_that_two_files_of_a_directory_set_is_refused(tmp_path: Path)
     assert line == f"group_vars/all/access.yml:3: users_people: {counts} (all 4 workers)"
 
 
-def test_what_a_role_sets_may_be_given_where_it_has_no_part(tmp_path: Path) -> None:
+def test_a_variable_that_a_role_sets_is_allowed_without_this_role(tmp_path: Path) -> None:
     write(tmp_path, {"group_vars/all.yml": "python_uv: /usr/local/bin/uv\n"})
     for name, part in (("workspace.yml", False), ("python.yml", True)):
         _, tasks = playbook(tmp_path, f"playbooks/{name}", "--tags", "none-such")
@@ -288,7 +288,7 @@ python_source: uv
 
 
 @pytest.mark.parametrize(("name", "asked"), [("site.yml", {3, 6, 9, 10}), ("playbooks/users.yml", {9, 10})])
-def test_what_workers_lack_is_told_with_the_faults_of_variables(tmp_path: Path, name: str, asked: set[int]) -> None:
+def test_faults_of_workers_and_of_variables_are_reported_together(tmp_path: Path, name: str, asked: set[int]) -> None:
     """No package of this run provides the shell."""
     write(tmp_path, {"group_vars/all.yml": UNKNOWN})
     code, tasks = playbook(tmp_path, name)

@@ -135,7 +135,7 @@ def test_projects_come_from_fewer_places(url: str) -> None:
         ("vision@a..b", ["vision"], "workspace_only: ref 'a..b' is not the name of"),
     ],
 )
-def test_one_project_is_brought_alone_at_another_ref(only: str, names: list[str], fault: str | None) -> None:
+def test_workspace_only_chooses_a_single_project_at_another_ref(only: str, names: list[str], fault: str | None) -> None:
     gone = PROJECT | {"name": "gone", "state": "absent"}
     projects = [*(PROJECT | {"name": name, "ref": "main"} for name in names), gone]
     faults = workspace_only_faults(projects, only)

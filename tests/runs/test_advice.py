@@ -131,7 +131,7 @@ def once(what: str) -> Step:
         ([rank(0, "succeeded")], "READY", []),
     ],
 )
-def test_what_starts_a_run_again_is_what_was_seen_of_its_nodes(
+def test_the_steps_to_restart_a_run_follow_the_states_of_its_nodes(
     outcomes: list[Outcome], node: str, steps: list[Step]
 ) -> None:
     states = {outcome.host: node for outcome in outcomes if node}

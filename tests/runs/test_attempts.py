@@ -132,7 +132,7 @@ def test_the_next_attempt_is_followed_once_its_workers_know_it(
     assert err.endswith("; waiting for that attempt\n")
 
 
-def test_who_comes_while_nodes_are_brought_back_waits_for_them(made: Recoverer) -> None:
+def test_attach_while_nodes_are_brought_back_waits_for_them(made: Recoverer) -> None:
     made.prepares()
     made.steps = iter([lambda: None, made.starts, made.begins])
     outcomes, said = made.follow(ended(DONE, 2))
@@ -170,7 +170,7 @@ def test_nobody_is_waited_for_once_a_run_has_succeeded_or_was_stopped(made: Reco
     assert len(outcomes) == 2
 
 
-def test_who_comes_while_an_attempt_is_being_started_follows_that(made: Recoverer) -> None:
+def test_attach_while_an_attempt_starts_follows_this_attempt(made: Recoverer) -> None:
     made.starts()
     made.steps = iter([made.begins])
     made.follow(ended(DONE, 2))

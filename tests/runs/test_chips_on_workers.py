@@ -31,7 +31,7 @@ with open("/run/tpu_ops-turns/Python-environments", "w") as turn:
 MARGIN = 2.0
 
 
-def test_who_names_runs_and_processes_that_no_run_owns(bench: Bench) -> None:
+def test_the_who_command_names_runs_and_processes_without_a_run(bench: Bench) -> None:
     bench.started("sh", "-c", HOLD.format(chip=CHIPS[1]), name="owned")
     pid = bench.hold(1, "bob")
     done = bench.tpu_ops("who", person="bob")
@@ -51,7 +51,7 @@ def test_who_names_runs_and_processes_that_no_run_owns(bench: Bench) -> None:
     assert all("silent: waiting for an answer" in line for line in waited)
 
 
-def test_what_left_a_run_and_what_never_was_of_it_are_named_at_its_end_and_left_alone(bench: Bench) -> None:
+def test_chip_holders_outside_a_run_are_named_at_its_end_and_kept(bench: Bench) -> None:
     """On one worker `su` opens a session of its own, out of the run's control group; on the other somebody comes."""
     leave = f'trap "" HUP TERM; exec 3<{CHIPS[1]}; setsid sleep 601 >/dev/null 2>&1 </dev/null &'
     script = "touch /tmp/libtpu_lockfile; [ $TPU_OPS_RANK = 0 ] && "

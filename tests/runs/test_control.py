@@ -13,11 +13,13 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import runs, runs_output, status, stop, unlock, who
+from tpu_ops.cli import runs, status, stop, unlock
 from tpu_ops.cloud.remedies import until_ready
-from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.runs import control, follow, overview, records
+from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops.recovery import termination
+from tpu_ops.runs import control, follow, holders, overview, records
 from tpu_ops.runs.holders import Holder
+from tpu_ops.runs.outcomes import run_state
 from tpu_ops.runs.spec import GRACE_STOP
 from tpu_ops.ssh.replies import Reply
 
@@ -68,7 +70,7 @@ async def find(tmp_path: Path, word: str, **replies: Reply) -> control.Found:
 
 
 @pytest.mark.parametrize("asks", ["a node", "a run", "all runs", "who"])
-async def test_whoever_is_refused_by_workers_learns_with_which_key_and_account(
+async def test_a_login_refused_by_workers_names_the_key_and_the_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     there, said = fleet(tmp_path), "tpu@10.0.0.1: Permission denied (publickey)."
@@ -84,7 +86,7 @@ async def test_whoever_is_refused_by_workers_learns_with_which_key_and_account(
     elif asks == "all runs":
         problem = (await overview.overview(there, fanout)).silent.problem()
     elif asks == "who":
-        seen = await asyncio.to_thread(who.look, there, ["pod-w0", "pod-w1"])
+        seen = await asyncio.to_thread(holders.of_fleet, there, ["pod-w0", "pod-w1"])
         problem = control.Found([], seen.silent).problem()
     else:
         problem = (await control.find(there, fanout, "pod")).problem()
@@ -277,7 +279,9 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     ("ended", "state"),
     [("succeeded", "succeeded"), ("stopped", "stopped"), ("failed", "failed"), ("refused", "refused")],
 )
-async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: Path, ended: str, state: str) -> None:
+async def test_the_recorded_end_of_a_run_is_shown_when_its_nodes_are_gone(
+    tmp_path: Path, ended: str, state: str
+) -> None:
     records.write(tmp_path, OLD)
     records.close(tmp_path, "old", "running")
     records.close(tmp_path, "old", "gone")
@@ -287,7 +291,7 @@ async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: P
     assert [outcome.state for outcome in seen.rows[0][1]] == ["gone"], "nobody has seen its end"
     records.close(tmp_path, "old", ended)
     seen = await overview.overview(fleet(tmp_path), fanout)
-    assert runs_output.run_state(seen.rows[0][1]) == state
+    assert run_state(seen.rows[0][1]) == state
 
 
 async def test_an_overview_asks_by_name_for_a_run_that_is_behind_newer_ones(tmp_path: Path) -> None:
@@ -361,7 +365,7 @@ async def test_of_two_runs_with_one_name_the_active_one_is_meant(tmp_path: Path)
     assert wrong.value.where == "a-w0; b-w0"
 
 
-async def test_one_run_whose_person_has_another_user_id_on_each_worker_is_one(tmp_path: Path) -> None:
+async def test_a_run_whose_user_has_different_ids_on_its_workers_is_one_run(tmp_path: Path) -> None:
     run = [record(rank) | of(f"pod-w{rank}", "ada") for rank in range(2)]
     for rank, known in enumerate(run):
         known |= {"rank": rank, "workers": ["pod-w0", "pod-w1"], "person": {"uid": 2000 + rank, "name": "ada"}}
@@ -391,7 +395,7 @@ async def test_a_silent_worker_is_a_rank_of_a_run_that_was_started_elsewhere(
     assert (await control.find(both, fanout, "exp")).runs == [control.RunRef("exp", found)]  # type: ignore[arg-type]
 
 
-async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
+async def test_a_run_is_not_called_unknown_if_workers_refuse_to_answer(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=DENIED)
     with pytest.raises(
         HostError, match="knows a run 'exp'; the other workers cannot tell: sudo does not let you"
@@ -600,51 +604,6 @@ async def test_a_stop_waits_for_the_longer_grace_of_an_earlier_one() -> None:
     ]
 
 
-async def test_who_stops_a_run_again_is_told_the_grace_that_counts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(stop, "MOMENT", 0.01)
-    over = asyncio.Event()
-
-    class Slow(Ending):
-        async def call(self, requests: Any, action: str, *, limit: float = 0.0, **options: Any) -> dict[str, Reply]:
-            if action == "stop":
-                await over.wait()
-            else:
-                asyncio.get_running_loop().call_later(0.01, over.set)
-            return await super().call(requests, action, limit=limit, **options)
-
-    fanout: Any = Slow(pod_w0=ENDED)
-    fanout.limits = []
-    await asyncio.wait_for(stop.end(fanout, control.RunRef("r1", ("pod-w0",))), 10)
-    assert capsys.readouterr().err == "run r1: asked 1 rank to end; SIGKILL after 600 s, as an earlier stop requested\n"
-
-
-@pytest.mark.parametrize("ends", ["before", "after"])
-async def test_a_stop_neither_waits_for_its_own_question_nor_ends_with_it(
-    ends: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(stop, "MOMENT", 0.01)
-    over = asyncio.Event()
-
-    class Silent(Ending):
-        async def call(self, requests: Any, action: str, *, limit: float = 0.0, **options: Any) -> dict[str, Reply]:
-            if action == "stop":
-                await over.wait()
-                return await super().call(requests, action, limit=limit, **options)
-            asyncio.get_running_loop().call_later(0.01, over.set)
-            if ends == "before":
-                await asyncio.Event().wait()
-            raise OpsError("600 sessions at once need too many open files")
-
-    fanout: Any = Silent(pod_w0=ENDED)
-    fanout.limits = []
-    stopped = await asyncio.wait_for(stop.end(fanout, control.RunRef("r1", ("pod-w0",))), 10)
-    assert [outcome.state for outcome in stopped.outcomes] == ["stopped"]
-    said = "run r1: asked 1 rank to end; SIGKILL after 30 s\n" if ends == "after" else ""
-    assert capsys.readouterr().err == said
-
-
 MISSING = Reply("", {}, "missing", "this worker does not know run r1")
 
 
@@ -725,7 +684,7 @@ RUNNING = {
     ],
     ids=["on", "ended elsewhere", "silent", "no launcher for them"],
 )
-async def test_who_may_not_stop_a_run_learns_whose_it_is_since_when_and_who_may(
+async def test_a_refused_stop_names_the_owner_the_start_and_the_fix(
     there: Reply, code: int, problem: bool, tmp_path: Path
 ) -> None:
     class Denying(Answers):
@@ -739,7 +698,7 @@ async def test_who_may_not_stop_a_run_learns_whose_it_is_since_when_and_who_may(
     stopped = await control.stop(fanout, run)
     assert (stop.exit_code(stopped.outcomes), bool(stopped.refusal)) == (code, problem)
     if stopped.refusal:
-        error = stop._not_theirs(run, stopped.outcomes, stopped.refusal)
+        error = termination.not_theirs(run, stopped.outcomes, stopped.refusal)
         since = ", active since 2026-11-25 19:36:35 UTC" if there.ok else ""
         assert (error.what, error.where) == ("run r1 was not stopped: the run belongs to ada", f"pod-w[0-1]{since}")
         assert error.fix == "ask the owner, or add --force"

@@ -154,7 +154,7 @@ def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench:
     bench.clean()
 
 
-def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> None:
+def test_if_one_worker_refuses_a_start_the_other_is_stopped(bench: Bench) -> None:
     path = "/home/ada/only-here"
     bench.inside(0, f"printf '#!/bin/sh\\nsleep 600\\n' >{path} && chmod 755 {path}")
     done = bench.tpu_ops("train", "pod", "--name", "half", "--", path)

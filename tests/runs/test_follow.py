@@ -201,7 +201,7 @@ async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatc
     assert [outcome.state for outcome in outcomes] == ["stopped", "unreachable", "unreachable"]
 
 
-async def test_where_nobody_waits_for_the_end_a_silent_worker_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_if_the_end_is_not_awaited_a_silent_worker_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
     workers = Workers(w0=[[] for _ in range(1000)])

@@ -83,7 +83,7 @@ async def pressed(*seconds: float, cleanup: float = 0.0, then: int = signal.SIGI
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     found = Stop()
-    monkeypatch.setattr("tpu_ops.cli.stop.end", found)
+    monkeypatch.setattr("tpu_ops.recovery.termination.end", found)
     return found
 
 
@@ -94,7 +94,7 @@ async def test_a_run_that_nobody_leaves_ends_as_it_does() -> None:
     assert await followed(work()) == 7
 
 
-async def test_one_ctrl_c_leaves_the_run_alone_and_says_what_a_second_would_do(
+async def test_the_first_ctrl_c_detaches_and_announces_that_a_second_stops(
     stop: Stop, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "AGAIN", 0.2)
@@ -115,7 +115,7 @@ async def test_a_second_ctrl_c_stops_the_run_and_tells_how_it_ended(
 
 async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     slow = Stop(60, pressed=True)
-    monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
+    monkeypatch.setattr("tpu_ops.recovery.termination.end", slow)
     assert await followed(pressed(0, 0.05)) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
     assert "to make sure that every worker was told: `tpu_ops stop r1`" in capsys.readouterr().err
@@ -168,7 +168,7 @@ async def test_a_signal_leaves_the_run_alone_and_waits_for_nobody(
 @ENDS
 async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any, number: int) -> None:
     slow = Stop(60)
-    monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
+    monkeypatch.setattr("tpu_ops.recovery.termination.end", slow)
     leaves = followed(pressed(0, 0.05, 0.3, then=number))
     assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
@@ -190,7 +190,7 @@ async def test_simultaneous_signals_count_once_and_a_later_one_does_not_wait(
 
 
 @ENDS
-async def test_what_ignores_a_signal_goes_on_ignoring_it(number: int) -> None:
+async def test_an_ignored_signal_stays_ignored(number: int) -> None:
     before = signal.signal(number, signal.SIG_IGN)
 
     async def work() -> int:
@@ -251,7 +251,7 @@ def test_a_signal_lets_what_is_awaited_clean_up_unless_it_comes_again(
     assert said == (["cleaned up", "cancelled"] if cleanup < 1 else ["cancelled"])
 
 
-async def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+async def test_an_ignored_ctrl_c_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def work() -> int:
@@ -280,7 +280,7 @@ def test_an_error_while_a_run_is_on_says_that_it_goes_on(error: Exception, on: b
     assert said == (["left"] if on else [])
 
 
-def test_who_no_longer_reads_the_lines_of_a_run_has_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_output_detaches_from_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: said.append("given up"))
 
@@ -338,7 +338,7 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
-def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_detached_user_is_told_how_to_follow_and_stop_the_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(foreground, "AGAIN", 0.2)
 
     async def found(*_: Any, begun: Callable[[object, RunRef], None], on: Callable[[], None], **__: Any) -> None:

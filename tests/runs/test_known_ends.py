@@ -16,10 +16,11 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from tests.runs.test_parts import pod
-from tpu_ops.cli import attach, logs, recovering, runs, runs_output, status, stop
+from tpu_ops.cli import attach, logs, runs, runs_output, status, stop
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol.wire import END
+from tpu_ops.recovery import termination
 from tpu_ops.runs import control, ranks, records, recovery
 from tpu_ops.runs.known_ends import NODE_GONE, remembered
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
@@ -283,7 +284,7 @@ def test_all_commands_tell_that_ranks_of_a_refused_start_were_never_started(
     for command, code in ((status, ExitCode.FAILED), (attach, ExitCode.FAILED), (stop, ExitCode.OK)):
         if command is stop:
             ends = [control.asked_outcome(rank, world.workers._said(host, {})) for rank, host in enumerate(HOSTS)]
-            monkeypatch.setattr(stop, "end", AsyncMock(return_value=said._replace(outcomes=tuple(ends))))
+            monkeypatch.setattr(termination, "end", AsyncMock(return_value=said._replace(outcomes=tuple(ends))))
         found, out, _ = world(command, "--json", "r1")
         (told,) = json.loads(out) if command is not attach else (json.loads(out),)
         assert (found, {rank["state"] for rank in told["ranks"]}) == (code, {"refused"}), command
@@ -382,7 +383,7 @@ def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: Wor
         "r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {}), pending=True, since=60.0
     )
     recovery.write(world.folder, kept)
-    with recovering.alone(world.fleet.settings, "r1"):
+    with recovery.alone(world.folder, "r1"):
         (row,) = json.loads(world(runs, "--json")[1])
         _, out, err = world(runs)
         shown = world(status, "r1")[2]
@@ -442,7 +443,7 @@ def test_an_end_that_no_worker_tells_of_is_now_or_when_it_was_seen_first(
 
 
 @pytest.mark.parametrize(("replies", "on"), [(ALL, False), ([seen(0, "running"), *ALL[1:]], True)])
-def test_who_attaches_is_told_how_to_detach_where_the_run_is_on(
+def test_attach_mentions_ctrl_c_only_while_the_run_is_active(
     world: World, replies: list[Reply], on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records.write(world.folder, KNOWN)
@@ -498,7 +499,7 @@ def test_a_worker_s_own_rank_is_shown(
     assert ranks.folded(follower.call_args.kwargs["shown"]) == shown
 
 
-def test_what_never_started_is_told_where_there_is_no_output(world: World) -> None:
+def test_logs_of_a_rank_that_never_started_show_the_reason(world: World) -> None:
     records.write(world.folder, KNOWN)
     world.told(Reply("", {"record": record(0, "refused") | {"reason": "no such program"}}), *ALL[1:])
     assert "rank 0 (a-w0) was never started: no such program" in world(logs, "r1")[2]
@@ -646,7 +647,7 @@ STOPPED_RECORD = {"intent": {"kind": "stop"}, "attempt": 1, "person": {"name": "
     ("states", "reason", "record", "said"),
     [
         (("gone", "gone"), "its node is PREEMPTED now", None, "gone"),
-        (("gone", "gone"), stop.NOT_ON, None, "stopped"),
+        (("gone", "gone"), termination.NOT_ON, None, "stopped"),
         (("gone", "stopped"), "its node is PREEMPTED now", STOPPED_RECORD | {"state": "stopped"}, "stopped"),
         (("gone", "unreachable"), "", None, "unreachable"),
     ],

@@ -87,14 +87,14 @@ async def test_worker_0_comes_first_and_all_others_get_its_port() -> None:
     assert {spec["net"]["key"] for spec in specs} == {SPEC.key}
 
 
-async def test_one_worker_has_no_network_part() -> None:
+async def test_a_run_on_a_single_worker_has_no_network_part() -> None:
     workers = Workers(pod_w0=RUNNING)
     await start(workers, 1)
     assert workers.asked == [("start", ["pod-w0"])]
     assert workers.calls[0][1]["pod-w0"]["spec"]["net"] is None
 
 
-async def test_whoever_loses_worker_0_asks_nobody_else() -> None:
+async def test_a_start_refused_by_worker_0_asks_no_other_worker() -> None:
     workers = Workers(pod_w0=HELD)
     error = await not_started(workers)
     assert workers.asked == [("start", ["pod-w0"])]
@@ -135,7 +135,7 @@ async def test_a_stop_at_the_barrier_is_told_to_the_starter_and_no_firewall(lead
     assert not raised.value.may_be_on
 
 
-async def test_who_is_at_fault_is_named_with_its_own_words() -> None:
+async def test_the_blamed_rank_is_named_with_its_own_error() -> None:
     """The other ranks came too late, or were told of the failure."""
     late = Reply("", {"blamed": []}, "failed", "rank 0 no longer waits for ranks")
     own = Reply("", {"blamed": [3]}, "failed", "train.sh is not on PATH")
@@ -263,7 +263,7 @@ async def test_an_interrupted_start_may_be_one_where_rank_0_cannot_be_told(
     assert (await interrupted(workers, size, hangs)).may_be_on is may_be_on
 
 
-async def test_whoever_does_not_wait_until_rank_0_is_told_is_not_sure() -> None:
+async def test_a_start_interrupted_before_rank_0_is_told_may_be_on() -> None:
     workers = Workers()
     workers.slow_to_stop = True
     assert (await interrupted(workers, 1, "pod-w0", times=2)).may_be_on

@@ -97,7 +97,7 @@ def test_nothing_is_written_where_no_repository_is(tmp_path: Path) -> None:
     assert sorted(path.name for path in code.iterdir()) == [".gitignore", "x"]
 
 
-def test_what_is_tracked_is_brought_and_what_was_deleted_is_not(tmp_path: Path, git: Git) -> None:
+def test_tracked_files_are_synced_and_deleted_files_are_not(tmp_path: Path, git: Git) -> None:
     code = made(tmp_path / "code", "kept.bin", "gone.py", "pkg/a.py", "was/a.py", "turned", ignore="*.bin\nout/\n")
     made(code, "out/kept", "out/new", "__pycache__/tracked")
     git(code, "init", "--quiet")
@@ -162,7 +162,7 @@ def test_a_linked_work_tree_is_one(tmp_path: Path, git: Git) -> None:
 
 
 @pytest.mark.parametrize("broken", [".git/", ".git/HEAD", ".git"])
-def test_what_only_looks_like_a_repository_is_none(tmp_path: Path, broken: str) -> None:
+def test_a_directory_with_a_broken_git_entry_is_not_a_repository(tmp_path: Path, broken: str) -> None:
     code = made(tmp_path / "code", "a.py", "b.bin", broken, "sub/c.py", "sub/.git/", ignore="*.bin\n")
     made(code, "only/c.bin", "only/.git/")
     if broken == ".git":
@@ -215,7 +215,7 @@ def test_variables_that_mean_another_repository_are_not_heard(
     assert files(code) == ["a.py"]
 
 
-def test_what_a_person_never_wants_counts(code: Path, tmp_path: Path) -> None:
+def test_the_users_own_gitignore_counts(code: Path, tmp_path: Path) -> None:
     made(tmp_path / "home" / ".config" / "git", "ignore").joinpath("ignore").write_text("*.swp\n")
     assert files(made(code, "a.py", "a.swp")) == ["a.py"]
 

@@ -54,7 +54,7 @@ def test_a_secret_that_is_none_is_refused_and_never_shown(word: str, environ: di
 @pytest.mark.parametrize(
     ("env", "secrets"), [({"A": "1"}, {"A": VALUE}), ({"A_FILE": "1"}, {"A": VALUE}), ({}, {"A": VALUE, "A_FILE": "1"})]
 )
-def test_what_a_secret_sets_is_set_once(env: dict[str, str], secrets: dict[str, str]) -> None:
+def test_a_variable_set_by_a_secret_and_otherwise_is_refused(env: dict[str, str], secrets: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="leave out one of the two") as wrong:
         spec.RunSpec("r1", ("true",), env, secrets)
     assert VALUE not in str(wrong.value)
@@ -111,7 +111,7 @@ LEAVE = "to leave something running, redirect its output: `... >/tmp/log 2>&1 &`
         ([Result("a", 0)], 0, ""),
     ],
 )
-def test_what_to_do_about_a_command_that_takes_too_long_is_said_once(
+def test_the_fix_for_a_command_that_takes_too_long_is_printed_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], results: list[Result], code: int, fix: str
 ) -> None:
     workers = [SimpleNamespace(host=result.host) for result in results]
@@ -206,5 +206,5 @@ async def test_force_overrides_what_may_be_well_and_never_what_others_hold(
     assert [fault.check for fault in told] == overridden
 
 
-def test_what_can_be_forced_is_among_what_is_checked() -> None:
+def test_forcible_checks_are_a_part_of_all_checks() -> None:
     assert set(preflight.FORCIBLE) < set(preflight.CHECKS)

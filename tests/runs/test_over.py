@@ -103,13 +103,13 @@ def test_an_end_that_blames_somebody_says_nothing_of_the_other_ranks(run: Any, m
 
 
 @pytest.mark.parametrize("git", ["", "vision@0123456789abcdef0123456789abcdef01234567"])
-def test_who_takes_over_a_run_that_a_worker_says_is_over_starts_nothing(run: Any, git: str) -> None:
+def test_a_takeover_of_a_run_that_a_worker_reports_over_starts_nothing(run: Any, git: str) -> None:
     """The node was lost at the end of the run, and the recovering process died before it learnt that."""
     code, world, _ = run(World(DONE), pending=True, counted=True, preemptions=1, git=git)
     assert (code, world.done) == (0, ["bring back r1/2"])
 
 
-def test_who_takes_over_a_run_hears_of_its_end_before_its_loss_is_counted(
+def test_a_takeover_sees_the_end_of_a_run_before_it_counts_a_loss(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is being preempted still answers for a while."""

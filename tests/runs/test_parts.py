@@ -33,7 +33,7 @@ from tpu_ops.protocol.wire import Refused, require_protocol
 from tpu_ops.runs import attempts, control, doctor, preflight, ranks, records, spec, sync
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines, Part
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of, run_state
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply, Result
 
@@ -60,7 +60,7 @@ def stand_in(folder: Path) -> Any:
 # --- spec ---------------------------------------------------------------------------------------------------
 
 
-def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
+def test_the_spec_that_a_controller_sends_is_valid_on_a_worker() -> None:
     run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits", force=True)
     sent = run.for_rank(pod(), 2, 8501)
     assert protocol_spec.check(sent) == sent
@@ -261,7 +261,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 of 1024 MiB free, and a start needs 256"]),
     ],
 )
-def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: list[str]) -> None:
+def test_each_fault_of_a_worker_is_reported_with_a_fix(changes: dict[str, Any], words: list[str]) -> None:
     faults = preflight.faults_of(pod()[1], probe(**changes))
     assert [fault.worker for fault in faults] == ["pod-w1"] * len(words)
     assert all(word in fault.problem for word, fault in zip(words, faults, strict=True))
@@ -280,7 +280,7 @@ def test_whichever_is_older_of_launcher_and_controller_is_to_be_updated(newer_by
     assert refused.value.fix.startswith(there)
 
 
-def test_what_ends_a_process_that_holds_chips_is_told_of_all_workers_at_once() -> None:
+def test_the_unlock_fix_names_all_workers_whose_chips_are_held() -> None:
     held = probe(faults=[{"check": "free", "problem": "held", "fix": "tpu_ops unlock WORKER --force --user bob"}])
     faults = [preflight.faults_of(worker, held)[0] for worker in pod(2)]
     assert faults[1].fix == "tpu_ops unlock pod-w1 --force --user bob"
@@ -398,6 +398,22 @@ def test_a_summary_tells_whose_run_it_is_of_what_and_since_when(ended: tuple[Any
     assert (found["attempt"], found["since"], found["ended"]) == (2, 5.0, over)
     unknown = runs_output.summary("r1", [outcome_of(0, "pod-w0", None)])
     assert (unknown["person"], unknown["argv"], unknown["since"], unknown["ended"]) == ("", [], None, None)
+
+
+def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
+    rows = [
+        {"worker": f"pod-w{index}", "problem": "absent", "fix": f"tpu_ops configure pod-w{index}"}
+        for index in (0, 1, 2, 10)
+    ]
+    other = {"worker": "pod-w3", "problem": "busy", "fix": "wait"}
+    assert preflight.once_each([*rows, other]) == [
+        {
+            "worker": "pod-w[0-2,10]",
+            "problem": "absent",
+            "fix": "tpu_ops configure 'pod-w[0-2,10]'",
+        },
+        other,
+    ]
 
 
 def test_the_error_names_all_workers_that_the_first_fix_helps() -> None:
@@ -555,24 +571,24 @@ def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:
 )
 def test_a_run_is_as_good_as_its_worst_rank(states: list[str], state: str, code: int) -> None:
     outcomes = [Outcome(rank, f"w{rank}", name) for rank, name in enumerate(states)]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, code)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == (state, code)
 
 
 def test_a_refused_run_that_only_this_machine_remembers_is_refused() -> None:
     outcomes = [Outcome(0, "w0", "refused", reason="as seen from here the run was refused", remembered={"attempt": 1})]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("refused", 1)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == ("refused", 1)
 
 
 def test_a_stopped_run_is_never_a_success() -> None:
     outcomes = [Outcome(0, "w0", "stopped", {"code": 0}, intent="stop"), Outcome(1, "w1", "succeeded", {"code": 0})]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("stopped", 1)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == ("stopped", 1)
 
 
 @pytest.mark.parametrize(("wanted", "state"), [(True, "stopped"), (False, "refused")])
 def test_a_stop_at_the_barrier_is_no_failure_and_a_start_that_is_given_up_is(wanted: bool, state: str) -> None:
     told = {"intent": {"kind": "stop", "requested": wanted}}
     outcomes = [Outcome(0, "w0", "refused", reason="why", intent="stop", record=told), Outcome(1, "w1", "refused")]
-    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, 1)
+    assert (run_state(outcomes), runs_output.exit_code(outcomes)) == (state, 1)
 
 
 def test_of_a_run_that_its_worker_has_forgotten_nothing_is_left() -> None:
@@ -620,7 +636,7 @@ def test_equal_output_is_gathered_the_most_first() -> None:
     ]
 
 
-def test_who_printed_too_much_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cut_output_is_reported_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     cut = Result("pod-w0", 0, b"x", cut=True)
     run_command.show([cut, cut._replace(host="pod-w1")])
     assert capsys.readouterr() == (
@@ -680,7 +696,7 @@ def test_a_tree_has_what_an_exception_in_gitignore_brings_back(code: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["named pipe", "socket"])
-def test_what_is_neither_file_nor_link_nor_directory_is_refused_at_once(
+def test_a_named_pipe_or_socket_in_the_code_is_refused_at_once(
     code: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(code)  # a socket's path may not be long

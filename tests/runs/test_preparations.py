@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import stand_in
-from tpu_ops.cli import doctor, faults, recovering, runs
+from tpu_ops.cli import doctor, faults, runs
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.runs import control, launch, overview, preflight, records, recovery, spec
-from tpu_ops.runs.doctor import Finding
+from tpu_ops.runs.doctor import Finding, unconfigured
 from tpu_ops.runs.preparations import problem_of
 from tpu_ops.ssh.replies import Reply
 
@@ -30,7 +30,7 @@ def at_work(tmp_path: Path) -> Callable[..., contextlib.AbstractContextManager[A
     records.write(tmp_path, records.RunRecord("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("x",), since=1.0))
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
-    return lambda: recovering.alone(stand_in(tmp_path), "r1")
+    return lambda: recovery.alone(tmp_path, "r1")
 
 
 def test_nothing_advises_to_configure_workers_in_recovery(tmp_path: Path, at_work: Any) -> None:
@@ -115,7 +115,7 @@ def test_doctor_does_not_advise_to_configure_workers_in_recovery(tmp_path: Path,
     )
 
     def fixes() -> list[str]:
-        (finding,) = doctor.unconfigured([Finding("answers", wrong, ("pod-w0", "else-w0"))], tmp_path)
+        (finding,) = unconfigured([Finding("answers", wrong, ("pod-w0", "else-w0"))], tmp_path)
         return [fault.fix for fault in finding.faults]
 
     with at_work():

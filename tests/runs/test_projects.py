@@ -19,8 +19,10 @@ from tests.runs.test_parts import pod, probe, stand_in
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
+from tpu_ops.ansible import convergence
 from tpu_ops.ansible.playbook import Outcome
-from tpu_ops.cli import configure, main, train
+from tpu_ops.cli import main, train
+from tpu_ops.cli.configure import Progress
 from tpu_ops.errors import HostError, UnreachableError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.runs import projects
@@ -77,7 +79,7 @@ def bring(tmp_path: Path, forge: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         variables = VARIABLES | {"workspace_projects": [vision | changes, *more], "workspace_on_local_changes": "warn"}
         (member.path / "inventory" / "group_vars" / "all.yml").write_text(json.dumps(variables))
         fleet = view.current(config.load())
-        return configure.check_out(fleet.settings, fleet, fleet.workers, word, dry=True)
+        return projects.check_out(fleet, fleet.workers, word, Progress, dry=True)
 
     return call
 
@@ -225,7 +227,7 @@ def test_later_attempts_run_in_the_project_at_the_same_commit(
     )
     fleet.settings.path, fleet.settings.file = tmp_path, tmp_path / "tpu_vm.yml"
     fleet.settings.file.write_text("workspace_projects: [{name: vision}]")
-    monkeypatch.setattr("tpu_ops.cli.configure.converge", converge)
+    monkeypatch.setattr(convergence, "converge", converge)
     monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: Ready())
     monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: fleet)
     parser = argparse.ArgumentParser()
@@ -261,7 +263,7 @@ def test_recover_checks_at_the_start_that_new_nodes_can_be_configured(
     checked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("tpu_ops.cli.configure.rehearse", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(convergence, "rehearse", lambda *given: asked.append(given[-1]))
     fleet: Any = SimpleNamespace(settings=stand_in(Path()))
     args = argparse.Namespace()
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
@@ -289,7 +291,7 @@ def test_recover_without_force_stops_if_site_yml_would_refuse(
     monkeypatch.setattr("tpu_ops.fleet.contact.find", lambda *_: (fleet, fleet.workers))
     monkeypatch.setattr("tpu_ops.fleet.contact.serving", lambda *_: fleet)
     monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: Ready())
-    monkeypatch.setattr("tpu_ops.cli.configure.rehearse", refuse)
+    monkeypatch.setattr(convergence, "rehearse", refuse)
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     args = parser.parse_args(["pod", "--recover"])

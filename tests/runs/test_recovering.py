@@ -23,13 +23,14 @@ import pytest
 from tests.runs.test_parts import pod, probe, stand_in
 from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended, keep
 from tpu_ops import files
-from tpu_ops.cli import attach, foreground, interrupts, recovering, stop, train
+from tpu_ops.cli import attach, foreground, interrupts, recovering, train
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.remaking import Made, Plan, Seen
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.files import UnwritableError, unwritable
-from tpu_ops.recovery import attempt, decide
+from tpu_ops.fleet import contact
+from tpu_ops.recovery import attempt, decide, termination
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Next, Planned
 from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
@@ -215,7 +216,7 @@ def test_environments_of_old_and_new_workers_are_compared_before_a_retry(
     assert asyncio.run(job.driver.differ(world, world.workers)) is differ
 
 
-def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:
+def test_transient_failures_are_retried(run: Any, capsys: Any) -> None:
     world = World(PREEMPTED, DONE, DONE)
     world.refusal = ApiError("a bad moment", status="UNAVAILABLE")
     world.refusals = [("start", Reply("", {}, "unreachable", "no route to host"))]
@@ -359,7 +360,7 @@ def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
-def test_what_is_refused_for_good_ends_it_and_can_be_taken_over(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_permanent_refusal_ends_the_recovery_and_leaves_its_state(run: Any, tmp_path: Path, capsys: Any) -> None:
     world = World(PREEMPTED, DONE)
     world.refusal = ApiError("not you", status="PERMISSION_DENIED")
     with pytest.raises(ApiError, match="not you"):
@@ -386,7 +387,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     assert "recover: tpu_ops attach r1 --recover" in said
 
 
-def test_who_no_longer_reads_the_lines_has_left_the_run_and_its_recovery(
+def test_a_closed_output_detaches_from_the_run_and_its_recovery(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
@@ -437,7 +438,7 @@ def test_a_run_stopped_while_nodes_are_recreated_is_not_started_again(
     threads: list[threading.Thread] = []
     monkeypatch.setattr(world, "bring_back", bring_back)
     before = signal.getsignal(signal.SIGUSR1)
-    with recovering.alone(stand_in(tmp_path), "r1"):
+    with recovery.alone(tmp_path, "r1"):
         code, _, _ = run(world, "--json")
     threads[0].join()
     assert (code, answers, world.done) == (1, [True], []), "no attempt was on: nobody need be asked to stop"
@@ -457,59 +458,6 @@ def test_a_run_with_a_stop_request_is_not_started_again(run: Any, tmp_path: Path
     assert not (tmp_path / "runs/r1/stop").exists(), "a later run of this name is not meant"
 
 
-async def test_stop_ends_a_recovery_and_asks_workers_with_a_possible_attempt(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    known, asked = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)), []
-    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
-
-    async def end(_: object, run_: Any, **__: Any) -> Any:
-        asked.append(run_.run_id)
-        return control.Stopped((outcomes.Outcome(0, "pod-w0", "stopped"),), already=False)
-
-    monkeypatch.setattr(stop, "end", end)
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    words: Any = SimpleNamespace(run="r1", force=False, grace=None)
-    records.write(tmp_path, known)
-    kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}), pending=True)
-    recovery.write(tmp_path, kept)
-    await stop._stop(fleet, words)
-    assert asked == ["r1"], "whoever recovered it has died, and may have left ranks on"
-    assert not (tmp_path / "runs/r1/recovery.json").exists()
-    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
-    (((_, stopped),), problem) = await stop._stop(fleet, words)
-    assert ([outcome.state for outcome in stopped.outcomes], problem, asked) == (["gone"], None, ["r1"])
-    assert stop.exit_code(stopped.outcomes) == 0
-    assert "it will not be started again" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("attempt", "ends"), [(1, []), (2, ["r1"])])
-async def test_a_stop_during_recovery_ends_an_attempt_of_another_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, ends: list[str]
-) -> None:
-    asked = []
-
-    class Workers:
-        async def call(self, requests: Any, *_: object, **__: Any) -> dict[str, Reply]:
-            record = {"attempt": attempt, "state": "running"}
-            return {host: Reply(host, {"record": record, "records": [], "holder": None}) for host in requests}
-
-    async def end(_: object, run_: Any, **__: Any) -> control.Stopped:
-        asked.append(run_.run_id)
-        return control.Stopped((outcomes.Outcome(0, "pod-w0", "stopped"),), already=False)
-
-    monkeypatch.setattr(stop, "end", end)
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: Workers())
-    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
-    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
-    options = recovery.options_of(spec.RunSpec("r1", ("true",)), {})
-    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
-    fleet, words = words_of_stop(tmp_path)
-    fleet.workers = tuple(pod(1))
-    await stop._end_of_all(fleet, Workers(), control.RunRef("r1", ("pod-w0",)), words, 0.0)  # type: ignore[arg-type]
-    assert asked == ends
-
-
 def test_a_disk_that_takes_no_lock_is_an_error_that_a_stop_goes_on_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,24 +473,6 @@ def test_a_disk_that_takes_no_lock_is_an_error_that_a_stop_goes_on_after(
             call(tmp_path, "r1", 0.1)
 
 
-@pytest.mark.parametrize(("since", "asked"), [(0.0, 3), (60.0, 1)])
-async def test_a_starting_run_is_stopped_once_a_worker_knows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: float, asked: int
-) -> None:
-    states = ["gone", "gone", "stopped"]
-
-    async def end(*_: object, **__: Any) -> control.Stopped:
-        return control.Stopped((outcomes.Outcome(0, "pod-w0", states.pop(0)),), already=False)
-
-    monkeypatch.setattr(stop, "end", end)
-    monkeypatch.setattr(stop, "AGAIN", 0.01)
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    known = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",))
-    records.write(tmp_path, replace(known, since=known.since - since))
-    await stop._stop(*words_of_stop(tmp_path))
-    assert 3 - len(states) == asked
-
-
 @pytest.mark.parametrize(("kept", "held", "told"), [(True, False, True), (True, True, False), (False, False, False)])
 def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     tmp_path: Path, kept: bool, held: bool, told: bool
@@ -550,7 +480,7 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     if kept:
         recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options))
-    with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
+    with recovery.alone(tmp_path, "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
     assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery" in note) is told
     assert (note == f"run r1: a process on this machine recovers it (pid {os.getpid()})") is held
@@ -563,47 +493,10 @@ def test_a_run_that_is_being_brought_back_here_is_said_to_be(
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=pending))
     settings = stand_in(tmp_path)
-    with recovering.alone(settings, "r1") if held else contextlib.nullcontext():
+    with recovery.alone(settings.state_dir, "r1") if held else contextlib.nullcontext():
         found = recovery.under_way(tmp_path, "r1")
     assert (str(tmp_path / "runs/r1/attempt-1") in found) is told
     assert recovery.under_way(tmp_path, "r2") == ""
-
-
-@pytest.mark.parametrize("already", [False, True])
-async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, already: bool
-) -> None:
-    told: list[str] = []
-
-    async def end(_: object, run_: control.RunRef, **__: Any) -> control.Stopped:
-        told.append(run_.run_id)
-        return control.Stopped((outcomes.Outcome(0, "pod-w0", "stopped"),), already=already)
-
-    async def find(*_: object) -> control.Found:
-        return control.Found([control.RunRef(name, ("pod-w0",)) for name in ("r1", "r2")])
-
-    def full(path: Path, *_: Any) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    fleet, words = words_of_stop(tmp_path)
-    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
-    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
-    monkeypatch.setattr(stop, "end", end)
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    monkeypatch.setattr("tpu_ops.cli.stop.control.find", find)
-    monkeypatch.setattr(files, "replace", full)
-    with recovering.alone(fleet.settings, "r1"):
-        ended, problem = await stop._stop(fleet, words)
-    assert (sorted(told), [run_.run_id for run_, _ in ended]) == (["r1", "r2"], ["r1", "r2"])
-    said = capsys.readouterr().err
-    if already:
-        # No worker has a record of a stop that would tell whoever recovers it.
-        assert "may start the run again" in str(problem)
-        assert "end that process with Ctrl-C" in str(problem)
-    else:
-        assert problem is None
-        assert "warning: run r1: " in said
-        assert "No space left on device" in said
 
 
 def test_copies_of_logs_that_cannot_be_made_end_no_recovery(run: Any, tmp_path: Path, capsys: Any) -> None:
@@ -657,7 +550,9 @@ def test_a_takeover_knows_of_a_loss_counted_before_the_api_reported_it(
 
 
 @pytest.mark.parametrize(("preemptions", "counted"), [(1, True), (0, False)])
-def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, preemptions: int, counted: bool) -> None:
+def test_a_preemption_kept_by_an_older_version_is_not_counted_twice(
+    tmp_path: Path, preemptions: int, counted: bool
+) -> None:
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, preemptions=preemptions, pending=True))
     file = tmp_path / "runs/r1/recovery.json"
@@ -674,21 +569,7 @@ def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
     assert endings.stop_requested_by(found) == "ada"
 
 
-async def test_a_run_that_lost_its_nodes_in_its_first_start_can_be_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
-    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
-    fleet, words = words_of_stop(tmp_path)
-    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
-    assert await stop._stop(fleet, words) == ([], None)
-    assert "it had not begun, and will not be started" in capsys.readouterr().err
-
-
-def test_who_takes_over_a_run_whose_budget_is_used_up_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_takeover_with_a_used_up_budget_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
     spent = recovery.Recovery("r1", 1, Plan(()), options, max_preemptions=0, preemptions=1, pending=True, counted=True)
     recovery.write(tmp_path, spent)
@@ -696,17 +577,6 @@ def test_who_takes_over_a_run_whose_budget_is_used_up_starts_nothing(
     with pytest.raises(UsageError, match="--max-preemptions 0 is used up"):
         attach._take_over(stand_in(tmp_path), words)
     assert not recovery.is_kept(tmp_path, "r1")
-
-
-async def test_a_recovery_that_died_under_its_first_start_is_ended_by_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
-    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
-    assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
-    assert not recovery.is_kept(tmp_path, "r1")
-    assert "it had not begun, and will not be started" in capsys.readouterr().err
 
 
 def test_an_attempt_that_is_refused_for_a_stop_ends_the_recovery_as_stopped(
@@ -870,7 +740,7 @@ def test_a_node_lost_during_a_start_is_a_preemption(run: Any, monkeypatch: pytes
     assert "attempt 2: node pod is PREEMPTED; bringing its nodes back" in capsys.readouterr().err
 
 
-def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_between_two_attempts_ends_the_recovery(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(FAILED, DONE)
     bring_back = world.bring_back
 
@@ -999,22 +869,17 @@ def test_a_controller_that_died_before_any_contact_can_be_replaced(
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
-def words_of_stop(tmp_path: Path) -> tuple[Any, Any]:
-    """Return a fleet without workers, and the command line of `tpu_ops stop r1`."""
-    fleet = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
-    return fleet, SimpleNamespace(run="r1", force=False, grace=None)
-
-
 async def test_stop_removes_the_files_of_a_controller_that_died_early(
-    second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    monkeypatch.setattr(contact, "fanout", lambda _: None)
+    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
     source = tmp_path / "digits"
     source.mkdir()
     (source / "train.py").write_text("first")
     await second.driver.begin(pod(2), sync.read(source))
-    assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
-    assert "run r1: it had not begun, and will not be started" in capsys.readouterr().err
+    assert await termination.end_named(fleet, "r1") == ([], None)
+    assert logged.messages == ["run r1: it had not begun, and will not be started"]
     assert not (tmp_path / "runs/r1/recovery.json").exists()
     assert not (tmp_path / "runs/r1/code").exists()
 
@@ -1032,16 +897,14 @@ def test_stop_ends_a_start_that_is_still_bringing_the_code(
         await asyncio.sleep(30)
         return 0
 
-    with recovering.alone(second._settings, "r1"):
+    with recovery.alone(second._settings.state_dir, "r1"):
         code = second.to_the_end(brings())
     stopping.join()
     assert (code, answers) == (1, [True])
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
-def test_what_a_start_left_that_died_while_it_kept_the_code_is_not_started(
-    second: recovering.Recovering, tmp_path: Path
-) -> None:
+def test_code_and_stop_file_of_a_start_that_died_are_discarded(second: recovering.Recovering, tmp_path: Path) -> None:
     left = tmp_path / "runs/r1/code/digits/old.py"
     left.parent.mkdir(parents=True)
     left.touch()
@@ -1129,7 +992,7 @@ def test_a_second_ctrl_c_that_stops_the_run_leaves_nothing_to_take_over(
         await _pressed(one, rank)
 
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
-    monkeypatch.setattr(stop, "end", end)
+    monkeypatch.setattr(termination, "end", end)
     monkeypatch.setattr(follow, "RETRY_LIMIT", 60)
     monkeypatch.setattr(follow.Follower, "_follow", pressed_twice)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -1187,7 +1050,7 @@ async def _pressed(_: object, rank: int) -> None:
     await asyncio.Event().wait()
 
 
-def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
+def test_the_options_of_train_are_kept_for_the_recovery(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     words = ["pod", "--recover", "--max-preemptions", "3", "--env", "A=1", "--env-file", "e", "--secret", "S=~/s"]
@@ -1222,7 +1085,7 @@ def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_who_takes_over_sees_the_faults_of_all_workers(
+def test_a_takeover_reports_the_faults_of_all_workers(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, as_json: bool
 ) -> None:
     _, world, job = run(World(DONE))
@@ -1230,7 +1093,7 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
     capsys.readouterr()
     keep(job.driver, pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]
-    monkeypatch.setattr(recovering, "Services", lambda *_: world)
+    monkeypatch.setattr(recovering, "FleetServices", lambda *_, **__: world)
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)

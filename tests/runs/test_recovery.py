@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.cli import recovering, runs_output, train
+from tpu_ops.cli import runs_output, train
 from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.host import rank_record, supervise
@@ -84,7 +84,7 @@ def over(number: int) -> Outcome:
         ([ended(0, NETWORK), ended(1, NETWORK)], {}, "taken", "network thread failed"),
     ],
 )
-def test_what_became_of_the_nodes_comes_before_what_failed(
+def test_a_lost_node_explains_the_end_before_a_failed_rank(
     outcomes: list[Outcome], lost: dict[str, str], kind: str, why: str
 ) -> None:
     found, said = endings.ending(outcomes, lost)
@@ -215,7 +215,7 @@ def test_a_later_attempt_has_a_key_of_its_own() -> None:
     assert later.key != run.key
 
 
-def test_what_an_earlier_version_or_an_accident_left_is_no_traceback(tmp_path: Path) -> None:
+def test_an_unreadable_recovery_file_is_an_error_with_a_fix(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "r1"
     place.mkdir(parents=True)
     recovery.write(tmp_path, kept(spec.RunSpec("r1", ("true",))))
@@ -376,15 +376,15 @@ def test_a_disk_that_tells_nothing_of_its_space_is_written_to(tmp_path: Path, mo
     assert (tmp_path / "rank-0.log").read_bytes() == b"first"
 
 
-def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:
+def test_a_second_process_that_recovers_the_same_run_is_refused(tmp_path: Path) -> None:
     class Settings:
         state_dir = tmp_path
 
     settings: Any = Settings()
     with (
-        recovering.alone(settings, "r1"),
+        recovery.alone(settings.state_dir, "r1"),
         pytest.raises(UsageError, match="another process"),
-        recovering.alone(settings, "r1"),
+        recovery.alone(settings.state_dir, "r1"),
     ):
         pass
 

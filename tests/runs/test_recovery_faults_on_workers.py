@@ -179,7 +179,7 @@ def test_a_stop_from_another_machine_between_two_attempts_is_heard_of_a_node_tha
     assert attempts(desk, "y-w0", "halfway") == ["1"]
 
 
-def test_whoever_recovers_a_run_may_be_killed_at_any_moment_and_nothing_happens_twice(desk: Desk) -> None:
+def test_a_recovery_killed_at_any_moment_repeats_nothing(desk: Desk) -> None:
     """A command fails at once; what recovers it is killed again and again, a little later each time."""
     last, kills = 6, 0
     line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" -ge {last} ] || exit 3'

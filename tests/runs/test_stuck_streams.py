@@ -158,7 +158,7 @@ async def test_a_silent_stream_is_reopened_for_the_next_attempt() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "live"), [(1, True), (2, False)], ids=["one worker", "what there is"])
-async def test_who_has_no_other_rank_to_wait_for_is_asked_as_well(hosts: int, live: bool) -> None:
+async def test_a_silent_rank_without_others_to_wait_for_is_asked_as_well(hosts: int, live: bool) -> None:
     names = [f"w{number}" for number in range(hosts)]
     sent: Any = {name: [[ONE]] for name in names}
     workers = Mute("succeeded" if live else "running", **sent)

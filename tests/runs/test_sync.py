@@ -285,7 +285,7 @@ async def test_files_that_a_run_uses_are_replaced_by_force_alone(
     os.close(lock)
 
 
-async def test_what_a_run_has_written_is_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:
+async def test_files_that_a_run_wrote_are_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:
     await push(workers, code)
     mine = workers.there("w1") / "results.txt"
     mine.write_text("of the run")
@@ -383,9 +383,7 @@ async def test_a_directory_goes_with_the_last_file_that_was_brought_there(worker
     assert (workers.there() / "old").read_text() == "v2"
 
 
-def test_what_was_brought_goes_from_a_directory_that_is_not_to_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_synced_files_are_removed_from_a_read_only_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, unlink = tmp_path / "kept", os.unlink
     folder.mkdir(mode=0o555)
     (folder / "old.py").write_text("")
@@ -401,7 +399,7 @@ def test_what_was_brought_goes_from_a_directory_that_is_not_to_be_written_to(
     assert (list(folder.iterdir()), stat.S_IMODE(folder.stat().st_mode)) == ([], 0o555)
 
 
-async def test_what_a_push_that_failed_has_brought_is_a_sync_s_own(workers: Workers, code: Path) -> None:
+async def test_files_of_a_failed_push_are_removed_by_the_next_one(workers: Workers, code: Path) -> None:
     (code / "extra.py").write_text("v1")
     transfer = sync._transfer
 
@@ -455,7 +453,7 @@ async def test_a_worker_that_cannot_take_it_is_named_with_the_reason(workers: Wo
 
 
 @pytest.mark.parametrize("said", [b"%s\nof the shell's start-up files, late\n", b'so early: {"\n%s', b"[]\n%s"])
-async def test_what_others_print_beside_a_worker_s_answer_is_no_answer(
+async def test_other_output_around_a_workers_answer_is_ignored(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     asked = workers.run

@@ -9,21 +9,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.runs.test_parts import stand_in
 from tests.runs.world import DONE, FAILED, PREEMPTED, World, keep
 from tpu_ops import files
-from tpu_ops.cli import attach, interrupts, recovering, stop
-from tpu_ops.cloud.remaking import Plan
+from tpu_ops.cli import attach, interrupts
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
-from tpu_ops.runs import control, launch, records, recovery
-from tpu_ops.runs.outcomes import Outcome
-from tpu_ops.runs.spec import RunSpec
+from tpu_ops.runs import launch, records, recovery
 
 
 def later(monkeypatch: pytest.MonkeyPatch, world: World, name: str, then: Callable[[], None]) -> None:
@@ -53,7 +48,7 @@ def test_faults_caused_by_a_lost_new_node_count_as_its_loss(run: Any, monkeypatc
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_what_a_new_node_lacks_at_first_is_waited_for_whoever_made_it(
+def test_an_error_of_a_new_node_is_retried_and_of_an_old_one_raised(
     run: Any, monkeypatch: pytest.MonkeyPatch, is_made: bool
 ) -> None:
     """If no node is new, the user is still at the terminal: fail at once."""
@@ -129,7 +124,7 @@ def test_a_node_lost_while_the_api_is_silent_is_counted_later(run: Any, monkeypa
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
 
 
-def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: Any, tmp_path: Path) -> None:
+def test_a_takeover_with_an_old_state_follows_the_active_attempt(run: Any, tmp_path: Path) -> None:
     """The state is old, for example, if the home is on NFS or the local disk was full."""
     world = World(None, DONE)
     world.attempt, world.node_id = 2, "2"
@@ -167,7 +162,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
 
     monkeypatch.setattr(recovery, "write", kept)
     monkeypatch.setattr(launch, "start", start)
-    with recovering.alone(stand_in(tmp_path), "r1"):
+    with recovery.alone(tmp_path, "r1"):
         code, _, _ = run(world)
     stopping.join()
     assert (code, answers) == (ExitCode.FAILED, [not may_be_on])
@@ -179,35 +174,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     assert known.ended == ("" if may_be_on else "stopped")
 
 
-async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The recovery does not know whether the attempt is active; the workers have reported it."""
-    options = recovery.options_of(RunSpec("r1", ("true",)), {})
-    recovery.write(tmp_path, recovery.Recovery("r1", 2, Plan(()), options))
-    ended = control.Stopped((Outcome(0, "pod-w0", "stopped"),), already=False)
-    monkeypatch.setattr(stop, "end", AsyncMock(return_value=ended))
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
-    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
-    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
-    words: Any = SimpleNamespace(run="r1", force=False, grace=None)
-    held, go = threading.Event(), threading.Event()
-
-    def recovers() -> None:
-        with recovering.alone(stand_in(tmp_path), "r1"):
-            held.set()
-            go.wait(30)
-
-    other = threading.Thread(target=recovers)
-    other.start()
-    held.wait(30)
-    asyncio.get_running_loop().call_later(0.2, go.set)
-    await stop._stop(fleet, words)
-    other.join()
-    assert not recovery.is_kept(tmp_path, "r1")
-
-
-def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_termination_signal_lets_the_active_work_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds during a step of the clean-up as well."""
     monkeypatch.setattr(interrupts, "EVERY", 0.01)
     cleaned = []

@@ -16,8 +16,8 @@ from tests.runs.test_parts import pod, probe, stand_in
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
-from tpu_ops.cli import recovering, train
 from tpu_ops.cli import sync as cli_sync
+from tpu_ops.cli import train
 from tpu_ops.cli.main import main
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError, UsageError
@@ -193,7 +193,7 @@ async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkey
     monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
     fanout: Any = None
     # What recovers a run of the name `starting` has its own place beside it.
-    with recovering.alone(stand_in(tmp_path), "starting"):
+    with recovery.alone(tmp_path, "starting"):
         await job(tmp_path)._start(fanout)
     with pytest.raises(UsageError, match="a run with this name was started here just now") as refused:
         await job(tmp_path)._start(fanout)
@@ -283,13 +283,13 @@ class Ready:
         return {host: Result(host, 0) for host in hosts}
 
 
-def test_what_is_to_be_warned_of_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_each_warning_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     member = Member(tmp_path, snapshot=str(tmp_path / "published.json"), proxy_jump="pod-w7")
     (tmp_path / "published.json").write_text(document([node()]).text())
     for name, value in member.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: Ready())
-    monkeypatch.setattr("tpu_ops.cli.train.configure.rehearse", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.ansible.convergence.rehearse", lambda *_: None)
     assert main(["train", "pod", "--recover", "--force", "--dry-run", "--", "true"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert [

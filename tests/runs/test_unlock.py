@@ -76,14 +76,14 @@ def unlock_pod(
     return unlock.run(parser.parse_args(["pod", *yes, *options]))
 
 
-def test_what_was_shown_is_meant_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlock_ends_only_the_processes_that_were_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     pod_ = Pod([holding(process(7), process(8, "bob")), holding()], [unlocked([process(8, "bob")]), unlocked()])
     with pytest.raises(HostError, match="chips are still held"):
         unlock_pod(monkeypatch, pod_)
     assert {host: request["processes"] for host, request in pod_.asked.items()} == {"pod-w0": [[7, 70]], "pod-w1": []}
 
 
-def test_what_was_not_shown_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlock_with_json_and_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pod_ = Pod([holding(process(7)), holding()], [unlocked(), unlocked()])
     with pytest.raises(UsageError, match="--json does not show them"):
         unlock_pod(monkeypatch, pod_, "--json", yes=())
@@ -113,7 +113,9 @@ def test_unlock_ends_nothing_on_a_worker_that_reports_no_holders(
         (process(9, "bob"), "ask bob, or an administrator"),
     ],
 )
-def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left: dict[str, Any], fix: str) -> None:
+def test_the_fix_for_chips_that_stay_held_depends_on_their_holder(
+    monkeypatch: pytest.MonkeyPatch, left: dict[str, Any], fix: str
+) -> None:
     pod_ = Pod([holding(process(7)), holding()], [unlocked([left]), unlocked()])
     with pytest.raises(HostError, match="chips are still held") as caught:
         unlock_pod(monkeypatch, pod_)
@@ -130,7 +132,7 @@ def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left
         ),
     ],
 )
-def test_who_frees_chips_of_others_and_holds_some_is_told_how_to_end_that(
+def test_unlock_for_another_user_tells_how_to_free_the_own_chips(
     monkeypatch: pytest.MonkeyPatch, left: list[dict[str, Any]], fix: str
 ) -> None:
     pod_ = Pod([holding(), holding(*left)], [unlocked(), unlocked(left)])

@@ -78,7 +78,7 @@ def test_json_names_workers_that_could_not_say(tmp_path: Path, monkeypatch: pyte
     assert (told["chips"], told["faults"]) == ({"w0": 1}, [fault])
 
 
-def test_what_is_watched_is_no_json(capsys: Any) -> None:
+def test_watch_with_json_is_a_usage_error(capsys: Any) -> None:
     assert main.main(["who", "--watch", "--json"]) == ExitCode.USAGE
     assert "leave out one of the two" in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def lent(asker: str) -> tuple[Reply, Reply]:
 
 
 @pytest.mark.parametrize(("asker", "shown"), [("bob", "ada (started by bob)"), ("ada", "ada"), ("", "ada")])
-def test_who_started_a_run_as_somebody_else_is_named(asker: str, shown: str, capsys: Any) -> None:
+def test_the_user_who_started_a_run_as_another_user_is_named(asker: str, shown: str, capsys: Any) -> None:
     found = [holder for reply in lent(asker) for holder in holders.held_on(reply.host, reply.value)]
     assert [(row["worker"], row["run"], row["person"]) for row in who.rows(found)] == [
         ("w[0-1]", "r1", shown),

@@ -173,7 +173,7 @@ def test_known_hosts_is_read_as_it_is_written():
     assert known_hosts.trusted_first(text) == set()
 
 
-def test_what_nothing_but_the_first_contact_vouches_for_is_marked_as_such(tmp_path):
+def test_host_keys_trusted_on_first_contact_are_marked(tmp_path):
     keys = {"tpu-1-w0": {"ssh-ed25519": key("a")}, "tpu-1-w1": {"ssh-ed25519": key("b")}}
     text = known_hosts.text_of(keys, {"tpu-1-w1"})
     assert known_hosts.parse(text) == keys

@@ -158,7 +158,7 @@ async def test_a_stale_master_is_replaced_once_before_the_command_begins(play: P
     assert len(calls(play, "-O stop")) == len(calls(play, "-f -N")) == 1
 
 
-async def test_what_was_begun_is_never_begun_again(play: Path) -> None:
+async def test_a_command_that_has_started_is_never_started_again(play: Path) -> None:
     (play / "cut-a").touch()
     mark = play / "times"
     result = (await Fanout(play / "config").run(["a"], ["sh", "-c", f"echo x >>{mark}"], limit=20))["a"]
@@ -174,7 +174,7 @@ async def test_every_call_has_its_own_deadline(play: Path) -> None:
     assert not mark.exists()
 
 
-async def test_what_came_before_the_deadline_is_not_lost(play: Path) -> None:
+async def test_output_before_the_deadline_is_kept(play: Path) -> None:
     script = "echo step 1; echo careful >&2; exec sleep 30"
     late = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=2))["a"]
     assert (late.problem, late.code, late.reached) == ("did not end within 2 s", None, True)
@@ -201,7 +201,7 @@ async def test_of_endless_output_the_beginning_is_kept_and_the_end_is_known(
     assert 299_000 < len(cut.stdout) == cut.stdout.count(b"x") <= 300_000
 
 
-async def test_what_a_command_leaves_behind_may_print_after_its_end(play: Path) -> None:
+async def test_a_background_process_may_print_after_the_commands_end(play: Path) -> None:
     gone = "read -r _ _ _ envelope _ </proc/$PPID/stat; (while [ -e /proc/$envelope ]; do sleep 0.05; done"
     script = f"{gone}; echo late; echo later >&2) & echo now; exit 3"
     found = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=20))["a"]
@@ -272,7 +272,7 @@ async def test_the_host_program_knows_by_its_input_that_somebody_waits(play: Pat
     assert (reply.value["request"]["attended"], reply.value["request"]["gone"]) == (True, False)
 
 
-async def test_who_has_a_head_start_is_asked_alone_until_it_answers(play: Path) -> None:
+async def test_a_worker_with_a_head_start_is_asked_alone_until_it_answers(play: Path) -> None:
     fanout, requests = Fanout(play / "config"), {host: dict[str, str]() for host in "cab"}
     replies = await asyncio.wait_for(fanout.call(requests, "start", limit=20, head_start=3600), 15)
     assert [(host, reply.ok) for host, reply in replies.items()] == [("c", True), ("a", True), ("b", True)]
@@ -281,7 +281,7 @@ async def test_who_has_a_head_start_is_asked_alone_until_it_answers(play: Path) 
     assert {*asked} == {"a", "b", "c"}
 
 
-async def test_who_has_a_head_start_and_does_not_answer_keeps_nobody_waiting(play: Path) -> None:
+async def test_a_silent_worker_with_a_head_start_delays_no_other(play: Path) -> None:
     for host in "ab":
         (play / f"master-{host}").touch()
     (play / "mute-a").touch()
@@ -353,7 +353,9 @@ async def test_a_worker_that_cannot_be_reached_does_not_stream(play: Path) -> No
         (None, "", 7, "failed", "7"),
     ],
 )
-def test_what_is_no_answer_is_explained(answer: object, stderr: str, code: int, kind: str, words: str) -> None:
+def test_a_missing_answer_is_explained_with_a_fix(
+    answer: object, stderr: str, code: int, kind: str, words: str
+) -> None:
     reply = reply_of("pod-w1", answer, stderr, code)
     assert reply.kind == kind
     assert words in reply.problem

@@ -53,7 +53,7 @@ def test_a_key_that_others_can_read_is_not_used(key: Path) -> None:
     assert identities.fault(key) == f"other users can read {key}, so ssh does not use the key: `chmod 600 '{key}'`"
 
 
-def test_what_is_no_key_of_openssh_is_said_to_be_none(key: Path) -> None:
+def test_a_key_in_another_format_than_openssh_is_a_fault(key: Path) -> None:
     key.write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
     key.chmod(0o600)
     assert identities.fault(key).startswith(f"ssh cannot use {key} (")
@@ -74,7 +74,7 @@ def test_an_agent_of_an_earlier_login_is_told_of(tmp_path: Path, monkeypatch: py
         assert why in fault
 
 
-def test_where_ssh_keygen_is_missing_nothing_is_said(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ssh_keygen_no_fault_is_reported(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(key, "secret")
     monkeypatch.setenv("PATH", str(key.parent))
     assert identities.fault(key) == ""

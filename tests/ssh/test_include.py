@@ -152,7 +152,7 @@ LINES = st.lists(
 
 @settings(deadline=None)
 @given(LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.binary(max_size=20))
-def test_what_was_put_in_is_taken_out_again_to_the_byte(lines, end, closed, more):
+def test_an_inserted_line_is_removed_again_to_the_byte(lines, end, closed, more):
     content = end.join(lines) + (end if closed else b"") + more
     fragment = Path("/state/a b/ssh_config")
     changed = include.with_line(content, fragment)
@@ -235,7 +235,7 @@ def test_a_dry_run_writes_nothing(own, fragment):
     assert before.st_size != own.stat().st_size
 
 
-def test_what_was_never_installed_is_not_there_and_what_a_person_wrote_stays(own, fragment):
+def test_uninstall_keeps_a_line_that_the_user_wrote(own, fragment):
     assert include.uninstall(own, fragment).word == "not there"
     assert not own.exists()
     written(own, f"Include {fragment}\n".encode())

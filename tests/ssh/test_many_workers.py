@@ -129,7 +129,7 @@ def test_a_process_that_cannot_open_one_more_file_still_gets_room(few_files: Non
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > COUNT
 
 
-def test_one_connection_to_a_jump_serves_all_workers_behind_it(
+def test_the_first_session_raises_the_file_limit_for_all_workers(
     few_files: None,
 ) -> None:
     room.make(1)

@@ -108,7 +108,7 @@ WRONG = ["nobody listens", "no socket", "another version", "all sessions are ope
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_what_a_master_does_not_do_is_done_by_ssh(
+async def test_ssh_does_what_a_master_connection_cannot_do(
     master: Master, fanout: Fanout, play: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(processes, "CONTROL_LIMIT", 0.3 if what == "mute" else 5)

@@ -70,7 +70,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("what", SAID)
-def test_what_ssh_says_is_told_in_one_line(what: str) -> None:
+def test_an_error_of_ssh_is_summarized_in_one_line(what: str) -> None:
     said, words = SAID[what]
     told = openssh.reason(said, 255)
     assert [word for word in words if word not in told] == []
@@ -86,7 +86,7 @@ def test_too_many_authentication_failures_count_as_a_refusal() -> None:
     assert not openssh.too_many("ada@a: Permission denied (publickey).")
 
 
-def test_who_refuses_the_person_is_the_worker_or_what_leads_there() -> None:
+def test_a_login_refused_by_the_proxy_differs_from_one_by_the_worker() -> None:
     denied = "ada@a: Permission denied (publickey)."
     for words, by_proxy in (("", False), (CUT, True)):
         told = openssh.reason(f"{denied}\n{words}", 255)

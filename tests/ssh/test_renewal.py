@@ -82,7 +82,7 @@ async def test_a_worker_that_answers_and_refuses_the_person_has_not_moved(play: 
     assert api.asked == []
 
 
-async def test_one_that_moved_and_still_does_not_answer_is_given_up(play: Path) -> None:
+async def test_a_worker_that_moved_and_still_does_not_answer_is_given_up(play: Path) -> None:
     down(play, "a")
     asked: list[Sequence[str]] = []
 
@@ -107,7 +107,7 @@ async def test_the_question_is_not_repeated_before_its_time(play: Path, monkeypa
     assert len(api.asked) == 2
 
 
-async def test_one_that_fails_late_takes_the_answer_that_came_meanwhile(play: Path) -> None:
+async def test_a_worker_that_fails_late_uses_the_answer_that_came_meanwhile(play: Path) -> None:
     """Its attempt began before the question: one connection is refused at once, another not answered for seconds."""
     down(play, "a", "b")
     api = Api(play, "ab")
@@ -253,7 +253,7 @@ async def test_a_worker_of_a_deleted_node_is_looked_up_before_ssh_waits(play: Pa
     assert (raised.value.fix, len(asked)) == ("make it anew", 1)
 
 
-async def test_what_to_do_about_a_worker_that_turns_out_to_be_away_is_told(play: Path) -> None:
+async def test_the_fix_for_a_worker_whose_node_is_preempted_is_reported(play: Path) -> None:
     down(play, "a")
     news = News(notes={"a": "its node is PREEMPTED now"}, fixes={"a": "make it anew"})
     reply = (await Fanout(play / "config", lambda _: news).call({"a": {}}, "status", limit=20))["a"]

@@ -44,13 +44,13 @@ def test_the_exit_code_is_known_wherever_it_stands(before: int, after: int) -> N
     assert not result.cut or len(result.stdout) >= min(len(whole), LONGEST) - 100
 
 
-def test_what_is_as_long_as_may_be_is_whole() -> None:
+def test_output_of_the_maximum_length_is_not_cut() -> None:
     said = wire.beginning(MARKER) + (LONGEST + TAIL) * b"x" + f"\n{MARKER} 0\n".encode()
     result = result_of("a", MARKER, 0, taken(said, 1), Output())
     assert (result.cut, len(result.stdout)) == (False, LONGEST + TAIL)
 
 
-def test_what_ssh_says_of_the_end_is_known_behind_any_output() -> None:
+def test_a_lost_connection_is_recognized_after_any_output() -> None:
     errors = wire.beginning(MARKER) + 5000 * b"e\n" + b"Connection to a closed by remote host.\n"
     result = result_of("a", MARKER, 255, taken(wire.beginning(MARKER), 1), taken(errors, 2))
     assert result.problem == (

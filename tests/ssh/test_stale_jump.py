@@ -69,7 +69,7 @@ async def test_a_worker_that_is_silent_behind_a_jump_that_serves_is_given_up(pla
     assert [call for call in told_of_the_jump(play) if "-O" in call] == []
 
 
-async def test_where_no_ssh_leads_to_the_workers_none_is_asked(play: Path) -> None:
+async def test_without_a_configured_jump_no_jump_is_asked(play: Path) -> None:
     (play / "stale").touch()
     with pytest.raises(masters.Unreachable):
         await masters.Masters(play / "ssh_config", ["pod-w0"]).ensure("pod-w0")

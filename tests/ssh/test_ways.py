@@ -268,7 +268,7 @@ def test_a_named_key_is_the_only_one_offered_except_to_an_own_jump(tmp_path, mon
 
 
 @pytest.mark.parametrize("forward", [False, True])
-def test_what_a_persons_config_says_of_all_hosts_forwards_no_agent(tmp_path, monkeypatch, forward):
+def test_forward_agent_for_all_hosts_in_the_users_config_is_ignored(tmp_path, monkeypatch, forward):
     """It stands below the line that includes ours."""
     monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     settings = SETTINGS._replace(state_dir=tmp_path, forward_agent=forward)

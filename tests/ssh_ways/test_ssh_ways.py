@@ -300,7 +300,7 @@ def test_a_worker_that_does_not_answer_is_named_and_the_other_one_is_trusted(des
     assert known.count("trusted-on-first-contact") == 1
 
 
-def test_what_is_published_later_is_compared_with_what_was_trusted(desk_with, lab):
+def test_a_host_key_published_later_is_compared_with_the_trusted_one(desk_with, lab):
     desk = desk_with(connect_with=["internal"])
     lab.fault(method="GetGuestAttributes", code="NOT_FOUND", message="guest attributes are disabled")
     try:

@@ -13,8 +13,8 @@ import pytest
 
 from tools.bench import report, samples
 from tools.bench.__main__ import document, fleet, main, numbers
-from tools.bench.measure import ROOT, STOPWATCH, Command, clock, rivals_of, rotated
-from tools.bench.samples import RIVALS, Fleet, Sample, Series
+from tools.bench.measure import ROOT, STOPWATCH, Command, clock, measured_on, rotated
+from tools.bench.samples import MEASURED, Fleet, Sample, Series
 from tpu_ops.errors import OpsError, UsageError
 
 DOCS = ROOT / "docs"
@@ -26,13 +26,11 @@ def series(*taken: Sample, fleets: tuple[Fleet, ...] = (SMALL, MIDDLE, LARGE)) -
     return Series("abc1234", "2026-11-21", {"cores": "2", "memory": "24 GB"}, fleets, taken)
 
 
-def walls(of: Fleet, rival: str, *seconds: float) -> list[Sample]:
-    """Return one sample per round; the API is asked what the rival should ask it."""
+def walls(of: Fleet, key: str, *seconds: float) -> list[Sample]:
+    """Return one sample per round; the API requests are those that the command should make."""
     pages = -(-of.nodes // report.PAGE_SIZE)
-    asked = {"first": {"ListNodes": pages, "GetGuestAttributes": of.nodes}, "floor": {}}.get(
-        rival, {"ListNodes": pages}
-    )
-    return [Sample(number, of.name, rival, wall, wall / 2, 50_000_000, asked) for number, wall in enumerate(seconds, 1)]
+    asked = {"first": {"ListNodes": pages, "GetGuestAttributes": of.nodes}, "floor": {}}.get(key, {"ListNodes": pages})
+    return [Sample(number, of.name, key, wall, wall / 2, 50_000_000, asked) for number, wall in enumerate(seconds, 1)]
 
 
 def test_a_spread_is_the_median_and_the_range():
@@ -89,8 +87,8 @@ def good() -> list[Sample]:
     return [
         sample
         for size in (SMALL, MIDDLE, LARGE)
-        for rival, part in (("floor", 1.0), ("first", 1.1), ("again", 1.05), ("list", 0.1))
-        for sample in walls(size, rival, *(part * (1 + size.workers / 800) * noise for noise in (1.0, 1.02, 0.98)))
+        for key, part in (("floor", 1.0), ("first", 1.1), ("again", 1.05), ("list", 0.1))
+        for sample in walls(size, key, *(part * (1 + size.workers / 800) * noise for noise in (1.0, 1.02, 0.98)))
     ]
 
 
@@ -123,7 +121,7 @@ def test_lists_of_more_nodes_than_a_page_holds_are_asked_for_page_by_page():
     assert report.unexpected_requests(series(*taken, fleets=(SINGLE,)), "again") == ""
 
 
-def test_the_page_has_a_table_per_fleet_and_a_line_per_rival_that_ran():
+def test_the_page_has_a_table_per_fleet_and_a_line_per_command():
     page = report.document(series(*good(), *walls(SINGLE, "again", 2), fleets=(SMALL, SINGLE, MIDDLE, LARGE)))
     headings = [text for text in page.splitlines() if text.startswith("### ")]
     assert headings == [
@@ -133,8 +131,8 @@ def test_the_page_has_a_table_per_fleet_and_a_line_per_rival_that_ran():
         "### 10,000 workers: 625 nodes v4-128",
         "### Targets",
     ]
-    assert page.count(f"| {RIVALS['list']} |") == 3
-    assert f"| {RIVALS['floor']} | 13.5 (13.2..13.8) | 6.75 (6.62..6.88) | 50 |  | none |" in page
+    assert page.count(f"| {MEASURED['list']} |") == 3
+    assert f"| {MEASURED['floor']} | 13.5 (13.2..13.8) | 6.75 (6.62..6.88) | 50 |  | none |" in page
     assert "Commit abc1234, 2026-11-21. Machine: cores 2, memory 24 GB." in page
     assert "there are 3 rounds" in page
 
@@ -145,9 +143,9 @@ def test_a_series_survives_its_file(tmp_path):
     assert samples.read(tmp_path / "samples") == kept
 
 
-def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
-    orders = [rotated(list(RIVALS), number) for number in range(len(RIVALS))]
-    assert all(sorted(place) == sorted(RIVALS) for place in itertools.chain(orders, zip(*orders, strict=True)))
+def test_the_order_rotates_so_that_each_command_has_each_position_once():
+    orders = [rotated(list(MEASURED), number) for number in range(len(MEASURED))]
+    assert all(sorted(place) == sorted(MEASURED) for place in itertools.chain(orders, zip(*orders, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +162,7 @@ def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
         (["--docs"], ["no samples", "inventory.json", "make bench"]),
     ],
 )
-def test_what_cannot_be_measured_is_a_usage_error(tmp_path, capsys, argv, words):
+def test_an_impossible_measurement_is_a_usage_error(tmp_path, capsys, argv, words):
     assert main([*argv, "--out", str(tmp_path)]) == UsageError.exit_code
     said = capsys.readouterr().err
     assert [word for word in words if word not in said] == []
@@ -226,5 +224,5 @@ def test_committed_samples_are_of_a_clean_commit_and_at_least_five_rounds():
         found = samples.read(path)
         assert not found.commit.endswith("-dirty")
         for size in found.fleets:
-            for rival in rivals_of(size, smallest=size == found.fleets[0]):
-                assert len(report.of(found.samples, size, rival)) >= 5, (size, rival)
+            for key in measured_on(size, smallest=size == found.fleets[0]):
+                assert len(report.of(found.samples, size, key)) >= 5, (size, key)

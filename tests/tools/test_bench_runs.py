@@ -189,7 +189,7 @@ def test_a_rank_that_did_not_begin_is_an_error(stdout):
     assert last_start(rows[:1]) == 1.5
 
 
-def test_rivals_reach_all_workers_at_once_over_the_same_connections(tmp_path, monkeypatch):
+def test_compared_tools_reach_all_workers_over_the_same_connections(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name, path=None: f"/bin/{name}")
     commands = Shell(tmp_path, monkeypatch).commands()
     assert (tmp_path / "hosts").read_text() == "pod-w0\npod-w1\n"

@@ -44,7 +44,7 @@ def checker(tmp_path, monkeypatch):
         ("roles/base/tasks/main.yml", "---\n- when: in_lab\n", "main.yml:2: knows the lab"),
     ],
 )
-def test_what_is_out_of_place_is_named(checker, tmp_path, path, text, said):
+def test_a_forbidden_import_or_word_is_named(checker, tmp_path, path, text, said):
     (tmp_path / path).write_text(text)
     assert [fault for fault in checker.faults() if said in fault]
 
@@ -59,6 +59,6 @@ def test_what_is_out_of_place_is_named(checker, tmp_path, path, text, said):
         ("tpu_ops/fleet/a.py", "label = labels = 'available'\n"),
     ],
 )
-def test_what_is_in_place_is_passed(checker, tmp_path, path, text):
+def test_allowed_imports_and_words_pass(checker, tmp_path, path, text):
     (tmp_path / path).write_text(text)
     assert checker.faults() == []

@@ -61,7 +61,7 @@ def test_a_failed_test_shows_the_journal_of_the_units_that_failed() -> None:
     assert text == r"lines of journalctl --no-pager --lines 60 --unit ssh.service --unit 'srv-a\x2db.mount'"
 
 
-def test_where_no_unit_failed_it_shows_the_newest_lines() -> None:
+def test_without_a_failed_unit_the_newest_lines_are_shown() -> None:
     ((title, text),) = reported(Worker()).sections
     assert title == "journal of pod-w1: no unit failed, its newest lines"
     assert text.strip() == "lines of journalctl --no-pager --lines 60"

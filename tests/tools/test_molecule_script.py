@@ -77,7 +77,7 @@ def test_a_misspelt_scenario_is_named_before_the_lab_is_asked_for_anything(scrip
     assert (done.returncode, done.stderr) == (1, "there is no scenario bse; there are: base\n")
 
 
-def test_what_molecule_says_of_a_failure_is_shown(script: Script) -> None:
+def test_the_output_of_a_failed_molecule_is_shown(script: Script) -> None:
     done = script("test", lab=LAB.format(release="none", said=""), molecule="echo no room; exit 1")
     assert done.returncode == 1
     assert "no room\nscenario base failed; all it printed: .build/molecule/molecule/base.log\n" in done.stdout
@@ -106,7 +106,7 @@ esac
 
 
 @pytest.mark.parametrize("command", ["test", "converge"])
-def test_what_a_scenario_keeps_belongs_to_the_clone_and_its_lab(script: Script, tmp_path: Path, command: str) -> None:
+def test_the_state_of_a_scenario_belongs_to_the_clone_and_its_lab(script: Script, tmp_path: Path, command: str) -> None:
     done = script(
         command,
         "-s",

@@ -84,7 +84,7 @@ def test_the_environment_gets_the_newest_python_that_the_project_accepts(
     assert f"--python {accepted[-1] if accepted else '3.13'} " in asked.read_text()
 
 
-def test_what_the_commands_call_is_installed_where_it_is_missing(tmp_path: Path) -> None:
+def test_missing_programs_that_the_commands_call_are_installed(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     there = dict.fromkeys(("ssh", "git"), "exit 0")
     path = path_of(tmp_path / "bin", **{"apt-get": f'echo "$*" >>{asked}', "sudo": 'exec "$@"'}, **there)

@@ -1,4 +1,4 @@
-"""Measure inventories: serve fleets from the lab's API, and run the command of each rival once per round."""
+"""Measure inventories: serve fleets from the lab's API, and run each measured command once per round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.bench.samples import RIVALS, Fleet, Sample
+from tools.bench.samples import MEASURED, Fleet, Sample
 from tpu_ops.errors import OpsError
 from tpu_ops.lab.api.fleet_file import write_fleet
 from tpu_ops.lab.instance import PROJECT
@@ -31,7 +31,7 @@ LONGEST = 600.0
 
 @dataclass(frozen=True)
 class Command:
-    """A rival's command on one fleet.
+    """A measured command on one fleet.
 
     Attributes:
         argv: The command.
@@ -147,7 +147,7 @@ class Served:
         return path
 
     def commands(self) -> dict[str, Command]:
-        """Prepare the fleet, run the commands that are needed before, and return the rivals' commands.
+        """Prepare the fleet, run the commands that are needed before, and return the measured commands by key.
 
         Raises:
             OpsError: A command failed, or does not list the fleet.
@@ -196,9 +196,9 @@ class Served:
         """
         texts = []
         # The floor's file is the plugin's output for `cached`; the output for `again` has another known_hosts.
-        for rival in ("cached", "floor"):
-            output = self.root / f"{rival}.json"
-            self.time(commands[rival], output)
+        for key in ("cached", "floor"):
+            output = self.root / f"{key}.json"
+            self.time(commands[key], output)
             texts.append(json.loads(output.read_text()))
         if texts[0] != texts[1]:
             raise OpsError("the floor's inventory differs from the plugin's", where=self.fleet.name)
@@ -211,8 +211,8 @@ class Served:
         """
         return clock(command, stdout, self.root / "stderr", self.fleet.name)
 
-    def sample(self, number: int, rival: str, command: Command) -> Sample:
-        """Run a rival once; return the measured resources and the API requests.
+    def sample(self, number: int, key: str, command: Command) -> Sample:
+        """Run a measured command once; return the measured resources and the API requests.
 
         Raises:
             OpsError: The command failed.
@@ -220,7 +220,7 @@ class Served:
         self.lab("DELETE", "lab/requests")
         took = self.time(command)
         requests = self.lab("GET", "lab/requests")["methods"]
-        return Sample(number, self.fleet.name, rival, round(took.wall, 3), round(took.cpu, 3), took.peak, requests)
+        return Sample(number, self.fleet.name, key, round(took.wall, 3), round(took.cpu, 3), took.peak, requests)
 
     def lab(self, method: str, path: str) -> Any:
         """Return the API's answer to one of the lab's own requests."""
@@ -229,28 +229,28 @@ class Served:
             return json.load(answer)
 
 
-def rivals_of(fleet: Fleet, *, smallest: bool) -> list[str]:
-    """Return the rivals to measure on a fleet.
+def measured_on(fleet: Fleet, *, smallest: bool) -> list[str]:
+    """Return the keys of the commands to measure on a fleet.
 
     `help` does not depend on the fleet. Fleets of single hosts differ from pods only in requests per node.
     """
     if fleet.nodes > 1 and fleet.nodes == fleet.workers:
         return ["floor", "first", "again"]
-    return [rival for rival in RIVALS if smallest or rival != "help"]
+    return [key for key in MEASURED if smallest or key != "help"]
 
 
-def rotated(rivals: Sequence[str], number: int) -> list[str]:
-    """Return the order of a round: it begins with the rival that was second in the previous round."""
-    first = number % len(rivals)
-    return [*rivals[first:], *rivals[:first]]
+def rotated(keys: Sequence[str], number: int) -> list[str]:
+    """Return the order of a round: it begins with the key that was second in the previous round."""
+    first = number % len(keys)
+    return [*keys[first:], *keys[:first]]
 
 
 def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], None]) -> list[Sample]:
-    """Measure all rivals on all fleets.
+    """Measure all commands on all fleets.
 
     Args:
         fleets: The fleets, smallest first.
-        rounds: Number of runs of each rival.
+        rounds: Number of runs of each command.
         root: A directory for temporary files.
         say: Called with lines of progress.
 
@@ -268,11 +268,11 @@ def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], N
             if index == 0:
                 # Check only the floor of the smallest fleet: reading a large inventory twice takes half a minute.
                 served.check_floor(commands)
-            ready.append((served, {rival: commands[rival] for rival in rivals_of(fleet, smallest=index == 0)}))
+            ready.append((served, {key: commands[key] for key in measured_on(fleet, smallest=index == 0)}))
         for number in range(1, rounds + 1):
             for served, commands in ready:
                 order = rotated(list(commands), number)
-                taken = [served.sample(number, rival, commands[rival]) for rival in order]
+                taken = [served.sample(number, key, commands[key]) for key in order]
                 samples += taken
                 walls = ", ".join(f"{sample.rival} {sample.wall:.2f}" for sample in taken)
                 say(f"round {number} of {rounds}, {served.fleet.name}, s: {walls}")

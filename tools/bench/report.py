@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tools.bench.samples import RIVALS, Fleet, Sample, Series
+from tools.bench.samples import MEASURED, Fleet, Sample, Series
 
 #: Nodes per page of the API's lists.
 PAGE_SIZE = 1000
@@ -50,24 +50,24 @@ def megabytes(number: float) -> str:
     return f"{number / 1e6:.0f}"
 
 
-def of(samples: Iterable[Sample], fleet: Fleet, rival: str) -> dict[int, Sample]:
-    """Return the samples of one rival on one fleet by round."""
-    return {sample.round: sample for sample in samples if (sample.fleet, sample.rival) == (fleet.name, rival)}
+def of(samples: Iterable[Sample], fleet: Fleet, key: str) -> dict[int, Sample]:
+    """Return the samples of one measured command on one fleet by round."""
+    return {sample.round: sample for sample in samples if (sample.fleet, sample.rival) == (fleet.name, key)}
 
 
-def ratios(samples: Sequence[Sample], fleet: Fleet, rival: str, base: str = "floor") -> list[float]:
-    """Return the ratios of a rival's wall time to the wall time of the rival ``base``, one for each round."""
+def ratios(samples: Sequence[Sample], fleet: Fleet, key: str, base: str = "floor") -> list[float]:
+    """Return the ratios of a command's wall time to that of the command `base`, one for each round."""
     bases = of(samples, fleet, base)
-    return [sample.wall / bases[number].wall for number, sample in of(samples, fleet, rival).items() if number in bases]
+    return [sample.wall / bases[number].wall for number, sample in of(samples, fleet, key).items() if number in bases]
 
 
-def growth(samples: Sequence[Sample], fleets: tuple[Fleet, Fleet, Fleet], rival: str) -> list[float]:
+def growth(samples: Sequence[Sample], fleets: tuple[Fleet, Fleet, Fleet], key: str) -> list[float]:
     """Return the ratio of CPU time per worker between middle and large fleet to that between small and middle.
 
     1 is linear. Only differences are used, so that constant costs cancel out. The differences are so small that wall
     time, which other processes lengthen, would say little.
     """
-    small, middle, large = (of(samples, fleet, rival) for fleet in fleets)
+    small, middle, large = (of(samples, fleet, key) for fleet in fleets)
     sizes = [fleet.workers for fleet in fleets]
     found = []
     for number in small.keys() & middle.keys() & large.keys():
@@ -102,11 +102,11 @@ def fleet_table(samples: Sequence[Sample], fleet: Fleet) -> list[str]:
         "| | wall, s | CPU, s | peak, MB | wall, of the floor's | requests to the API |",
         "|---|---|---|---|---|---|",
     ]
-    for rival, title in RIVALS.items():
-        taken = of(samples, fleet, rival).values()
+    for key, title in MEASURED.items():
+        taken = of(samples, fleet, key).values()
         if not taken:
             continue
-        part = ratios(samples, fleet, rival) if rival not in {"floor", "help"} else []
+        part = ratios(samples, fleet, key) if key not in {"floor", "help"} else []
         cells = (
             title,
             spread(sample.wall for sample in taken).text(digits),
@@ -131,12 +131,12 @@ def target_table(series: Series) -> list[str]:
 
     if large := pods.get(LARGE):
         add(
-            f"{RIVALS['again']}, {LARGE:,} workers: at most {PLUGIN_LIMIT} of the floor",
+            f"{MEASURED['again']}, {LARGE:,} workers: at most {PLUGIN_LIMIT} of the floor",
             ratios(series.samples, large, "again"),
             lambda found: found <= PLUGIN_LIMIT,
         )
         add(
-            f"{RIVALS['list']}, {LARGE:,} workers: under {LIST_LIMIT} of the floor",
+            f"{MEASURED['list']}, {LARGE:,} workers: under {LIST_LIMIT} of the floor",
             ratios(series.samples, large, "list"),
             lambda found: found < LIST_LIMIT,
         )
@@ -144,15 +144,15 @@ def target_table(series: Series) -> list[str]:
         sizes = pods[SMALL], pods[MIDDLE], pods[LARGE]
         floor = spread(growth(series.samples, sizes, "floor")).text(digits)
         add(
-            f"{RIVALS['again']}: CPU of one more worker between {MIDDLE:,} and {LARGE:,}, of that between {SMALL} and "
-            f"{MIDDLE:,}: at most {GROWTH_LIMIT} (1 is linear, 11 quadratic; the floor's own: {floor})",
+            f"{MEASURED['again']}: CPU of one more worker between {MIDDLE:,} and {LARGE:,}, of that between {SMALL} "
+            f"and {MIDDLE:,}: at most {GROWTH_LIMIT} (1 is linear, 11 quadratic; the floor's own: {floor})",
             growth(series.samples, sizes, "again"),
             lambda found: found <= GROWTH_LIMIT,
         )
-    for rival, more in (("again", "and nothing else"), ("first", "and GetGuestAttributes once per node")):
-        wrong = unexpected_requests(series, rival)
+    for key, more in (("again", "and nothing else"), ("first", "and GetGuestAttributes once per node")):
+        wrong = unexpected_requests(series, key)
         pages = "ListNodes once per page, all zones of the one project at once,"
-        rows.append((f"{RIVALS[rival]}: {pages} {more}", wrong or "so in all runs", not wrong))
+        rows.append((f"{MEASURED[key]}: {pages} {more}", wrong or "so in all runs", not wrong))
     return [
         "| target | measured | met |",
         "|---|---|---|",
@@ -160,13 +160,13 @@ def target_table(series: Series) -> list[str]:
     ]
 
 
-def unexpected_requests(series: Series, rival: str) -> str:
+def unexpected_requests(series: Series, key: str) -> str:
     """Return fleet and requests of the first measurement whose API requests were not the expected ones, else ""."""
     for fleet in series.fleets:
         expected = {"ListNodes": math.ceil(fleet.nodes / PAGE_SIZE)}
-        if rival == "first":
+        if key == "first":
             expected["GetGuestAttributes"] = fleet.nodes
-        for sample in of(series.samples, fleet, rival).values():
+        for sample in of(series.samples, fleet, key).values():
             if dict(sample.requests) != expected:
                 return f"{fleet_title(fleet)}: {requests_text([sample])}"
     return ""
@@ -182,8 +182,8 @@ def document(series: Series, *more: Sequence[str]) -> str:
     """Return the page: the inventory's results, then the lines of other parts."""
     rounds = len({sample.round for sample in series.samples})
     method = (
-        "The lab's API serves fleets without containers, on the same machine. In each round every rival runs once, in "
-        f"an order that rotates; there are {rounds} rounds. Numbers are medians, with the smallest and largest in "
+        "The lab's API serves fleets without containers, on the same machine. In each round every command runs once, "
+        f"in an order that rotates; there are {rounds} rounds. Numbers are medians, with the smallest and largest in "
         "brackets; ratios are taken within a round. CPU is user and system time of the command and its children, not "
         "of the API."
     )

@@ -117,8 +117,8 @@ class Pod(Lab):
     def commands(self) -> dict[str, Command]:
         """Return the measured commands, except start and stop, which need a run.
 
-        All rivals reach all workers at once over connections that stay open, with the same key exchange. All except
-        gcloud, which has its own, use the same connections. Ansible gets the host names instead of an inventory.
+        All compared commands reach all workers at once over connections that stay open, with the same key exchange. All
+        except gcloud, which has its own, use the same connections. Ansible gets the host names instead of an inventory.
         """
         config = self.do("tpu_ops", "ssh-config").strip()
         hosts = [f"{NODE}-w{index}" for index in range(self.workers)]
@@ -179,7 +179,7 @@ class Pod(Lab):
         return clock(command, self.root / "output", self.root / "output", where)
 
     def open_connections(self) -> None:
-        """Open the connections to all workers: gcloud's, and those that all other rivals share.
+        """Open the connections to all workers: gcloud's, and those that all other compared commands share.
 
         Raises:
             OpsError: A command failed.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from tools.bench.report import digits, megabytes, origin, spread
 from tools.bench.runs import GRACE, KINDS, LOG, RunSample, RunSeries
 
-#: Rivals with the same task as the floor.
-RIVALS = ("run", "clush", "ansible", "gcloud")
+#: Commands with the same task as the floor: `tpu_ops run`, and the tools that it is compared with.
+COMPARED = ("run", "clush", "ansible", "gcloud")
 #: Commands that reach every worker.
-FANNED_OUT = ("floor", *RIVALS, "start", "stop", "doctor", "fetch")
+FANNED_OUT = ("floor", *COMPARED, "start", "stop", "doctor", "fetch")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _more(kind: str, times: float, what: str, name: str) -> Target:
     return Target(
         f"{what} of {KINDS[kind]}: at least {times:.0f} times that of `tpu_ops run`",
         (kind, "run"),
-        lambda rival, run: getattr(rival, name) / getattr(run, name),
+        lambda compared, run: getattr(compared, name) / getattr(run, name),
         times,
         least=True,
     )
@@ -98,7 +98,7 @@ def table(series: RunSeries, workers: int) -> list[str]:
         cells = (
             title,
             spread(sample.wall for sample in taken).text(digits),
-            spread(floors).text(digits) if floors and kind in RIVALS else "",
+            spread(floors).text(digits) if floors and kind in COMPARED else "",
             spread(sample.cpu for sample in taken).text(digits),
             spread(sample.cpu / workers * 1000 for sample in taken).text(digits) if kind in FANNED_OUT else "",
             spread(busy).text(digits) if busy and kind in FANNED_OUT else "",

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 
-#: Rivals are the measured commands, of this program and of others: key -> description, in the order of the page.
-RIVALS = {
+#: The measured commands, of this program and of others: key -> description, in the order of the page.
+MEASURED = {
     "floor": "Ansible's own floor: a script that prints the same inventory from a file",
     "first": "`ansible-inventory --list`, first time: host keys are learnt",
     "again": "`ansible-inventory --list`, again",
@@ -44,12 +44,12 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one rival.
+    """One run of one measured command.
 
     Attributes:
-        round: Number of the round, from 1, in which each rival ran once.
+        round: Number of the round, from 1, in which each command ran once.
         fleet: Name of the fleet.
-        rival: Key of `RIVALS`.
+        rival: Key of the command in `MEASURED`. The committed samples have this field's name.
         wall: Duration in seconds.
         cpu: Seconds of processor time, user and system, of the command and its children.
         peak: Largest resident size of the command or one of its children, in bytes.

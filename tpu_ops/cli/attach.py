@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tpu_ops import config, texts
 from tpu_ops.cli import (
@@ -26,7 +27,7 @@ from tpu_ops.fleet import view
 from tpu_ops.recovery import decide
 from tpu_ops.runs import attempts, endings, nodes, ranks, records, recovery
 from tpu_ops.runs.control import RunRef
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 from tpu_ops.ssh.fanout import Fanout
 
 #: Without --since, the output of this many last seconds is shown first.
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.recover:
         args.rank = args.rank or "0"
         return _take_over(settings, args)
+    recover_options.only_with_recover(args)
     fleet = view.current(settings)
     since = args.since or time.time() - PAST
     found: list[tuple[Fanout, RunRef]] = []
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             fleet, args.run, args.rank, terminal, since=since, begun=begun, on=on, over=found.clear
         )
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), outcomes=outcomes)
+            records.close(settings.state_dir, run_.run_id, run_state(outcomes), outcomes=outcomes)
         of_rank = args.exit_code == "rank"
         code = runs_output.finish(
             run_.run_id,
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            state = runs_output.run_state(outcomes)
+            state = run_state(outcomes)
             records.close(settings.state_dir, run_.run_id, state, endings.STOPPED, outcomes)
             # If this fails, a process that recovers the run still learns of the stop from the workers.
             with contextlib.suppress(TimeoutError, OpsError):
@@ -117,12 +119,14 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         )
     # Fail for an unknown run before `alone` creates a lock file for it.
     recovery.read(settings.state_dir, args.run)
-    with recovering.alone(settings, args.run):
+    with recovery.alone(settings.state_dir, args.run):
         # Read again under the lock: until now, another process may have ended the recovery for good.
         kept = recovery.read(settings.state_dir, args.run)
         if kept.pending and (over := decide.over_budget(kept)):
             recovery.forget(settings.state_dir, args.run)
             raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=decide.MORE)
+        if args.outside_grant:
+            kept = replace(kept, outside_grant=True)
         if known := records.read(settings.state_dir, args.run):
             ranks.parse(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)

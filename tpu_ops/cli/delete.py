@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, who
+from tpu_ops.cli import options, output
 from tpu_ops.cloud import lifecycle
 from tpu_ops.cloud.node import SERVING_STATES, Node
 from tpu_ops.cloud.remedies import queued_deletion
@@ -17,7 +17,7 @@ from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import origin, targets, view
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import records, recovery
+from tpu_ops.runs import holders, records, recovery
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +41,13 @@ def run(args: argparse.Namespace) -> int:
     node = chosen(fleet, args.name, zone=args.zone, project=args.project)
     what = f"node {node.name}, zone {node.zone}, project {node.project}"
     size = f"{node.accelerator_type}, {texts.count(node.worker_count, 'worker')}"
-    runs, silent = who.active(fleet, [node.full_name] if node.state in SERVING_STATES else [])
+    runs, silent = holders.active(fleet, [node.full_name] if node.state in SERVING_STATES else [])
     if silent:
         output.warning(
             f"{texts.folded(list(silent))} cannot tell whether a run is active: {next(iter(silent.values()))}"
         )
         _warn_of_remembered(settings, node)
-    active = f"{who.named(runs)} on this node" if runs else ""
+    active = f"{holders.named(runs)} on this node" if runs else ""
     if active and (args.yes or args.dry_run):
         output.warning(f"{active}: `tpu_ops who {fleet.labels[node.full_name]}` shows more")
     for text in _recoveries(settings.state_dir, node):

@@ -6,18 +6,15 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
 from tpu_ops.cloud import bucket_places
-from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import bucket_access, bucket_check, doctor, preparations
+from tpu_ops.runs import bucket_access, doctor, preflight
 from tpu_ops.runs.doctor import Finding
-from tpu_ops.runs.preflight import Fault
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the fleet has no workers", where=str(settings.path), fix=targets.of_empty_fleet(fleet.listed))
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers, args.target or ""))
     if names:
-        found += _of_buckets(fleet, workers, found, names, write=args.write)
-    waiting = unconfigured(found, settings.state_dir)
+        fanout = contact.fanout(fleet)
+        found += asyncio.run(bucket_access.examine(fanout, workers, found, names, settings.auth, write=args.write))
+    waiting = doctor.unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.named(finding.faults)) for finding in waiting]
     with output.read_or_not():
         if args.json:
@@ -68,28 +66,6 @@ def run(args: argparse.Namespace) -> int:
             for finding in findings:
                 show(finding)
     return exit_code(findings)
-
-
-def _of_buckets(
-    fleet: view.Fleet, workers: Sequence[Worker], found: Sequence[Finding], names: Sequence[str], *, write: bool
-) -> list[Finding]:
-    """Return the findings on buckets, given those on the workers."""
-    silent = {fault.worker for finding in found if finding.check == "answers" for fault in finding.faults}
-    chosen = bucket_access.one_of_each(workers, silent)
-    places = bucket_places.find_each(names, fleet.settings.auth, bucket_check.LIMIT)
-    tried = asyncio.run(bucket_access.access(contact.fanout(fleet), chosen, names, write=write))
-    return [bucket_access.places(bucket_access.one_of_each(workers), places), tried]
-
-
-def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
-    """Return the findings; for workers that a recovery on this machine brings back, the fix is to wait for it."""
-    asked = {fault.worker for finding in findings for fault in finding.faults if fault.is_absence}
-    fixes = {host: work.fix for host, work in preparations.each_at_work(state_dir, asked).items()}
-
-    def waited_for(fault: Fault) -> Fault:
-        return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if fault.is_absence else fault
-
-    return [replace(finding, faults=tuple(map(waited_for, finding.faults))) for finding in findings]
 
 
 def row(finding: Finding) -> dict[str, object]:
@@ -115,7 +91,7 @@ def show(finding: Finding) -> None:
     faults = [
         {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none known"} for fault in finding.faults
     ]
-    for entry in cli_faults.once_each(faults):
+    for entry in preflight.once_each(faults):
         output.line(f"        {entry['worker']}: {entry['problem']}")
         output.line(f"          fix: {entry['fix']}")
 

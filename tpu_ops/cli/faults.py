@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.config import Settings
 from tpu_ops.runs import preparations
 from tpu_ops.runs.launch import NotStarted
-from tpu_ops.runs.preflight import Fault, PreflightError, for_any
+from tpu_ops.runs.preflight import Fault, PreflightError, once_each
 from tpu_ops.ssh.replies import Reply
 
 
@@ -69,18 +68,6 @@ def named(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     return tuple(
         replace(fault, problem=output.on_fleet(fault.problem), fix=output.on_fleet(fault.fix)) for fault in faults
     )
-
-
-def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return each fault once, with all workers that have the fault; its fix names these workers as one target."""
-    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
-    for row in rows:
-        groups.setdefault((row["problem"], for_any(row["fix"], row["worker"])), []).append(row)
-    found = []
-    for (problem, fix), group in groups.items():
-        hosts = [row["worker"] for row in group]
-        found.append({"worker": texts.folded(hosts), "problem": problem, "fix": fix.replace("\0", texts.target(hosts))})
-    return found
 
 
 def overriding() -> Callable[[Fault], None]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tpu_ops.cli import interrupts, output, runs_output, stop
 from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.recovery import termination
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.fanout import Fanout
@@ -127,7 +128,7 @@ async def _end_of(task: asyncio.Future[int]) -> None:
 
 async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> Sequence[Outcome]:
     """Stop the run and print the outcome; return it if no rank is left. Another Ctrl-C ends the wait for the stop."""
-    stopping = asyncio.ensure_future(stop.end(fanout, run))
+    stopping = asyncio.ensure_future(termination.end(fanout, run))
     given_up = asyncio.ensure_future(pressed.get())
     try:
         await asyncio.wait({stopping, given_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +142,7 @@ async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as
             except BrokenPipeError:
                 # Ctrl-C also ends the program that reads the output; the run was stopped all the same.
                 output.give_up()
-            return stopped.outcomes if stop.exit_code(stopped.outcomes) == ExitCode.OK else ()
+            return stopped.outcomes if termination.is_ended(stopped.outcomes) else ()
         output.info(f"no longer waiting for the end of run {run.run_id}")
         output.info(f"  to make sure that every worker was told: `tpu_ops stop {run.run_id}`")
         return ()

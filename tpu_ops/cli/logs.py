@@ -16,7 +16,7 @@ from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import attempts, control, copies, fetch, nodes, ranks, records, recovery
 from tpu_ops.runs.known_ends import remembered
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         _say_of_copies(fleet, run_.run_id)
     if not args.follow:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
-    if runs_output.run_state(outcomes) != "succeeded":
+    if run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown)
         kept = recovery.is_kept(fleet.settings.state_dir, run_.run_id)
         runs_output.say_state(run_.run_id, outcomes, kept=kept, states=lambda: nodes.states(fleet))

@@ -14,6 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start the run again with its next attempt when a node is preempted, deleted, stopped or in maintenance",
     )
+    parser.add_argument(
+        "--outside-grant",
+        action="store_true",
+        help="with --recover: create nodes again also if grant.yml does not cover them: they are billed",
+    )
 
 
 def add_budgets(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +52,18 @@ def check(args: argparse.Namespace) -> None:
     for option, value in (("--max-preemptions", args.max_preemptions), ("--max-failures", args.max_failures)):
         if value is not None and not args.recover:
             raise UsageError("this option goes with --recover only", where=option, fix="add --recover")
+    only_with_recover(args)
     if args.recover and args.detach:
         what = "recovery needs this command to keep running"
         fix = "leave out --detach; after a Ctrl-C, `tpu_ops attach RUN --recover` resumes it from any shell"
         raise UsageError(what, where="--recover and --detach", fix=fix)
+
+
+def only_with_recover(args: argparse.Namespace) -> None:
+    """Refuse --outside-grant without --recover.
+
+    Raises:
+        UsageError: It is given so.
+    """
+    if args.outside_grant and not args.recover:
+        raise UsageError("this option goes with --recover only", where="--outside-grant", fix="add --recover")

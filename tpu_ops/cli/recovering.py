@@ -4,41 +4,67 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from tpu_ops.cli import foreground, open_requests, output, runs_output
+from tpu_ops.cli import faults, foreground, options, output, runs_output
+from tpu_ops.cli.configure import Progress
 from tpu_ops.cli.interrupts import Asked, ended_by
-from tpu_ops.cli.recovery_services import Printer, Services
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UsageError
-from tpu_ops.recovery import services
+from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.recovery import open_requests, services
 from tpu_ops.recovery.decide import over_budget
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Finish, Stop, StopWanted
-from tpu_ops.runs import advice, ranks, records, recovery, spec
+from tpu_ops.recovery.fleet_services import FleetServices
+from tpu_ops.runs import advice, control, copies, ranks, records, recovery, spec
 from tpu_ops.runs.endings import STOPPED
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import Outcome, run_state
+from tpu_ops.runs.preflight import Fault
 from tpu_ops.runs.recovery import Recovery
+from tpu_ops.ssh.fanout import Fanout
 
 
-@contextlib.contextmanager
-def alone(settings: Settings, run_id: str) -> Iterator[None]:
-    """Hold the lock that makes this process the only one on this machine to recover a run.
+class Printer:
+    """The terminal of a command that recovers a run.
 
-    Raises:
-        UsageError: Another process is recovering the run.
+    Args:
+        args: ``rank`` and ``json`` of the command line.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            # Wait for a moment: a process that only checks for a recovery also holds the lock for an instant.
-            recovery.sign(stack.enter_context(recovery.lock(settings.state_dir, run_id, 0.5)))
-        except TimeoutError:
-            what = "another process on this machine is already recovering this run"
-            fix = f"`tpu_ops attach {run_id}` follows the run without recovering it"
-            raise UsageError(what, where=f"run {run_id}", fix=fix) from None
-        yield
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+
+    def info(self, text: str) -> None:
+        """Print a message."""
+        output.info(text)
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        output.warning(text)
+
+    def overriding(self) -> Callable[[Fault], None]:
+        """Return a function that warns of a fault that --force overrides."""
+        return faults.overriding()
+
+    def ranks(self, count: int) -> list[int]:
+        """Return the ranks whose output is printed."""
+        return ranks.parse(self._args.rank, count)
+
+    def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
+        """Return the follower of an attempt, which prints the output and writes copies of the logs."""
+        return Follower(
+            fanout,
+            run.run_id,
+            run.hosts,
+            shown=self.ranks(len(run.hosts)),
+            line=runs_output.line_aside if self._args.json else runs_output.line,
+            part=runs_output.part_aside if self._args.json else runs_output.part,
+            say=output.info,
+            data=logs.write,
+            offsets=logs.offsets,
+        )
 
 
 class Recovering:
@@ -73,7 +99,15 @@ class Recovering:
             settings.state_dir,
             kept,
             run,
-            uses or Services(settings, kept.run_id, said),
+            uses
+            or FleetServices(
+                settings,
+                kept.run_id,
+                said,
+                outside_grant=kept.outside_grant,
+                waiting=options.Waiting,
+                display=Progress,
+            ),
             Printer(args),
             follow=self._follow,
             begun=begun,
@@ -91,7 +125,7 @@ class Recovering:
 
     def tell_requested(self) -> None:
         """Print the nodes that were requested and that no attempt uses: they are billed after this command's end."""
-        open_requests.tell(self._settings, self.kept.run_id, self.driver.requests.all)
+        open_requests.tell(self.kept.run_id, self.driver.requests.all)
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow and recover the run until it ends for good or the user detaches; return the exit code.
@@ -137,7 +171,7 @@ class Recovering:
         return asyncio.run(followed)
 
     def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:
-        state = runs_output.run_state(outcomes) if outcomes else STOPPED
+        state = run_state(outcomes) if outcomes else STOPPED
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED, outcomes)
         output.info(f"run {self.kept.run_id}: stopped; it will not be started again")
@@ -171,7 +205,7 @@ class Recovering:
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        state = runs_output.run_state(outcomes)
+        state = run_state(outcomes)
         records.close(self._settings.state_dir, self.kept.run_id, state, outcomes=outcomes)
         return runs_output.finish(
             self.kept.run_id,

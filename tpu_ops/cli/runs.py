@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import open_requests, options, output, runs_output
+from tpu_ops.cli import options, output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
+from tpu_ops.recovery import open_requests
 from tpu_ops.runs import advice, control, overview, preparations, recovery
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     elif not problem:
         output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts a run")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
-        open_requests.tell(settings, path.parent.name, open_requests.kept(settings, path.parent.name))
+        open_requests.tell(path.parent.name, open_requests.kept(settings.state_dir, path.parent.name))
     for text in seen.damaged:
         output.warning(text)
     if problem:
@@ -68,6 +69,6 @@ def _row(
         "run": run_.run_id,
         "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
-        "state": advice.state(runs_output.run_state(outcomes), found),
+        "state": advice.state(run_state(outcomes), found),
         "started": output.at(since),
     }

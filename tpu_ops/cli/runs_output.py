@@ -12,7 +12,7 @@ from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode
 from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, raised_before
+from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
 
 #: Of a failed rank whose output was not shown, this many last lines are shown.
 TAIL_LINES = 20
@@ -58,11 +58,6 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def person(name: str, asker: str) -> str:
-    """Return the user of a run, and the person who started the run if it is another one; empty if unknown."""
-    return name if asker in ("", name) else f"{name} (started by {asker})"
-
-
 def ending(outcome: Outcome) -> str:
     """Return the exit code or signal of a rank as words; empty if it has not ended or this is not known."""
     exit_ = outcome.exit or {}
@@ -84,14 +79,13 @@ def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | 
         outcomes: The outcomes of its ranks.
         found: The process that recovers the run on this machine, if any.
     """
-    first, newest = first_failure(outcomes), attempt(outcomes)
-    known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
+    first, known = first_failure(outcomes), newest_records(outcomes)
     ends = [float(record["ended"]) for record in known if record.get("ended")]
     on = any(record["state"] != "lost" for record in known if not record.get("ended"))
     remembered = next((out.remembered for out in outcomes if out.remembered and not known), {})
     return {
         "run_id": run_id,
-        "attempt": newest,
+        "attempt": attempt(outcomes),
         "state": (state := advice.state(run_state(outcomes), found)),
         "recovery": found.facts() if found and state == advice.RECOVERING else None,
         "person": next((record["person"]["name"] for record in known), ""),
@@ -120,21 +114,6 @@ def attempt(outcomes: Sequence[Outcome]) -> int:
     known = [outcome.record for outcome in outcomes if outcome.record]
     found = known or [outcome.remembered for outcome in outcomes if outcome.remembered]
     return max((int(record["attempt"]) for record in found), default=1)
-
-
-def run_state(outcomes: Sequence[Outcome]) -> str:
-    """Return the state of a whole run, which is the worst state of its ranks."""
-    states = {outcome.state for outcome in outcomes}
-    if first_failure(outcomes) or "failed" in states:
-        # If the start of a rank was refused, no rank has begun, not even on a worker that does not answer.
-        return "refused" if "refused" in states <= {"refused", "unreachable", "unknown"} else "failed"
-    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
-        if state in states:
-            return state
-    if any(outcome.state == "refused" and outcome.remembered for outcome in outcomes):
-        return "refused"
-    # Refused because of a stop: for any other reason, `first_failure` would not be empty.
-    return "stopped" if "refused" in states else "succeeded"
 
 
 def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 
 from tpu_ops import config
-from tpu_ops.cli import open_requests, options, output, runs, runs_output
+from tpu_ops.cli import options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
+from tpu_ops.recovery import open_requests
 from tpu_ops.runs import advice, control, holders, nodes, overview, recovery
 from tpu_ops.runs.known_ends import remembered
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +65,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     attempt = runs_output.attempt(outcomes)
     which = f", attempt {attempt}" if attempt > 1 else ""
     found = recovery.recoverer(settings.state_dir, run_.run_id)
-    state = advice.state(runs_output.run_state(outcomes), found)
+    state = advice.state(run_state(outcomes), found)
     more = f" {advice.starting(outcomes)}" if state == "starting" else ""
     output.info(f"run {run_.run_id}{which}: {state}{more}")
     with output.read_or_not():
@@ -77,7 +78,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
         if failed and failed.record and failed.state != "refused":
             shows = f"tpu_ops logs {run_.run_id} --rank {rank}"
             output.info(f"  output: {output.on_fleet(shows)}")
-    open_requests.tell(settings, run_.run_id, open_requests.kept(settings, run_.run_id))
+    open_requests.tell(run_.run_id, open_requests.kept(settings.state_dir, run_.run_id))
     if note := advice.recovery(found):
         output.info(note)
     else:

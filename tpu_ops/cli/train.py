@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import shlex
 import time
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_ops import config, files, texts
+from tpu_ops.ansible import convergence
 from tpu_ops.cli import (
-    configure,
     faults,
     foreground,
     interrupts,
@@ -25,11 +26,12 @@ from tpu_ops.cli import (
     runs_output,
 )
 from tpu_ops.cli import sync as cli_sync
+from tpu_ops.cli.configure import Progress
 from tpu_ops.cli.run import words
 from tpu_ops.cloud import bucket_places, remaking
 from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
-from tpu_ops.fleet import contact, targets, view
+from tpu_ops.fleet import contact, holdings, targets, view
 from tpu_ops.runs import (
     bucket_check,
     control,
@@ -46,7 +48,7 @@ from tpu_ops.runs import (
     turns,
 )
 from tpu_ops.runs.follow import Follower
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, run_state
 from tpu_ops.ssh.fanout import Fanout
 
 #: Tells the dispatcher that the words after `--` are a command.
@@ -185,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
         if args.recover:
             job.look_ahead()
         if args.recover and not args.dry_run:
-            with recovering.alone(fleet.settings, run_spec.run_id):
+            with recovery.alone(fleet.settings.state_dir, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
         return foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
 
@@ -230,6 +232,7 @@ class _Job:
             code=self.tree is not None,
             git=self.project.fixed if self.project else "",
             force=self.args.force,
+            outside_grant=self.args.outside_grant,
             max_preemptions=self.args.max_preemptions,
             max_failures=self.args.max_failures or 0,
             pending=True,
@@ -245,6 +248,10 @@ class _Job:
         Raises:
             OpsError: The run cannot be started, or Ansible lacks something, such as a vault password.
         """
+        if not self.args.outside_grant:
+            now = dt.datetime.now(dt.UTC)
+            members = {worker.node.full_name: worker.node for worker in self.workers}
+            holdings.must_be_covered(holdings.read(self.fleet.settings, now), members.values(), now)
         fanout = contact.fanout(self.fleet)
 
         async def without_sudo() -> list[str]:
@@ -260,7 +267,7 @@ class _Job:
             return
         output.info("checking whether site.yml could configure a recreated node")
         try:
-            configure.rehearse(self.fleet.settings, self.fleet, self.workers)
+            convergence.rehearse(self.fleet, self.workers, Progress)
         except (HostError, UsageError) as exc:
             if not self.args.force:
                 raise
@@ -281,7 +288,7 @@ class _Job:
         asyncio.run(ready())
         projects.must_be_declared(self.fleet.settings, os.environ.get("ANSIBLE_INVENTORY", ""))
         begun, dry = time.monotonic(), self.args.dry_run
-        self.project = configure.check_out(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
+        self.project = projects.check_out(self.fleet, self.workers, self.args.git, Progress, dry=dry)
         self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)
         where = f"{self.project.path} on {texts.count(len(self.hosts), 'worker')}"
         output.info(
@@ -321,7 +328,7 @@ class _Job:
             return self._detach()
         outcomes = await self._follow(fanout)
         self.started_by = None
-        state = runs_output.run_state(outcomes)
+        state = run_state(outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, outcomes=outcomes)
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(
@@ -446,7 +453,7 @@ class _Job:
 
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Write the outcomes of the stopped run to this machine's record."""
-        state = runs_output.run_state(outcomes)
+        state = run_state(outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:

@@ -14,6 +14,7 @@ from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.wire import MAX_UNLOCK_GRACE, UNLOCK_GRACE
+from tpu_ops.recovery.termination import is_ended
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder, Unlocked
 from tpu_ops.runs.outcomes import Outcome
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
     user = args.user or fleet.settings.user
-    seen = who.look(fleet, hosts)
+    seen = holders.of_fleet(fleet, hosts)
     doomed = [holder for holder in seen.holders if holder.user == user]
     answering = [worker for worker in workers if worker.host not in {reply.host for reply in seen.silent}]
     runs = asyncio.run(_runs_of(fleet, answering, doomed))
@@ -130,7 +131,7 @@ async def _free(
 
 def _left(ended: control.Stopped) -> list[Outcome]:
     """Return the ranks of a stopped run that may still be active."""
-    return [outcome for outcome in ended.outcomes if stop.exit_code([outcome])]
+    return [outcome for outcome in ended.outcomes if not is_ended([outcome])]
 
 
 def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:

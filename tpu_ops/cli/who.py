@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from tpu_ops import config, texts
-from tpu_ops.cli import faults, options, output, runs_output
+from tpu_ops.cli import faults, options, output
 from tpu_ops.cloud.node import SERVING_STATES
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import control, holders, preparations
+from tpu_ops.runs import holders, outcomes, preparations
 from tpu_ops.runs.holders import Holder
 from tpu_ops.ssh.fanout import Fanout
 
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch))
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
-    seen = look(fleet, hosts)
+    seen = holders.of_fleet(fleet, hosts)
     problem = preparations.problem_of(seen.silent, settings.state_dir)
     if args.json and (seen.chips or not problem):
         found = {"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)}
@@ -72,39 +71,6 @@ def run(args: argparse.Namespace) -> int:
     if problem:
         raise problem
     return ExitCode.OK
-
-
-def look(fleet: Fleet, hosts: Sequence[str], *, limit: float = control.LIMIT) -> holders.Seen:
-    """Ask workers who holds their chips; workers that are known to be unreachable are not asked and count as silent."""
-    away, fanout = contact.away(fleet, hosts), contact.fanout(fleet)
-    seen = asyncio.run(holders.look(fanout, [host for host in hosts if host not in away], limit=limit))
-    return replace(seen, silent=(*away.values(), *contact.with_hint(fleet.settings, seen.silent)))
-
-
-def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Ask the workers of some nodes for their active runs, with a short time limit.
-
-    Args:
-        fleet: The fleet.
-        names: Resource names of the nodes.
-
-    Returns:
-        Run id -> person, and worker -> the reason why it could not be asked.
-    """
-    hosts = [worker.host for worker in fleet.workers if worker.node.full_name in names]
-    try:
-        seen = look(fleet, hosts, limit=control.SHORT_LIMIT)
-    except OpsError as exc:
-        return {}, dict.fromkeys(hosts, str(exc))
-    runs = {holder.run: runs_output.person(holder.user, holder.asker) for holder in seen.holders if holder.run}
-    # A worker without a launcher has no run, so its missing answer is no problem.
-    return runs, {reply.host: reply.problem for reply in seen.silent if reply.kind != "no-launcher"}
-
-
-def named(runs: Mapping[str, str]) -> str:
-    """Return words such as "run r1 of ada is active", given run id -> person; empty if there are no runs."""
-    subject = " and ".join(f"run {run_id} of {person}" for run_id, person in runs.items())
-    return f"{subject} {'is' if len(runs) == 1 else 'are'} active" if runs else ""
 
 
 def _free(seen: holders.Seen) -> list[str]:
@@ -143,7 +109,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
         table.append(
             {
                 "worker": texts.folded(hosts),
-                "person": runs_output.person(user, asker),
+                "person": outcomes.person(user, asker),
                 "run": run_id,
                 "since": output.at(min(holder.since for holder in members)),
                 "pid": _pids([holder.pid for holder in members if holder.pid]),

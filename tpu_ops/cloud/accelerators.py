@@ -7,6 +7,7 @@ chips in every VM. For v5p the sizes are the documented common ones; names of ot
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -116,6 +117,20 @@ def accelerator_type(name: str) -> AcceleratorType:
         topology=_topology(chips, generation.dimensions),
         device_files=generation.device_files,
     )
+
+
+def type_of(label: str, topology: str) -> str:
+    """Return the accelerator type of a request by generation and topology, such as ``V4`` and ``2x2x4``; "" if unknown.
+
+    Args:
+        label: The ``AcceleratorConfig.Type`` name.
+        topology: Chips per dimension.
+    """
+    for name, generation in _GENERATIONS.items():
+        if generation.label == label and re.fullmatch(r"\d+(x\d+)*", topology):
+            chips = math.prod(map(int, topology.split("x")))
+            return f"{name}-{chips * (generation.cores_per_chip if generation.counts_cores else 1)}"
+    return ""
 
 
 def generations() -> tuple[str, ...]:

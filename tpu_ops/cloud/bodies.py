@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_ops.cloud.accelerators import type_of
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.node import Json
 from tpu_ops.cloud.nodes import create_node, node_in_words
@@ -85,6 +86,13 @@ def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
     # The full name in `node.queued_resource` contains the project's number, but requests use the project's id.
     source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
     return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
+
+
+def kind_of(body: Json) -> tuple[str, bool]:
+    """Return the accelerator type that a request for a node names, and whether it is for a spot node."""
+    config, scheduling = body.get("accelerator_config", {}), body.get("scheduling_config", {})
+    kind = body.get("accelerator_type") or type_of(config.get("type_", ""), config.get("topology", ""))
+    return kind, bool(scheduling.get("spot") or scheduling.get("preemptible"))
 
 
 def create(tpu: Tpu, name: str, body: Json) -> str:

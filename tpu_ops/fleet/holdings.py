@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tpu_ops.cloud import bodies
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.listing import list_nodes, list_queued
-from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.node import SERVING_STATES, Node
 from tpu_ops.cloud.queued_resources import QueuedResource
+from tpu_ops.cloud.remaking import Plan
 from tpu_ops.cloud.wish import Wish
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
@@ -184,6 +186,43 @@ def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime,
     left = set(but)
     nodes = tuple(node for node in held.nodes if node.full_name not in left)
     return Guard(granted, Holdings(nodes, tuple(one for one in held.queued if one.full_name not in left)), now)
+
+
+def must_be_covered(granted: Grant | None, nodes: Iterable[Node], now: dt.datetime) -> None:
+    """Check that the grant covers nodes that exist, as if it had room for each: a recovery might create them again.
+
+    Raises:
+        UsageError: No line covers one of the nodes, or the grant has ended.
+    """
+    if granted is None:
+        return
+    for node in nodes:
+        grant.with_room(granted, [], node.accelerator_type, now, zones=(node.zone,), spot=node.preemptible)
+
+
+def refuse_uncovered(granted: Grant, held: Holdings, plan: Plan, now: dt.datetime) -> None:
+    """Check that the grant has room for all nodes of a recovery.
+
+    Args:
+        granted: The grant.
+        held: What exists.
+        plan: The nodes that the recovery brings back.
+        now: The present time in UTC.
+
+    Raises:
+        UsageError: No line covers one of the nodes or has room for it, or the grant has ended.
+    """
+    own = {made.name for made in plan.nodes} | plan.queued.keys()
+    uses = [use for use in held.uses if use.name not in own]
+    serving = {node.full_name for node in held.nodes if node.state in SERVING_STATES}
+    # Nodes that serve are counted first: only the others are created.
+    for made in sorted(plan.nodes, key=lambda made: made.name not in serving):
+        kind, spot = bodies.kind_of(made.body)
+        spot = spot or "spot" in plan.queued.get(made.queued, {})
+        zone = made.name.split("/")[3]
+        if made.name not in serving:
+            grant.with_room(granted, uses, kind, now, zones=(zone,), spot=spot)
+        uses.append(Use(made.name, kind, zone, spot))
 
 
 def _tell_once(settings: Settings) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+from tpu_ops.cloud import bucket_places
+from tpu_ops.cloud.auth import Auth
 from tpu_ops.cloud.bucket_places import Level, Place, verdict
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.errors import CloudError
@@ -14,6 +17,7 @@ from tpu_ops.runs import bucket_check, bucket_probe
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.renewal import in_thread
 from tpu_ops.ssh.replies import Result
 
 #: Key -> the statement that is true of a worker that passes.
@@ -26,6 +30,33 @@ LIMIT = 90.0
 _ROLE = "roles/storage.objectUser"
 
 _log = logging.getLogger(__name__)
+
+
+async def examine(
+    fanout: Fanout,
+    workers: Sequence[Worker],
+    found: Sequence[Finding],
+    names: Sequence[str],
+    auth: Auth,
+    *,
+    write: bool,
+) -> list[Finding]:
+    """Return the findings on buckets.
+
+    Args:
+        fanout: Reaches the workers.
+        workers: The workers.
+        found: The findings on the workers, which name those that do not answer.
+        names: The buckets, each once.
+        auth: This machine's credentials, for the locations.
+        write: Whether to write a small object and delete it.
+    """
+    silent = {fault.worker for finding in found if finding.check == "answers" for fault in finding.faults}
+    located, tried = await asyncio.gather(
+        in_thread(lambda: bucket_places.find_each(names, auth, bucket_check.LIMIT)),
+        access(fanout, one_of_each(workers, silent), names, write=write),
+    )
+    return [places(one_of_each(workers), located), tried]
 
 
 def one_of_each(workers: Sequence[Worker], silent: Collection[str] = ()) -> list[Worker]:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UsageError
-from tpu_ops.runs import control, preflight
+from tpu_ops.runs import control, preflight, preparations
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.ssh.fanout import Fanout
 
@@ -84,6 +85,17 @@ async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -
         )
         for check in CHECKS
     ]
+
+
+def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
+    """Return the findings; for workers that a recovery on this machine brings back, the fix is to wait for it."""
+    asked = {fault.worker for finding in findings for fault in finding.faults if fault.is_absence}
+    fixes = {host: work.fix for host, work in preparations.each_at_work(state_dir, asked).items()}
+
+    def waited_for(fault: Fault) -> Fault:
+        return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if fault.is_absence else fault
+
+    return [replace(finding, faults=tuple(map(waited_for, finding.faults))) for finding in findings]
 
 
 def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_ops.runs.control import LIMIT
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.errors import OpsError
+from tpu_ops.fleet import contact
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs.control import LIMIT, SHORT_LIMIT
+from tpu_ops.runs.outcomes import Outcome, person
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
@@ -67,6 +71,39 @@ async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) ->
             found += held_on(host, reply.value)
     chips = {host: len(reply.value.get("chips") or ()) for host, reply in replies.items() if reply.ok}
     return Seen(tuple(found), chips, tuple(reply for reply in replies.values() if not reply.ok))
+
+
+def of_fleet(fleet: Fleet, hosts: Sequence[str], *, limit: float = LIMIT) -> Seen:
+    """Ask workers who holds their chips; workers that are known to be unreachable are not asked and count as silent."""
+    away, fanout = contact.away(fleet, hosts), contact.fanout(fleet)
+    seen = asyncio.run(look(fanout, [host for host in hosts if host not in away], limit=limit))
+    return replace(seen, silent=(*away.values(), *contact.with_hint(fleet.settings, seen.silent)))
+
+
+def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Ask the workers of some nodes for their active runs, with a short time limit.
+
+    Args:
+        fleet: The fleet.
+        names: Resource names of the nodes.
+
+    Returns:
+        Run id -> person, and worker -> the reason why it could not be asked.
+    """
+    hosts = [worker.host for worker in fleet.workers if worker.node.full_name in names]
+    try:
+        seen = of_fleet(fleet, hosts, limit=SHORT_LIMIT)
+    except OpsError as exc:
+        return {}, dict.fromkeys(hosts, str(exc))
+    runs = {holder.run: person(holder.user, holder.asker) for holder in seen.holders if holder.run}
+    # A worker without a launcher has no run, so its missing answer is no problem.
+    return runs, {reply.host: reply.problem for reply in seen.silent if reply.kind != "no-launcher"}
+
+
+def named(runs: Mapping[str, str]) -> str:
+    """Return words such as "run r1 of ada is active", given run id -> person; empty if there are no runs."""
+    subject = " and ".join(f"run {run_id} of {person}" for run_id, person in runs.items())
+    return f"{subject} {'is' if len(runs) == 1 else 'are'} active" if runs else ""
 
 
 async def still_held(fanout: Fanout, outcomes: Sequence[Outcome]) -> list[Holder]:

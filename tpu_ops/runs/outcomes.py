@@ -259,3 +259,30 @@ def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
         return replace(outcome, state="refused", reason=reason)
 
     return [refused(outcome) for outcome in outcomes]
+
+
+def newest_records(outcomes: Sequence[Outcome]) -> list[Mapping[str, Any]]:
+    """Return the workers' records of a run's newest attempt; empty if no worker has a record."""
+    known = [outcome.record for outcome in outcomes if outcome.record]
+    newest = max((int(record["attempt"]) for record in known), default=1)
+    return [record for record in known if record["attempt"] == newest]
+
+
+def run_state(outcomes: Sequence[Outcome]) -> str:
+    """Return the state of a whole run, which is the worst state of its ranks."""
+    states = {outcome.state for outcome in outcomes}
+    if first_failure(outcomes) or "failed" in states:
+        # If the start of a rank was refused, no rank has begun, not even on a worker that does not answer.
+        return "refused" if "refused" in states <= {"refused", "unreachable", "unknown"} else "failed"
+    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
+        if state in states:
+            return state
+    if any(outcome.state == "refused" and outcome.remembered for outcome in outcomes):
+        return "refused"
+    # Refused because of a stop: for any other reason, `first_failure` would not be empty.
+    return "stopped" if "refused" in states else "succeeded"
+
+
+def person(name: str, asker: str) -> str:
+    """Return the user of a run, and the person who started the run if it is another one; empty if unknown."""
+    return name if asker in ("", name) else f"{name} (started by {asker})"

@@ -110,6 +110,18 @@ def for_any(fix: str, worker: str) -> str:
     return re.sub(rf"(?<![^\s`]){re.escape(worker)}(?![^\s`])", "\0", fix)
 
 
+def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return each fault once, with all workers that have the fault; its fix names these workers as one target."""
+    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["problem"], for_any(row["fix"], row["worker"])), []).append(row)
+    found = []
+    for (problem, fix), group in groups.items():
+        hosts = [row["worker"] for row in group]
+        found.append({"worker": texts.folded(hosts), "problem": problem, "fix": fix.replace("\0", texts.target(hosts))})
+    return found
+
+
 def first_fix(known: Sequence[tuple[str, str]]) -> str:
     """Return the first fix of (fix, worker) pairs, with the names of all workers that have the same fix; else empty."""
     fixes = [(for_any(fix, worker), worker) for fix, worker in known if fix]

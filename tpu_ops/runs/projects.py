@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.ansible import convergence
+from tpu_ops.ansible.convergence import NewDisplay
+from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import HostError, UnreachableError, UsageError
+from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Result
@@ -154,6 +158,32 @@ def same(told: Mapping[str, Mapping[str, Any]], count: int) -> Project:
         "and a run needs the same project on all workers"
     )
     raise UsageError(what, where="workspace_projects", fix="give all nodes of the run the same project, url and path")
+
+
+def check_out(
+    fleet: Fleet,
+    workers: Sequence[Worker],
+    word: str,
+    display: NewDisplay,
+    *,
+    dry: bool = False,
+) -> Project:
+    """Check out a project of the fleet on all workers.
+
+    Args:
+        fleet: The fleet.
+        workers: The workers.
+        word: PROJECT@REF, or only REF.
+        display: Returns the display of the playbook.
+        dry: Whether to run Ansible in check mode, which changes nothing.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+        HostError: The checkout failed on a worker, for example because its clone has local changes.
+        UsageError: The project does not exist, or is not the same one on all workers.
+    """
+    outcome = convergence.converge(fleet, workers, display, PLAYBOOK, variables(word), check=dry)
+    return same(outcome.data.get("workspace") or {}, len(workers))
 
 
 async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:

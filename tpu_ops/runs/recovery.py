@@ -43,6 +43,7 @@ class Recovery:
         code: Whether a copy of the synced code is kept.
         git: The project of the fleet and the commit that every attempt uses, as in ``vision@<commit>``.
         force: Whether `tpu_ops train --force` was used.
+        outside_grant: Whether nodes are also created again if the fleet's grant does not cover them.
         max_preemptions: Allowed number of preemptions; None means unlimited.
         max_failures: Allowed number of failures of the command.
         preemptions: Number of preemptions so far.
@@ -63,6 +64,7 @@ class Recovery:
     code: bool = False
     git: str = ""
     force: bool = False
+    outside_grant: bool = False
     max_preemptions: int | None = None
     max_failures: int = 0
     preemptions: int = 0
@@ -212,6 +214,24 @@ def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextM
     return files.locked(place / "lock", seconds)
 
 
+@contextlib.contextmanager
+def alone(state_dir: Path, run_id: str) -> Iterator[None]:
+    """Hold the lock that makes this process the only one on this machine to recover a run.
+
+    Raises:
+        UsageError: Another process is recovering the run.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            # Wait for a moment: a process that only checks for a recovery also holds the lock for an instant.
+            _sign(stack.enter_context(lock(state_dir, run_id, 0.5)))
+        except TimeoutError:
+            what = "another process on this machine is already recovering this run"
+            fix = f"`tpu_ops attach {run_id}` follows the run without recovering it"
+            raise UsageError(what, where=f"run {run_id}", fix=fix) from None
+        yield
+
+
 def is_kept(state_dir: Path, run_id: str) -> bool:
     """Return whether a run's recovery is active on this machine or could be resumed."""
     return (folder(state_dir, run_id) / "recovery.json").exists()
@@ -255,7 +275,7 @@ def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
     return found
 
 
-def sign(handle: int) -> None:
+def _sign(handle: int) -> None:
     """Write the pid of this process, which recovers a run, into the lock file; on a full disk, do nothing."""
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)

@@ -48,7 +48,7 @@ def upgrades(root: Host) -> Generator[Host]:
     root.check_output("systemctl daemon-reload")
 
 
-def test_what_dpkg_was_cut_short_in_is_complete(root: Host) -> None:
+def test_a_package_that_dpkg_left_half_installed_is_complete(root: Host) -> None:
     assert root.check_output("ls /var/lib/dpkg/updates; dpkg --audit") == ""
     assert root.check_output("dpkg-query --show --showformat '${db:Status-Status}' sed") == "installed"
 

@@ -73,7 +73,7 @@ def test_whole_files_hold_the_secret(host: Host) -> None:
     )
 
 
-def test_what_is_absent_has_gone_and_nothing_else(host: Host) -> None:
+def test_absent_credentials_are_removed_and_their_directories_stay(host: Host) -> None:
     assert as_person(host, "cyd", "ls -A .aws .cache/huggingface").stdout.split() == [".aws:", ".cache/huggingface:"]
 
 

@@ -32,7 +32,7 @@ def test_disks_are_mounted_by_uuid_and_at_boot(host: Host) -> None:
         assert "relatime" not in text
 
 
-def test_what_was_written_is_kept(host: Host) -> None:
+def test_existing_files_are_kept_and_mounts_have_their_options(host: Host) -> None:
     if owns(host):
         assert run(host, "cat /mnt/data/kept /srv/old-data/kept") == "kept\nkept"
         assert run(host, "stat -c %U:%a /mnt/data") == "tpu:2775"
@@ -49,7 +49,7 @@ def test_a_shared_disk_is_read_by_every_worker_and_written_by_none(host: Host) -
         assert host.run("sudo -n touch /mnt/dataset/more").rc != 0
 
 
-def test_what_was_refused_was_not_touched(host: Host) -> None:
+def test_refused_mounts_have_no_unit_and_their_disk_is_unchanged(host: Host) -> None:
     assert run(host, "ls /etc/systemd/system/*.mount").count("refused") == 0
     if owns(host):
         assert run(host, "wipefs -n /dev/disk/by-id/google-persistent-disk-4") == ""

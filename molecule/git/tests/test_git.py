@@ -49,7 +49,7 @@ def test_a_forge_with_another_key_is_refused_whatever_people_once_accepted(host:
         assert "Host key verification failed" in done.stderr
 
 
-def test_who_may_not_use_the_deploy_key_is_not_shown_it(host: Host) -> None:
+def test_a_user_without_access_to_a_deploy_key_is_not_shown_it(host: Host) -> None:
     done = as_person(host, "gus", "git ls-remote git@forge.test:vision.git")
     assert "Permission denied (publickey" in done.stderr
     assert "deploy" not in done.stderr

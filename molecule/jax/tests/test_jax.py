@@ -27,7 +27,7 @@ def test_the_environment_holds_the_newest_jax_for_the_worker_s_python(host: Host
     assert jax == jax_or_newest("", python)
 
 
-def test_what_was_removed_is_there(host: Host) -> None:
+def test_a_removed_package_is_installed_again(host: Host) -> None:
     assert host.check_output(f"{PYTHON} -I -c 'import opt_einsum; print(opt_einsum.__name__)'") == "opt_einsum"
 
 

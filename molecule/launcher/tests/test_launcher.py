@@ -45,7 +45,7 @@ def test_a_session_that_began_before_the_right_was_taken_away_has_it_no_more(hos
         assert "rita is no longer allowed to use this worker's launcher" in error["message"]
 
 
-def test_whom_a_rule_of_somebody_else_names_needs_no_group(host: Host) -> None:
+def test_a_user_named_by_another_sudo_rule_needs_no_group(host: Host) -> None:
     with host.sudo():
         host.run("gpasswd --delete rita tpu-run")
         rule = "rita ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host"

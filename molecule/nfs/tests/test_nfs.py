@@ -32,7 +32,7 @@ def nfs(host: Host, program: str, path: str, *, user: str = TPU, address: str = 
     return host.run(f"{'sudo -n ' if root else ''}timeout 20 {program} {source}'{url}'")
 
 
-def test_what_one_worker_wrote_over_the_wire_all_workers_read_over_the_wire(host: Host) -> None:
+def test_a_file_that_one_worker_wrote_over_nfs_is_read_by_all_workers(host: Host) -> None:
     done = nfs(host, "nfs-cat", f"{SHARE}/from-w1")
     assert done.stdout == "from the other worker\n", done.stderr
 

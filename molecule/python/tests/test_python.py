@@ -70,7 +70,7 @@ def test_two_workers_hold_the_same(host: Host, name: str) -> None:
 
 
 @pytest.mark.parametrize(("person", "name"), [("tpu", "locked"), ("nobody", "tools")])
-def test_one_environment_is_active_at_login(host: Host, person: str, name: str) -> None:
+def test_the_users_environment_is_active_at_login(host: Host, person: str, name: str) -> None:
     for shell in ("bash", "sh", "zsh"):
         with host.sudo(person):
             found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc 'echo $VIRTUAL_ENV; command -v python'")
@@ -89,6 +89,6 @@ def test_the_archive_s_key_is_its_own(host: Host) -> None:
     assert (key.user, key.group, key.mode) == ("root", "root", 0o644)
 
 
-def test_what_was_refused_is_not_there(host: Host) -> None:
+def test_a_refused_build_or_archive_is_not_installed(host: Host) -> None:
     assert not host.file("/opt/python-refused").exists or not host.file("/opt/python-refused").listdir()
     assert "/good " in host.file("/etc/apt/sources.list.d/tpu_ops-deadsnakes.list").content_string

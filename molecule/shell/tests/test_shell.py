@@ -50,7 +50,7 @@ def test_oh_my_zsh_is_loaded_at_the_pinned_commit_and_cannot_be_changed(host: Ho
     assert host.run("touch /opt/oh-my-zsh/oh-my-zsh.sh").rc != 0
 
 
-def test_what_others_wrote_into_the_configuration_stays(host: Host) -> None:
+def test_settings_that_others_added_to_the_configuration_are_kept(host: Host) -> None:
     assert host.check_output("zsh -i -c 'print $BESIDE $BESIDE_ENV'") == "kept kept"
     assert host.check_output("tmux -L own new -d && tmux -L own show -gv @beside; tmux -L own kill-server") == "kept"
 

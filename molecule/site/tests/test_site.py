@@ -91,7 +91,7 @@ def test_people_have_the_rights_that_they_were_given(host: Host) -> None:
     assert set(says(host, "lise", "id -nG").split()) == {"lise", "research", "tpu-run"}
 
 
-def test_who_belongs_to_one_node_is_there_alone_and_who_left_is_nowhere(host: Host) -> None:
+def test_a_user_of_one_node_is_only_there_and_a_removed_user_nowhere(host: Host) -> None:
     assert host.user("hedy").exists == stores(host)
     assert not host.user("niels").exists
 

@@ -85,12 +85,12 @@ def test_an_account_has_the_number_of_the_list(host: Host) -> None:
     assert host.user("heidi").uid == 5007
 
 
-def test_what_was_changed_of_an_account_is_as_listed_again(host: Host, login: Login) -> None:
+def test_an_account_that_was_changed_by_hand_is_as_listed_again(host: Host, login: Login) -> None:
     assert login("ivan", "echo $0").stdout.strip() == "bash"
     assert host.user("erin").gecos == "Erin of the speech group"
 
 
-def test_whoever_left_has_no_account_and_no_process_not_even_one_that_ignores_sigterm(host: Host) -> None:
+def test_removed_users_have_no_account_and_no_process_ignoring_sigterm(host: Host) -> None:
     for name in ("bob", "carol"):
         assert not host.user(name).exists
         assert not host.file(f"/home/{name}").exists
@@ -117,7 +117,7 @@ def test_a_home_is_archived_whole_and_for_root_only(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", ["dave", "grace"])
-def test_whoever_comes_back_finds_the_own_home(host: Host, login: Login, name: str) -> None:
+def test_a_user_who_is_added_again_owns_the_home_directory(host: Host, login: Login, name: str) -> None:
     done = login(name, "touch ~/mine && stat -c %U ~ ~/mine" + (" ~/kept && cat ~/kept" if name == "dave" else ""))
     assert done.stdout.split() == ([name] * 3 + ["kept"] if name == "dave" else [name] * 2), done.stderr
 

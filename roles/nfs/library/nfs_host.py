@@ -23,10 +23,10 @@ module: nfs_host
 short_description: Export directories by NFS, and mount those of other hosts with systemd units
 description:
   - Checks everything first. If something cannot be done, nothing is changed, and every reason is reported.
-  - Files, services, units and mounts that differ from the request are corrected; what this role set up earlier and is
-    no longer asked for is stopped and removed.
+  - Files, services, units and mounts that differ from the request are corrected. Exports that this role made earlier
+    and that are no longer listed are ended. A mount that is no longer listed stays, with a warning.
 options:
-  kind: {description: Which server exports., type: str, choices: [kernel, ganesha], default: kernel}
+  kind: {description: Kind of the NFS server., type: str, choices: [kernel, ganesha], default: kernel}
   directories:
     description: Directories to export; created if missing, and given owner, group and mode.
     type: list
@@ -37,33 +37,34 @@ options:
       owner: {description: Name or number., type: str, required: true}
       group: {description: Name or number., type: str, required: true}
       mode: {description: Octal digits., type: str, required: true}
-      disk: {description: Mount point of the disk that it is on; empty if it is on none., type: str, default: ""}
-      served: {description: Whether anybody may mount it., type: bool, default: true}
+      disk: {description: Mount point of the data disk that holds the directory; empty if none does., type: str,
+             default: ""}
+      served: {description: Whether the directory has clients., type: bool, default: true}
   files:
-    description: The server's files; none means that this host serves nothing.
+    description: Configuration files of the server; an empty list means that this host exports nothing.
     type: list
     elements: dict
     default: []
     suboptions:
-      path: {description: Where it is., type: path, required: true}
-      content: {description: Its text., type: str, required: true}
-      takes: {description: What applies it., type: str, choices: [reload, restart, units], required: true}
+      path: {description: Path of the file., type: path, required: true}
+      content: {description: Text of the file., type: str, required: true}
+      takes: {description: How the service gets the file., type: str, choices: [reload, restart, units], required: true}
   mounts:
-    description: What is mounted.
+    description: The mounts of this host.
     type: list
     elements: dict
     default: []
     suboptions:
       path: {description: Mount point., type: path, required: true}
-      what: {description: What is mounted there., type: str, default: ""}
-      server: {description: Address of its server; empty on the server itself., type: str, default: ""}
-      server_name: {description: Inventory name of its server., type: str, default: ""}
+      what: {description: Source of the mount., type: str, default: ""}
+      server: {description: Address of the server; empty on the server itself., type: str, default: ""}
+      server_name: {description: Inventory name of the server., type: str, default: ""}
       mount: {description: Text of the mount unit., type: str, default: ""}
       automount: {description: Text of the automount unit., type: str, default: ""}
       state: {description: Mounted or absent., type: str, choices: [mounted, absent], default: mounted}
   units_only: {description: Whether to write units of NFS mounts without starting them., type: bool, default: false}
   await_servers: {description: Whether the servers of mounts must answer at the end., type: bool, default: true}
-  wait: {description: How many seconds they get for that., type: int, default: 30}
+  wait: {description: Seconds to wait for exports and for answers of servers., type: int, default: 30}
 author: [tpu_ops]
 """
 

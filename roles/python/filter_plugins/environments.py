@@ -318,12 +318,12 @@ def moving_projects(projects: Any, directory: str) -> list[str]:
 
 
 def environment_plan(hosts: list[str], hostvars: Mapping[str, Any]) -> dict[str, Words]:
-    """Plan the work on environments: return for each worker which to `resolve` and `fill`, and `from` whose lock.
+    """Plan the work on environments: return the names to `resolve` and `fill`, and `from` whose lock, for each worker.
 
-    Environments of several workers that should be equal and have no lock file get the set of packages that one worker
-    resolves: if possible a worker whose set is sufficient and the most frequent one. If all have the same sufficient
-    set, nothing is done. Environments whose projects have different requirements need not be equal; a new environment
-    is made equal to most others.
+    If environments of several workers should be equal and have no lock file, one worker resolves the set of packages
+    for all of them: if possible, a worker with the most frequent of the sufficient sets. If all workers have the same
+    sufficient set, nothing is done. Environments whose projects have different requirements need not be equal. A new
+    environment is made equal to most others.
     """
     plan: dict[str, Words] = {host: {"resolve": [], "fill": [], "from": {}} for host in hosts}
     alike: dict[tuple[str, str, str], dict[str, Words]] = {}

@@ -12,13 +12,13 @@ from ansible.module_utils.urls import fetch_url
 
 DOCUMENTATION = r"""
 module: signing_key
-short_description: Keep the key of a package archive in a file, fetched once and known by its fingerprint
+short_description: Fetch the key of a package archive once, check its fingerprint, and keep it in a file
 description:
-  - A file that holds only this key is left as it is, and nothing is fetched. Otherwise the key is fetched, and written
+  - If the file holds only the key with this fingerprint, nothing is fetched. Otherwise the key is fetched, and written
     only if it is the only key in the answer.
 options:
   url:
-    description: Where the key is.
+    description: URL of the key.
     type: str
     required: true
   fingerprint:
@@ -26,11 +26,11 @@ options:
     type: str
     required: true
   path:
-    description: The file.
+    description: File in which the key is kept.
     type: path
     required: true
   ca_path:
-    description: Certificates to trust when fetching it.
+    description: Certificates to trust when fetching the key.
     type: path
   timeout:
     description: Seconds to wait for the key.

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that makes and fills virtual environments with uv; runs on Python 3.8."""
+"""Module that creates and fills virtual environments with uv; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ DOCUMENTATION = r"""
 module: uv_environments
 short_description: Create virtual environments with uv and give them one set of packages
 description:
-  - The work is split into steps, so that many hosts can agree on one set in between. Only V(pythons), V(fill) and
-    V(record) change anything.
+  - The work is split into steps, so that hosts can agree on one set of packages before they install it. Only
+    V(pythons), V(fill) and V(record) change anything.
   - Everything in an environment is done with the rights of its owner.
-  - Packages that are not in the set stay, unless O(environments[].exact) or O(environments[].agreed). What an
-    environment held for another version of Python is kept in its directory C(.old-TIME) until the new one is complete.
-  - What projects that are installed editable need from the index belongs to the set: it is resolved together with the
-    requirements, and is not removed. A set that a project does not work with is refused.
+  - Packages that are not in the set stay, unless O(environments[].exact) or O(environments[].agreed) is set. Files for
+    another version of Python are kept in the environment's directory C(.old-TIME) until the new ones are complete.
+  - Packages from the index that editable projects require belong to the set. They are resolved together with the
+    requirements, and are not removed. A set that a project does not work with is refused.
   - Refuses environments in which others than root and the owner could place code that then runs with the owner's
     rights.
-  - While a training run is active, V(fill) refuses to change an environment that exists, before it changes any: what a
-    program imports later would be of another version than what it has imported. Check mode only warns of this. A run
-    that starts during the change is warned of.
+  - While a training run is active, V(fill) refuses to change existing environments, before it changes any of them. A
+    program would otherwise import modules of two versions. Check mode only warns of this. During the change, the
+    launcher starts no run. O(during_runs) turns all of this off.
   - Playbooks that use this module on one host at the same time take turns, and so do installations from one
     O(cache_dir), so that hosts that share it download each package once.
 options:
   step:
     description:
-      - V(look) reads what the environments hold and asks uv whether that is sufficient.
+      - V(look) reads the packages of the environments and asks uv whether they are sufficient.
       - V(pythons) has uv install the Python versions in O(pythons).
-      - V(resolve) has uv write the lock of each environment, as close to what it holds as its requirements allow.
-      - V(fill) creates what is missing or does not run, and installs the lock.
-      - V(record) writes into each environment what its list asks for; the role workspace installs projects together
-        with that.
+      - V(resolve) has uv write the lock of each environment. Installed versions are kept if the requirements allow it.
+      - V(fill) creates environments that are missing or whose Python does not run, and installs their locks.
+      - V(record) writes the listed requirements into each environment. The role workspace reads them when it installs
+        projects.
     type: str
     choices: [look, pythons, resolve, fill, record]
     required: true
@@ -60,7 +60,7 @@ options:
     elements: str
     default: []
   python_dir:
-    description: Where uv puts them.
+    description: Directory in which uv installs O(pythons).
     type: path
     default: /opt/python
   environments:
@@ -69,10 +69,10 @@ options:
     elements: dict
     default: []
     suboptions:
-      name: {description: "A word for it.", type: str, required: true}
-      variable: {description: "Variable that it comes from, for messages.", type: str, default: ""}
-      path: {description: "Where it is.", type: path, required: true}
-      owner: {description: "Who may write it.", type: str, default: root}
+      name: {description: "Name of the environment.", type: str, required: true}
+      variable: {description: "Variable that lists the environment, for messages.", type: str, default: ""}
+      path: {description: "Path of the environment.", type: path, required: true}
+      owner: {description: "Account that may write to it.", type: str, default: root}
       python: {description: "Path of a Python, or the version of one that uv installed.", type: str, required: true}
       python_version: {description: "Version of that Python as major.minor.", type: str, required: true}
       requirements: {description: "Requirements as pip reads them.", type: list, elements: str, default: []}
@@ -82,13 +82,13 @@ options:
       lock: {description: "Text of a lock file, instead of the requirements.", type: str, default: ""}
       exact: {description: "Whether to remove packages that are not in the lock, except editable ones.", type: bool,
               default: false}
-      agreed: {description: "Whether the lock is what workers agreed on: packages from the index that are not in it are
+      agreed: {description: "Whether workers agreed on the lock. Packages from the index that the lock lacks are then
                              removed.", type: bool, default: false}
       forbidden: {description: "Pattern of package names that no lock may contain.", type: str, default: ""}
       proof: {description: "Python code that must succeed in the environment.", type: str, default: ""}
   moving:
-    description: Directories of projects that the role workspace is about to bring to another commit, or to remove. They
-      do not keep a set from being installed; a warning names them.
+    description: Directories of projects that the role workspace is about to bring to another commit, or to remove. A
+      set that such a project does not work with is installed all the same, and a warning names the project.
     type: list
     elements: path
     default: []
@@ -120,16 +120,19 @@ EXAMPLES = r"""
 RETURN = r"""
 environments:
   description:
-    - By name, the state of the environment after the step. C(fresh) says that it must be created or recreated, C(plan)
-      what was or would be done, one line for each package, C(damaged) which packages lack files, C(packages) versions
-      by name, C(digest) a word that is equal if Python and packages are, C(editable) which packages are editable
-      installations, C(local) which are from an address or a directory, C(key) a word that is equal if one set is
-      sufficient, C(projects) a word that is equal if the editable ones need the same, C(overruled) which of these do
-      not work with the set, C(locked) whether it came with a lock, C(recorded) whether it says what its list asks for.
+    - By name, the state of the environment after the step.
+    - C(fresh) is true if the environment must be created or recreated. C(plan) has one line for each package that is
+      changed or would be. C(damaged) names packages with missing files. C(packages) has the versions by name.
+    - C(digest) is equal on two hosts if Python and packages are equal. C(key) is equal if one set of packages is
+      sufficient for both hosts. C(projects) is equal if the editable projects have the same requirements.
+    - C(editable) names the packages that are editable installations. C(local) names those from a URL or a directory.
+      C(overruled) names the editable projects that do not work with the set.
+    - C(locked) is true if O(environments[].lock) is given. C(recorded) is true if the listed requirements are recorded
+      in the environment.
   type: dict
   returned: always
 locks:
-  description: By name, the text of the lock, from the step V(resolve); empty if check mode lacks what that needs.
+  description: By name, the text of the lock, from the step V(resolve); empty in check mode if uv or Python is missing.
   type: dict
   returned: always
 missing_pythons:

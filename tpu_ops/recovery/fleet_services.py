@@ -1,36 +1,53 @@
-"""The fleet's API, the workers and the terminal, as the driver of a recovery uses them."""
+"""The fleet's API and workers, as the driver of a recovery uses them."""
 
 from __future__ import annotations
 
-import argparse
+import datetime as dt
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from tpu_ops.cli import configure, faults, options, output, runs_output, who
+from tpu_ops.ansible import convergence
+from tpu_ops.ansible.convergence import NewDisplay
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.config import Settings
-from tpu_ops.fleet import contact, origin, view
-from tpu_ops.runs import control, copies, projects, ranks
-from tpu_ops.runs.follow import Follower
-from tpu_ops.runs.preflight import Fault
+from tpu_ops.fleet import contact, holdings, origin, view
+from tpu_ops.runs import holders, projects
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.fanout import Fanout
 
+_log = logging.getLogger(__name__)
 
-class Services:
+
+class FleetServices:
     """The API and the workers of a fleet, for the recovery of one run.
 
     Args:
         settings: The settings of the fleet.
         run_id: The id of the run.
         said: Warnings about the fleet that this command has printed already.
+        outside_grant: Whether nodes are also created again if the fleet's grant does not cover them.
+        waiting: Returns the function that shows the progress of a wait, given what waits.
+        display: Returns the display of a playbook.
     """
 
-    def __init__(self, settings: Settings, run_id: str, said: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        run_id: str,
+        said: Iterable[str] = (),
+        *,
+        outside_grant: bool = False,
+        waiting: Callable[[str], Progress],
+        display: NewDisplay,
+    ) -> None:
         self._settings, self._run_id, self._said = settings, run_id, set(said)
+        self._outside_grant = outside_grant
+        self._waiting, self._display = waiting, display
 
     def remember(self, names: Iterable[str], lacks: Callable[[str], object]) -> Plan:
         """Return the plan for recreating nodes, made from their present state in the API."""
@@ -45,15 +62,18 @@ class Services:
     def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
         """Bring the nodes of a plan back; return their states once all nodes are READY."""
         with origin.api(self._settings) as tpu:
-            return remaking.bring_back(tpu, plan, request, output.info, requests, used=self._used)
+            now = dt.datetime.now(dt.UTC)
+            if not self._outside_grant and (granted := holdings.read(self._settings, now)):
+                holdings.refuse_uncovered(granted, holdings.look(tpu, self._settings), plan, now)
+            return remaking.bring_back(tpu, plan, request, _log.info, requests, used=self._used)
 
     def _used(self, names: Collection[str]) -> str:
         """Return the other runs that are active on nodes, as words; empty if there are none."""
-        runs, _ = who.active(view.look(self._settings)[0], names)
-        return who.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
+        runs, _ = holders.active(view.look(self._settings)[0], names)
+        return holders.named({run_id: person for run_id, person in runs.items() if run_id != self._run_id})
 
     def fleet(self) -> view.Fleet:
-        """Return the last known view of the fleet; print each of its warnings once."""
+        """Return the last known view of the fleet; log each of its warnings once."""
         fleet = view.current(self._settings, self._said)
         self._said.update(fleet.warnings)
         return fleet
@@ -65,9 +85,9 @@ class Services:
 
     def workers_of(self, names: Sequence[str]) -> tuple[view.Fleet, list[Worker]]:
         """Wait until the host keys of the nodes' workers are known; return the fleet and these workers."""
-        fleet, workers = view.with_host_keys(self._settings, names, options.Waiting(f"run {self._run_id}"))
+        fleet, workers = view.with_host_keys(self._settings, names, self._waiting(f"run {self._run_id}"))
         for text in (text for text in fleet.warnings if text not in self._said):
-            output.warning(text)
+            _log.warning(text)
         self._said.update(fleet.warnings)
         return fleet, workers
 
@@ -77,11 +97,11 @@ class Services:
 
     def configure(self, fleet: view.Fleet, workers: Sequence[Worker]) -> None:
         """Run site.yml on workers."""
-        configure.converge(self._settings, fleet, workers, then="continue")
+        convergence.converge(fleet, workers, self._display, then="continue")
 
     def check_out(self, fleet: view.Fleet, workers: Sequence[Worker], project: str) -> None:
         """Check out a project of the fleet on workers."""
-        configure.check_out(self._settings, fleet, workers, project)
+        projects.check_out(fleet, workers, project, self._display)
 
     async def check_commit(self, fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
         """Check that the run's project is still at the run's commit on all workers."""
@@ -94,44 +114,3 @@ class Services:
     def sleep(self, seconds: float) -> None:
         """Wait for some seconds before the next try."""
         time.sleep(seconds)
-
-
-class Printer:
-    """The terminal of a command that recovers a run.
-
-    Args:
-        args: ``rank`` and ``json`` of the command line.
-    """
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
-
-    def info(self, text: str) -> None:
-        """Print a message."""
-        output.info(text)
-
-    def warning(self, text: str) -> None:
-        """Print a warning."""
-        output.warning(text)
-
-    def overriding(self) -> Callable[[Fault], None]:
-        """Return a function that warns of a fault that --force overrides."""
-        return faults.overriding()
-
-    def ranks(self, count: int) -> list[int]:
-        """Return the ranks whose output is printed."""
-        return ranks.parse(self._args.rank, count)
-
-    def follower(self, fanout: Fanout, run: control.RunRef, logs: copies.Logs) -> Follower:
-        """Return the follower of an attempt, which prints the output and writes copies of the logs."""
-        return Follower(
-            fanout,
-            run.run_id,
-            run.hosts,
-            shown=self.ranks(len(run.hosts)),
-            line=runs_output.line_aside if self._args.json else runs_output.line,
-            part=runs_output.part_aside if self._args.json else runs_output.part,
-            say=output.info,
-            data=logs.write,
-            offsets=logs.offsets,
-        )

@@ -14,22 +14,28 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod, stand_in
-from tests.runs.world import DONE, NODE, PREEMPTED, World
+from tests.runs.world import DONE, NODE, PREEMPTED, World, run
 from tests.support.lab_api import LOCATION, LabApi, lab_api
-from tpu_ops.cli import attach, open_requests, recovering, runs, stop
+from tpu_ops.cli import attach, options, output, recovering, runs, stop
 from tpu_ops.cli.interrupts import Asked
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.client import Abandoned, ApiError, connect
 from tpu_ops.cloud.pending import CREATE, Request, Requests, read
 from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.recovery import open_requests
 from tpu_ops.runs import control, overview, recovery, spec
 
-__all__ = ["lab_api"]
+__all__ = ["lab_api", "run"]
 
 BILLED = "its recovery requested node pod, zone us-central2-b, project lab at "
 DELETES = "READY when last seen, and billed; `tpu_ops delete pod --zone us-central2-b --project lab` deletes it"
 QUEUED = f"{LOCATION}/queuedResources/spring"
+
+
+@pytest.fixture(autouse=True)
+def _messages_are_printed() -> None:
+    output.listen()
 
 
 def ended_in(world: World, error: BaseException) -> World:
@@ -161,7 +167,7 @@ def fleet(lab_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     found = SimpleNamespace(settings=settings, workers=(), listed=(), nodes=())
     monkeypatch.setattr("tpu_ops.cli.stop.config.load", lambda _: settings)
     monkeypatch.setattr("tpu_ops.cli.stop.view.current", lambda _: found)
-    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: None)
     return settings
 
 
@@ -224,7 +230,7 @@ def test_stop_deletes_nothing_that_another_run_uses(fleet: Any, lab_api: LabApi)
         return "run late of bob is active"
 
     keep(fleet.state_dir)
-    left, problem = open_requests.settle(fleet, "r1", delete=True, ask=False, used=used)
+    left, problem = open_requests.settle(fleet, "r1", delete=True, confirmed=None, waiting=options.Waiting, used=used)
     assert "not deleted: run late of bob is active there" in str(problem)
     assert [one["deleted"] for one in left] == [False]
     assert is_there(lab_api)
