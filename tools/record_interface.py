@@ -45,6 +45,7 @@ _READING = {
     "run": ("tpu_ops", "run", _NODE, "--json", "--", "true"),
     "sync-dry": ("tpu_ops", "sync", _NODE, "examples/digits", "--dry-run", "--json"),
     "delete-dry": ("tpu_ops", "delete", _NODE, "--dry-run", "--json"),
+    "node-describe": ("tpu_ops", "node", "describe", _NODE, "--json"),
     "create-dry": ("tpu_ops", "create", "other", "--type", "v4-8", "--zone", ZONE, "--dry-run", "--json"),
     "error": ("tpu_ops", "status", "no-such-run", "--json"),
     "inventory": ("ansible-inventory", "--list"),

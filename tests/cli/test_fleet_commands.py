@@ -345,7 +345,8 @@ def test_a_creation_that_was_begun_and_has_failed_says_what_to_do(tpu_ops, monke
 
 def test_delete_names_the_queued_resource_left_behind_and_its_deletion(fleet, tpu_ops):
     node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
-    body = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "pod", "node": node}]}}
+    specs = [{"parent": fleet.location(), "nodeId": name, "node": node} for name in ("pod", "other")]
+    body = {"tpu": {"nodeSpec": specs}}
     fleet.api.done("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=spring", body)
     deadline = time.monotonic() + PATIENCE
     while not (rows := json.loads(tpu_ops("list", "--json")[1])):
@@ -694,7 +695,7 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert tpu_ops("run", "off", "--", "true")[0] == 4
     assert "--- off-w0: its node is STOPPED now\n" in out
     assert "off was STOPPED when last seen: asking the API" in err
-    start = f"gcloud compute tpus tpu-vm start off --zone us-central2-b --project {fleet.project}"
+    start = f"tpu_ops node start off --zone us-central2-b --project {fleet.project}"
     assert err.endswith(f"  fix: start the node: `{start}`\n")
     assert any("pod-w1" in call for call in ssh())
     assert not any("off-w0" in call for call in ssh())
@@ -731,7 +732,7 @@ def test_the_who_command_skips_a_stopped_node_and_asks_the_others(fleet, tpu_ops
     fleet.create("off", "v4-8")
     fleet.act("stop", "off")
     tpu_ops("refresh")
-    start = "start the node: `gcloud compute tpus tpu-vm start off "
+    start = "start the node: `tpu_ops node start off "
     unsaid = "could not tell whether a run is active there"
     failed(tpu_ops("who", "pod,off"), 4, unsaid, "its node is STOPPED now", start)
     assert [call for call in ssh() if "pod-w0" in call]

@@ -134,10 +134,12 @@ class _WaitingForSeveral:
 
     Args:
         whats: The things in words.
+        noun: What they are.
     """
 
-    def __init__(self, whats: Sequence[str]) -> None:
-        self._lock, self._states, self._count = threading.Lock(), dict[str, str](), len(whats)
+    def __init__(self, whats: Sequence[str], noun: str) -> None:
+        self._lock, self._states = threading.Lock(), dict[str, str]()
+        self._count = texts.count(len(whats), noun)
         self._began = self._said = time.monotonic()
 
     def of(self, what: str) -> Callable[[float, str], None]:
@@ -154,13 +156,18 @@ class _WaitingForSeveral:
                 for name, its in self._states.items():
                     groups.setdefault(its, []).append(name)
                 words = "; ".join(f"{its}: {texts.some(sorted(names), 3)}" for its, names in groups.items())
-                output.info(f"{texts.count(self._count, 'node')}, {now - self._began:.0f} s: {words}")
+                output.info(f"{self._count}, {now - self._began:.0f} s: {words}")
 
         return told
 
 
-def waiting_for(whats: Sequence[str]) -> Callable[[str], Callable[[float, str], None]]:
-    """Return a function that returns, for one of several things, the function that prints the progress of a wait."""
+def waiting_for(whats: Sequence[str], noun: str = "node") -> Callable[[str], Callable[[float, str], None]]:
+    """Return a function that returns, for one of several things, the function that prints the progress of a wait.
+
+    Args:
+        whats: The things in words.
+        noun: What they are; a single node is given by its name.
+    """
     if len(whats) == 1:
-        return lambda name: Waiting(f"node {name}")
-    return _WaitingForSeveral(whats).of
+        return lambda name: Waiting(f"node {name}" if noun == "node" else name)
+    return _WaitingForSeveral(whats, noun).of

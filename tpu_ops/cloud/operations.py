@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node
-from tpu_ops.errors import CloudError
+from tpu_ops.errors import CloudError, OpsError
+
+Thing = TypeVar("Thing")
+Answer = TypeVar("Answer")
 
 #: Seconds between the first two checks of an operation, which is short since some operations take no time; and the
 #: longest pause between two checks.
@@ -136,6 +140,24 @@ def until(
         progress(elapsed)
         time.sleep(min(delay, max(0.0, timeout - elapsed)))
         delay = min(delay * 1.5, LONGEST_LOOK)
+
+
+def each(
+    tpu: Tpu, function: Callable[[Thing], Answer], things: Sequence[Thing]
+) -> list[tuple[Answer | None, OpsError | None]]:
+    """Call a function for all things at once; return the result or the error of each, in order.
+
+    An error of one does not end the others.
+    """
+
+    def one(thing: Thing) -> tuple[Answer | None, OpsError | None]:
+        try:
+            return function(thing), None
+        except OpsError as exc:
+            return None, exc
+
+    # In this thread, an interrupt ends a single call with a message that says what the API is doing.
+    return [one(thing) for thing in things] if len(things) < 2 else tpu.concurrently(one, things, len(things))
 
 
 def status_of(code: int) -> str:

@@ -12,18 +12,22 @@ from tpu_ops.cloud.node import SERVING_STATES, Node
 def until_ready(node: Node) -> str:
     """Return the fix for a node that is not READY, or that has no workers."""
     if node.state in SERVING_STATES and not node.worker_count:
-        return f"`tpu_ops refresh` asks the API again; if the API still lists no workers: {_made_again(node)}"
+        return f"`tpu_ops refresh` asks the API again; if the API still lists no workers: {made_again(node)}"
     if node.state in ("PREEMPTED", "TERMINATED"):
-        return f"the node does not come back by itself: {_made_again(node)}"
+        return f"the node does not come back by itself: {made_again(node)}"
     if node.state in ("STOPPED", "STOPPING"):
-        start = f"gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}"
+        words = ["tpu_ops", "node", "start", node.name]
+        if node.worker_count > 1 or node.queued_resource or node.preemptible:
+            # `tpu_ops node` refuses these.
+            words = ["gcloud", "compute", "tpus", "tpu-vm", "start", node.name]
+        start = shlex.join([*words, "--zone", node.zone, "--project", node.project])
         return f"start the node{' once it is STOPPED' if node.state == 'STOPPING' else ''}: `{start}`"
     if node.state == "DELETING":
         return "the node is being deleted; create it again once `tpu_ops list` no longer shows it"
     return "`tpu_ops list` shows when the node is READY; `tpu_ops refresh` asks the API for its current state"
 
 
-def _made_again(node: Node) -> str:
+def made_again(node: Node) -> str:
     """Return the commands that delete a node and create it again."""
     place = ["--zone", node.zone, "--project", node.project]
     if node.queued_resource:

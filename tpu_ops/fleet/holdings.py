@@ -160,6 +160,20 @@ def read(settings: Settings, now: dt.datetime) -> Grant | None:
     return found
 
 
+def remind(settings: Settings, now: dt.datetime) -> None:
+    """Log a warning if the fleet's grant ends soon, for a command that creates nothing; faults of the file are logged.
+
+    A faulty file must not keep the user from ending the cost of a node.
+    """
+    try:
+        found = grant.read(settings.path / grant.FILE)
+    except UsageError as exc:
+        _log.warning("%s", exc)
+        return
+    if found and (text := found.warning(now)):
+        _log.warning("%s", text)
+
+
 def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime, *, but: Iterable[str] = ()) -> Guard:
     """Return the guard of a command.
 

@@ -81,7 +81,7 @@ def of_fleet(fleet: Fleet, hosts: Sequence[str], *, limit: float = LIMIT) -> See
 
 
 def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Ask the workers of some nodes for their active runs, with a short time limit.
+    """Ask the workers of some nodes for their active runs, as `active_on` does; return the runs of all nodes together.
 
     Args:
         fleet: The fleet.
@@ -90,12 +90,29 @@ def active(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, str], dict[s
     Returns:
         Run id -> person, and worker -> the reason why it could not be asked.
     """
-    hosts = [worker.host for worker in fleet.workers if worker.node.full_name in names]
+    runs, silent = active_on(fleet, names)
+    return {run_id: person for its in runs.values() for run_id, person in its.items()}, silent
+
+
+def active_on(fleet: Fleet, names: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Ask the workers of some nodes for their active runs, with a short time limit.
+
+    Args:
+        fleet: The fleet.
+        names: Resource names of the nodes.
+
+    Returns:
+        Resource name of each node with a run -> run id -> person; and worker -> the reason why it could not be asked.
+    """
+    nodes = {worker.host: worker.node.full_name for worker in fleet.workers if worker.node.full_name in names}
     try:
-        seen = of_fleet(fleet, hosts, limit=SHORT_LIMIT)
+        seen = of_fleet(fleet, list(nodes), limit=SHORT_LIMIT)
     except OpsError as exc:
-        return {}, dict.fromkeys(hosts, str(exc))
-    runs = {holder.run: person(holder.user, holder.asker) for holder in seen.holders if holder.run}
+        return {}, dict.fromkeys(nodes, str(exc))
+    runs: dict[str, dict[str, str]] = {}
+    for holder in seen.holders:
+        if holder.run:
+            runs.setdefault(nodes[holder.host], {})[holder.run] = person(holder.user, holder.asker)
     # A worker without a launcher has no run, so its missing answer is no problem.
     return runs, {reply.host: reply.problem for reply in seen.silent if reply.kind != "no-launcher"}
 
