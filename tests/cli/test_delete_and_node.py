@@ -193,7 +193,7 @@ class Killed(BaseException):
 @pytest.fixture
 def killed(monkeypatch):
     """Kills a command before or after the n-th change that it requests from the API."""
-    call, done = Tpu.call, []
+    call, done = Tpu.call, list[str]()
 
     def at(number, *, sent):
         done.clear()
