@@ -60,6 +60,13 @@ def test_delete_names_the_run_that_another_machine_has_started(bench: Bench, des
     looked = here.tpu_ops("delete", "a", "--dry-run", "--json")
     assert json.loads(looked.stdout)["runs"] == [{"run_id": "busy", "person": "bob"}]
     assert looked.stderr == "warning: run busy of bob is active on this node: `tpu_ops who a` shows more\n"
+    both = here.tpu_ops("delete", "a,b", "--dry-run", "--json")
+    on_each = [row["runs"] for row in json.loads(both.stdout)["nodes"]]
+    assert on_each == [[{"run_id": "busy", "person": "bob"}], []]
+    assert both.stderr == "warning: run busy of bob is active on these nodes: `tpu_ops who a` shows more\n"
+    halted = here.tpu_ops("node", "stop", "a", "--dry-run", "--json")
+    assert json.loads(halted.stdout)["runs"] == [{"run_id": "busy", "person": "bob"}]
+    assert halted.stderr == looked.stderr
     terminal, stdin = os.openpty()
     os.write(terminal, b"n\n")
     command = [sys.executable, "-m", "tpu_ops.cli.main", "delete", "a"]
