@@ -12,8 +12,11 @@ import pytest
 from tests.support.commands import failed
 from tests.support.lab_api import PATIENCE
 from tpu_ops import config
+from tpu_ops.cloud import deletion
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.fleet import view
+from tpu_ops.cloud.listing import list_queued
+from tpu_ops.errors import CloudError
+from tpu_ops.fleet import origin, view
 
 pytestmark = pytest.mark.usefixtures("silent")
 V4 = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
@@ -176,6 +179,17 @@ def test_nodes_are_not_deleted_without_their_queued_resource_if_the_api_fails(fl
     assert (code, *left(fleet)) == expected
     assert tpu_ops("delete", "pod,spring", "--yes")[0] == 0
     assert left(fleet) == ([], [])
+
+
+def test_a_queued_resource_that_was_requested_again_meanwhile_is_not_deleted(fleet):
+    queue(fleet, "again", "FAILED", **FAILS)
+    with origin.api(fleet.settings()) as tpu:
+        ((old,), _) = list_queued(tpu, [fleet.project])
+        fleet.api.done("DELETE", f"v2/{old.full_name}?force=true")
+        queue(fleet, "again", "WAITING_FOR_RESOURCES", **WAITS)
+        with pytest.raises(CloudError, match="the queued resource was recreated"):
+            deletion.delete_queued(tpu, old, wait=True, timeout=PATIENCE, progress=lambda *_: None)
+    assert states(fleet) == {"again": "WAITING_FOR_RESOURCES"}
 
 
 @pytest.mark.parametrize("method", ["StopNode", "StartNode"])

@@ -13,7 +13,7 @@ from tests.support.nodes import key, node
 from tests.support.published import document
 from tpu_ops.cloud.node import workers_of
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import first_contact, named, selection, view
+from tpu_ops.fleet import first_contact, lookup, selection, view
 from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Files
 from tpu_ops.ssh import host_keys, known_hosts
@@ -172,7 +172,7 @@ def test_the_first_of_many_nodes_are_named_in_the_order_of_their_numbers():
         first_contact._workers_of(workers_of(nodes), "nowhere")
     assert caught.value.fix == f"nodes with workers: {known}"
     with pytest.raises(UsageError) as caught:
-        named.node(seen, "nowhere", named.Place())
+        lookup.node(seen, "nowhere", lookup.Place())
     assert caught.value.fix == f"known nodes: {known}"
 
 

@@ -21,8 +21,8 @@ from tpu_ops.cloud.remedies import queued_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.files import UnwritableError
-from tpu_ops.fleet import holdings, named, origin, view
-from tpu_ops.fleet.named import Found, Place
+from tpu_ops.fleet import holdings, lookup, origin, view
+from tpu_ops.fleet.lookup import Found, Place
 from tpu_ops.fleet.state import Files, question_of
 from tpu_ops.runs import holders, recovery
 
@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
         holdings.remind(settings, dt.datetime.now(dt.UTC))
     if args.failed:
         return _husks(settings, args)
-    names = named.names(args.target)
+    names = lookup.names(args.target)
     fleet, _ = view.look(settings)
     for text in fleet.warnings:
         output.warning(text)
-    found = named.find(
+    found = lookup.find(
         fleet,
         names,
         Place(args.zone, args.project),
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.FAILED
     failures = _delete(settings, plan.deletions, args)
     done = [one for one in plan.deletions if one.name not in failures]
-    _requested_no_more(settings.state_dir, [*_deleted(done), *found.gone])
+    _requested_no_more(settings.state_dir, [*_deleted(done), *_alone(found.gone)])
     if found.gone or any(one.nodes for one in done):
         _refresh(settings, done)
     # The error of a single node is the whole result.
@@ -175,7 +175,8 @@ def _delete(settings: Settings, deletions: Sequence[Deletion], args: argparse.Na
     """Delete all at once; return the resource name of each deletion that failed, with its error, in order."""
     if not deletions:
         return {}
-    several = options.waiting_for([one.in_words for one in deletions], "deletion")
+    words = {one.name: one.in_words if len(deletions) > 1 else one.in_words.partition(",")[0] for one in deletions}
+    waiting = options.waiting_for(list(words.values()), "deletion")
     with origin.api(settings) as tpu:
         try:
             ended = deletion.delete_all(
@@ -183,7 +184,7 @@ def _delete(settings: Settings, deletions: Sequence[Deletion], args: argparse.Na
                 deletions,
                 wait=not args.no_wait,
                 timeout=args.timeout,
-                progress=lambda one: several(one.in_words),
+                progress=lambda one: waiting(words[one.name]),
             )
         except KeyboardInterrupt:
             if len(deletions) > 1:
@@ -193,8 +194,12 @@ def _delete(settings: Settings, deletions: Sequence[Deletion], args: argparse.Na
 
 
 def _deleted(done: Iterable[Deletion]) -> list[Node]:
-    """Return the deleted nodes; a node keeps its queued resource's name only if that was deleted too."""
-    return [node if one.queued else node._replace(queued_resource="") for one in done for node in one.nodes]
+    """Return the deleted nodes, without their queued resource unless that was deleted too."""
+    return [node for one in done for node in (one.nodes if one.queued else _alone(one.nodes))]
+
+
+def _alone(nodes: Iterable[Node]) -> list[Node]:
+    return [node._replace(queued_resource="") for node in nodes]
 
 
 def _requested_no_more(state_dir: Path, nodes: Sequence[Node]) -> None:

@@ -1,4 +1,4 @@
-"""Finds the nodes and queued resources that a user names to change them."""
+"""Looks up the nodes and queued resources that a user names to change them."""
 
 from __future__ import annotations
 

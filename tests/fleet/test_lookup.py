@@ -11,8 +11,8 @@ from tests.support.nodes import node
 from tpu_ops.cloud.node import node_labels
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.errors import CloudError, OpsError, UsageError
-from tpu_ops.fleet import named
-from tpu_ops.fleet.named import Place
+from tpu_ops.fleet import lookup
+from tpu_ops.fleet.lookup import Place
 
 A, B = node("a", node_id="1"), node("b", node_id="2", queued_resource="spring")
 TWINS = [node("twin", node_id="3"), node("twin", zone="us-west4-a", node_id="4")]
@@ -31,7 +31,7 @@ QUEUED = [
 ANYWHERE = Place()
 
 
-def find(*words: str, place: Place = ANYWHERE, unanswered: tuple[Any, ...] = ()) -> tuple[named.Found, list[bool]]:
+def find(*words: str, place: Place = ANYWHERE, unanswered: tuple[Any, ...] = ()) -> tuple[lookup.Found, list[bool]]:
     """Return what the words mean in a fleet, and for each listing of the queued resources whether it was needed."""
     mine, asked = [A, B, *TWINS], list[bool]()
     listed = [*mine, HIDDEN]
@@ -41,7 +41,7 @@ def find(*words: str, place: Place = ANYWHERE, unanswered: tuple[Any, ...] = ())
         asked.append(needed)
         return QUEUED
 
-    return named.find(fleet, named.names(words), place, queued=queued, last=lambda: [A, OLD, *TWINS]), asked
+    return lookup.find(fleet, lookup.names(words), place, queued=queued, last=lambda: [A, OLD, *TWINS]), asked
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_queued_resource_whose_nodes_are_unknown_is_refused():
 def test_the_only_node_of_a_name_is_not_taken_for_the_one_that_is_gone():
     """After twin.us-west4-a is deleted, the other node's label is `twin`; the old label means neither."""
     fleet: Any = SimpleNamespace(nodes=[TWINS[0]], listed=[TWINS[0]], labels=node_labels([TWINS[0]]), unanswered=())
-    found = named.find(fleet, ["twin.us-west4-a"], Place(), queued=lambda _: [], last=lambda: TWINS)
+    found = lookup.find(fleet, ["twin.us-west4-a"], Place(), queued=lambda _: [], last=lambda: TWINS)
     assert (found.nodes, found.gone) == ((), (TWINS[1],))
     with pytest.raises(OpsError):
-        named.find(fleet, ["twin.us-west4-b"], Place(), queued=lambda _: [], last=lambda: TWINS)
+        lookup.find(fleet, ["twin.us-west4-b"], Place(), queued=lambda _: [], last=lambda: TWINS)
