@@ -179,10 +179,11 @@ def _refuse(nodes: Sequence[Node], action: str) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
+        others = len(problems) < len(nodes)
         raise CloudError(
             f"{texts.count(len(problems), 'node')} cannot be {DONE[action]}, and nothing was changed",
             where=texts.some([node.name for node in nodes if power.refusal(node, action)]),
-            fix="name only the other nodes",
+            fix="name only the other nodes" if others else "delete these nodes to end their cost, as each line says",
             details=[str(problem) for problem in problems],
         )
 
