@@ -168,3 +168,67 @@ def test_a_published_snapshot_has_no_queued_resources(fleet, tpu_ops, tmp_path):
     fleet.write(projects=["lab"], snapshot=str(tmp_path / "fleet.json"))
     assert tpu_ops("list")[0] == 0
     failed(tpu_ops("list", "--queued"), 2, "a published snapshot")
+
+
+def test_cost_shows_each_node_and_the_sum_and_what_the_grant_covers(fleet, tpu_ops):
+    fleet.create("a")
+    fleet.create("b")
+    fleet.create("lite", "v5litepod-4", zone="us-west4-a")
+    fleet.create("odd", "v5litepod-4", zone="us-west4-a", schedulingConfig={"reserved": True})
+    fleet.act("stop", "b")
+    found = json.loads(tpu_ops("list", "--cost", "--json")[1])
+    assert {one["node"]: one["per_hour"] for one in found["nodes"]} == {"a": 12.88, "b": 0.0, "lite": 4.8, "odd": None}
+    assert (found["per_hour"], found["per_day"], found["unknown"]) == (17.68, 424.32, 1)
+    code, out, _ = tpu_ops("list", "--cost", "--name", "[al]*")
+    assert (code, "together $17.68 per hour, $424.32 per day\n" in out) == (0, True)
+    assert "estimate by list prices of July 2026, without discounts; a grant's TPUs cost nothing" in out
+    lines = "ends: 2099-01-01\nlines:\n  - 8 on-demand Cloud TPU v4 chips in zone us-central2-b\n"
+    (fleet.path / "grant.yml").write_text(lines)
+    out = tpu_ops("list", "--cost")[1]
+    assert "together $4.80 per hour, $115.20 per day, and 1 node of unknown price\n" in out
+    assert [line.split()[-1] for line in out.splitlines()[1:5]] == ["covered", "covered", "-", "-"]
+    tpu_ops("refresh")
+    fleet.api.forget_requests()
+    assert json.loads(tpu_ops("list", "--cost", "--json", "--cached")[1])["per_hour"] == 4.8
+    assert fleet.api.requests(fleet.project) == {}
+
+
+def test_cost_without_nodes_says_so(fleet, tpu_ops):
+    assert "no node exists" in tpu_ops("list", "--cost")[2]
+    assert json.loads(tpu_ops("list", "--cost", "--json")[1])["nodes"] == []
+
+
+@pytest.fixture
+def silent(ssh, monkeypatch):
+    """Has every connection to a worker fail at once."""
+    monkeypatch.setenv("SSH_SAYS", "No route to host")
+    return ssh
+
+
+def test_a_young_node_is_used_and_its_workers_are_not_asked(silent, fleet, tpu_ops):
+    fleet.create("pod")
+    code, out, err = tpu_ops("list", "--idle", "12h")
+    assert (code, out, silent()) == (0, "", [])
+    assert err == "no node is known to have been idle for 12 h\n"
+    (found,) = json.loads(tpu_ops("list", "--idle", "12h", "--json")[1])
+    assert (found["node"], found["use"], found["sign"], found["reason"]) == ("pod", "used", "created", "")
+
+
+def test_a_node_whose_worker_does_not_answer_is_unknown_and_never_idle(silent, fleet, tpu_ops):
+    fleet.create("pod", "v4-16")
+    fleet.create("off")
+    fleet.act("stop", "off")
+    code, out, err = tpu_ops("list", "--idle", "0.001s", "--json")
+    found = {one["node"]: one for one in json.loads(out)}
+    assert (code, {name: one["use"] for name, one in found.items()}) == (0, {"pod": "unknown", "off": "unknown"})
+    assert "pod-w[0-1]: No route to host" in found["pod"]["reason"]
+    assert "STOPPED" in found["off"]["reason"]
+    assert "warning: whether node pod is idle is unknown: pod-w[0-1]: No route to host" in err
+    assert tpu_ops("list", "--idle", "0.001s")[1] == ""
+
+
+@pytest.mark.parametrize("argv", [("--idle", "12h", "--cost"), ("--idle", "soon"), ("--cost", "--queued")])
+def test_impossible_options_are_refused(tpu_ops, argv):
+    with pytest.raises(SystemExit) as ended:
+        tpu_ops("list", *argv)
+    assert ended.value.code == 2

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import list_queued, options, output
+from tpu_ops.cli import list_cost, list_idle, list_queued, options, output
 from tpu_ops.cloud import queued_resources
 from tpu_ops.cloud.node import Node, Worker
 from tpu_ops.cloud.queued_resources import QueuedResource
@@ -59,10 +59,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--queued", action="store_true", help="list only queued resources without nodes, also with --json"
     )
+    instead.add_argument(
+        "--idle",
+        type=options.duration,
+        metavar="DURATION",
+        help="list only nodes that have had no run, no process on a chip and no login for so long, as in 12h",
+    )
+    instead.add_argument(
+        "--cost",
+        action="store_true",
+        help="estimate by list prices what each node costs; the grant's TPUs cost nothing",
+    )
     parser.epilog = (
         "A node that has no workers yet has a row too; with --json its host and worker_index are null. "
         "A second table has the queued resources that are not, or not wholly, nodes. It is left out with --json, "
-        "--cached and published snapshots, so that the JSON is always a list of workers."
+        "--cached and published snapshots, so that the JSON is always a list of workers. "
+        "--idle asks the workers. A younger node is not idle; whether a node is idle is unknown if a worker of it does "
+        "not answer. The exit code is 0 whether or not nodes are idle."
     )
 
 
@@ -85,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
     shown, queued = wanted.of(fleet), wanted.queued(waiting)
     if args.queued:
         list_queued.show(queued, fleet.listed, now, as_json=args.json)
+    elif args.idle:
+        list_idle.show(fleet, shown, args.idle, now, as_json=args.json)
+    elif args.cost and (shown or args.json):
+        list_cost.show(fleet, shown, now, as_json=args.json)
     elif args.json:
         output.as_json(_json_rows(fleet, shown))
     else:
@@ -107,7 +124,10 @@ def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes 
         list_queued.require(args.queued, "--cached")
         return view.cached(settings), None, Queue()
     answers: list[Queue] = []
-    if args.queued or not args.json:
+    if args.idle:
+        # Asking workers needs their host keys and the fleet's ssh config, which a refresh writes.
+        return view.newest(settings)[0], None, Queue()
+    if args.queued or not (args.json or args.cost):
         fleet, changes = view.look(settings, beside=lambda tpu: answers.append(queue.ask(tpu, settings)))
     else:
         fleet, changes = view.look(settings)
