@@ -20,9 +20,7 @@ IDLE, USED, UNKNOWN = "idle", "used", "unknown"
 class Caller(Protocol):
     """Sends a request to the launchers of several workers at once, as `Fanout` does."""
 
-    async def call(
-        self, requests: Mapping[str, Mapping[str, Any]], action: str, *, limit: float
-    ) -> dict[str, Reply]:  # pragma: no cover
+    async def call(self, requests: Mapping[str, Mapping[str, Any]], action: str, *, limit: float) -> dict[str, Reply]:
         """Return the reply of each worker."""
 
 
