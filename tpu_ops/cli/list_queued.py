@@ -65,8 +65,10 @@ def show(queued: Sequence[QueuedResource], listed: Iterable[Node], now: float, *
         return
     output.table([_row(one, now) for one in queued], COLUMNS)
     if husks := [one.name for one in queued if one.is_husk]:
-        many, use = texts.count(len(husks), "queued resource"), "uses" if len(husks) == 1 else "use"
-        output.info(f"{many} in state {' or '.join(HUSK_STATES)} still {use} quota: `tpu_ops delete --failed`")
+        many = texts.count(len(husks), "queued resource")
+        use, them = ("uses", "it") if len(husks) == 1 else ("use", "them")
+        states = " or ".join(HUSK_STATES)
+        output.info(f"{many} in state {states} still {use} quota: `tpu_ops delete --failed` deletes {them}")
 
 
 def _row(one: QueuedResource, now: float) -> dict[str, str]:
