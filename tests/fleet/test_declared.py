@@ -50,7 +50,10 @@ def test_an_entry_declares_a_node_for_each_name_of_its_set(tmp_path: Path) -> No
     (tmp_path / "scripts" / "boot.sh").write_text("#!/bin/sh\n")
     dev, first, second = read(tmp_path, WHOLE.replace("keep: true", "project: lab\n    keep: true"))
     assert (dev.key, dev.spot, dev.zones, dev.keep, dev.line) == (("lab", "dev"), None, (), True, 3)
-    assert (dev.wish.runtime_version, dev.given) == ("tpu-ubuntu2204-base", {"name", "type", "project", "keep"})
+    assert (dev.wish.runtime_version, dev.given) == (
+        "tpu-ubuntu2204-base",
+        frozenset(("name", "type", "project", "keep")),
+    )
     assert (first.key, second.key, first.line) == (("other", "sweep-1"), ("other", "sweep-2"), 7)
     assert (first.zones, first.spot, first.keep) == (("europe-west4-b", "us-central1-a"), True, False)
     wish = first.wish
