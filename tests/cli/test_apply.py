@@ -272,10 +272,7 @@ def test_what_watch_refuses(
     assert (code, [word for word in words if word not in err]) == (2, [])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_watch_makes_kept_nodes_again_survives_api_errors_and_ends_with_a_signal(
-    fleet: FleetDir, declare: Callable[..., None], number: signal.Signals, code: int
-) -> None:
+def test_watch_makes_kept_nodes_again_and_survives_api_errors(fleet: FleetDir, declare: Callable[..., None]) -> None:
     fleet.create("dev", schedulingConfig={"spot": True})
     fleet.api.call("POST", "lab/preempt", {"node": f"{fleet.location()}/nodes/dev"})
     declare("{name: dev, type: v4-8, spot: true, zones: [us-central2-b], keep: true}", "{name: other, type: v4-8}")
@@ -290,12 +287,12 @@ def test_watch_makes_kept_nodes_again_survives_api_errors_and_ends_with_a_signal
                 if line.startswith("the last round succeeded again"):
                     break
             assert names(fleet) == {"dev": "READY"}
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             said += process.communicate(timeout=30)[1].splitlines(keepends=True)
         finally:
             process.kill()
     text = "".join(said)
-    assert process.returncode == code, text
+    assert process.returncode == 0, text
     assert [text.count(word) for word in ("lost", "the last round succeeded again", "node dev: make again")] == [
         1,
         1,

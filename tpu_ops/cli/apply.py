@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import configure, interrupts, keeping, options, output, who
+from tpu_ops.ansible import convergence
+from tpu_ops.cli import configure, interrupts, keeping, options, output
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Terms
 from tpu_ops.cloud.operations import Progress
@@ -21,7 +22,7 @@ from tpu_ops.fleet.applying import Planned, Result, Work
 from tpu_ops.fleet.declared import Declared
 from tpu_ops.fleet.grant import Grant
 from tpu_ops.fleet.plan import Action, Step
-from tpu_ops.runs import recovery
+from tpu_ops.runs import holders, recovery
 from tpu_ops.ssh import identities
 
 COLUMNS = ("action", "node", "where", "why")
@@ -98,8 +99,12 @@ def _once(settings: Settings, args: argparse.Namespace) -> int:
         planned = work.plan(tpu, granted)
         todo = [one.step for one in planned.works if one.step.does]
         runs = _runs(settings, todo)
+        asks = bool(todo) and not args.yes and not args.dry_run
         if not args.json:
             _show(planned.works)
+        elif asks:
+            for one in planned.works:
+                output.info(_sentence(one.step))
         if refused := applying.refusals(planned.works):
             raise refused
         if args.dry_run or not todo:
@@ -110,7 +115,7 @@ def _once(settings: Settings, args: argparse.Namespace) -> int:
             return ExitCode.FAILED if args.dry_run and todo else ExitCode.OK
         terms = work.terms(todo)
         question = f"{runs}; " * bool(runs) + f"{_in_words(todo)}?"
-        if not args.yes and not options.confirmed(question, "changing nodes"):
+        if asks and not options.confirmed(question, "changing nodes"):
             output.info("nothing was changed")
             return ExitCode.FAILED
         results = work.carry_out(tpu, planned, terms, options.waiting_for([step.name for step in todo]))
@@ -227,7 +232,7 @@ class _Pass:
         new = [worker for worker in workers if keys[worker.node.full_name] in pending]
         if self._args.no_configure or not new:
             return []
-        configure.converge(settings, fleet, new, then=_AGAIN)
+        convergence.converge(fleet, new, configure.Progress, then=_AGAIN)
         unconfigured.remove(settings.state_dir, {keys[worker.node.full_name] for worker in new})
         return [worker.host for worker in new]
 
@@ -238,13 +243,13 @@ def _runs(settings: Settings, todo: Sequence[Step]) -> str:
     if not names:
         return ""
     fleet, _ = view.look(settings)
-    runs, silent = who.active(fleet, names)
+    runs, silent = holders.active(fleet, names)
     if silent:
         hosts = texts.folded(list(silent))
         output.warning(f"{hosts} cannot tell whether a run is active: {next(iter(silent.values()))}")
-    if active := who.named(runs):
+    if active := holders.named(runs):
         output.warning(f"{active} on nodes that would be deleted")
-    return who.named(runs)
+    return holders.named(runs)
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
@@ -270,7 +275,7 @@ def _round(settings: Settings, args: argparse.Namespace, told: keeping.Told) -> 
         planned = work.plan(tpu, granted)
         steps = [one.step for one in planned.works]
         for step in steps:
-            told(": ".join(filter(None, [f"node {step.name}", step.action, "; ".join(step.why)])))
+            told(_sentence(step))
         todo = [step for step in steps if step.does]
         if not todo:
             return True
@@ -295,6 +300,10 @@ def _show(works: Sequence[Work]) -> None:
     ]
     if rows:
         output.table(rows, COLUMNS)
+
+
+def _sentence(step: Step) -> str:
+    return ": ".join(filter(None, [f"node {step.name}", step.action, "; ".join(step.why)]))
 
 
 def _where(work: Work) -> str:
