@@ -256,6 +256,15 @@ def test_a_node_whose_configuration_was_not_finished_is_configured_by_the_next_a
     assert plan(tpu_ops) == []
 
 
+def test_a_new_node_that_the_filters_exclude_is_not_configured(
+    fleet: FleetDir, declare: Callable[..., None], tpu_ops: Command
+) -> None:
+    fleet.write(names=["others"])
+    declare(DEV)
+    code, out, err = tpu_ops("apply", "--yes", "--json")
+    assert (code, json.loads(out)["configured"], "dev: no part of this fleet" in err) == (0, [], True)
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -14,10 +14,11 @@ from tpu_ops.ansible import convergence
 from tpu_ops.cli import configure, interrupts, keeping, options, output
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Terms
+from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UsageError
-from tpu_ops.fleet import applying, declared, grant, holdings, origin, plan, unconfigured, view
+from tpu_ops.fleet import applying, declared, grant, holdings, origin, plan, targets, unconfigured, view
 from tpu_ops.fleet.applying import Planned, Result, Work
 from tpu_ops.fleet.declared import Declared
 from tpu_ops.fleet.grant import Grant
@@ -228,6 +229,9 @@ class _Pass:
         fleet, workers = view.with_host_keys(settings, keys, options.Waiting("new nodes"))
         for text in fleet.warnings:
             self._warn(text)
+        listed = {worker.node.full_name for worker in workers}
+        if lost := sorted(short_name(name) for name in keys if name not in listed):
+            self._warn(f"{texts.some(lost)}: no part of this fleet, so not configured: {targets.FILTERS}, and `zones`")
         pending = unconfigured.read(settings.state_dir)
         new = [worker for worker in workers if keys[worker.node.full_name] in pending]
         if self._args.no_configure or not new:
