@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.fleet import FleetDir
 from tpu_ops.cloud.changing import Change, change
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Terms
+from tpu_ops.config import Filters
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import applying, declared, holdings, origin, plan, unconfigured
 from tpu_ops.fleet.applying import Planned, Result
@@ -104,14 +106,68 @@ def test_a_queued_resource_is_deleted_with_its_node_before_it_is_requested_again
 
 @dataclass(frozen=True)
 class Racing(Tpu):
-    """A client that calls a function before each of its own calls, as if another client acted in between."""
+    """A client that calls functions before and after each of its own calls, as if something happened in between."""
 
-    rival: Callable[[str], None] = print
+    rival: Callable[[str], None] = lambda _: None
+    then: Callable[[str], None] = lambda _: None
 
     def call(self, method: str, request: dict[str, Any], where: str, *, repeat: bool = True) -> Any:
-        """Let the other client act, then call the method."""
+        """Call the method, and the functions before and after it."""
         self.rival(method)
-        return super().call(method, request, where, repeat=repeat)
+        answer = super().call(method, request, where, repeat=repeat)
+        self.then(method)
+        return answer
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def declares(at: int) -> tuple[str, ...]:
+    return (
+        f"{{name: 'gone-{at},typ-{at},new-{at}', type: v4-8, zones: [us-central2-b]}}",
+        f"{{name: change-{at}, type: v4-8, labels: {{a: b}}, disks: [data:ro]}}",
+        f"{{name: queue-{at}, type: v4-8, zones: [us-central2-b], queued: true}}",
+    )
+
+
+def test_the_next_apply_completes_one_that_was_killed_after_any_change(
+    fleet: FleetDir, look: Callable[..., Planned]
+) -> None:
+    killed, at = True, 0
+    while killed:
+        for name, kind in (("gone", "v4-8"), ("typ", "v4-16"), ("change", "v4-8"), ("old", "v4-8")):
+            fleet.create(f"{name}-{at}", kind, labels={"theirs": "x"})
+        fleet.api.call("POST", "lab/preempt", {"node": f"{fleet.location()}/nodes/gone-{at}"})
+        may = plan.Terms(prune=True, recreate=True, filters=Filters(names=(f"*-{at}",)))
+        left = iter(range(at, 0, -1))
+
+        def kill(method: str, left: Iterator[int] = left) -> None:
+            if not method.startswith(("get_", "list_")) and not next(left, 0):
+                raise Killed
+
+        with origin.api(fleet.settings()) as tpu:
+            try:
+                apply(Racing(**vars(tpu), then=kill), look(*declares(at), terms=may))
+                killed = False
+            except Killed:
+                killed = True
+        with origin.api(fleet.settings()) as tpu:
+            assert [one.error for one in apply(tpu, look(*declares(at), terms=may)) if one.error] == []
+        wanted = dict.fromkeys((f"{name}-{at}" for name in ("change", "gone", "new", "queue", "typ")), "READY")
+        until = time.monotonic() + 10
+        while (states := _states(fleet, f"-{at}")) != wanted:
+            assert time.monotonic() < until, (at, states)
+        assert fleet.api.node(f"change-{at}", fleet.location())["labels"] == {"theirs": "x", "a": "b"}
+        at += 1
+    queues = fleet.api.call("GET", f"v2/{fleet.location()}/queuedResources")[1]["queuedResources"]
+    assert (len(queues), at > 8) == (at, True)
+
+
+def _states(fleet: FleetDir, end: str) -> dict[str, str]:
+    nodes = fleet.api.call("GET", f"v2/{fleet.location()}/nodes")[1]["nodes"]
+    names = {node["name"].rpartition("/")[2]: node["state"] for node in nodes}
+    return {name: state for name, state in names.items() if name.endswith(end)}
 
 
 @pytest.mark.parametrize(("times", "labels"), [(1, {"theirs": "y", "mine": "x"}), (99, None)])
