@@ -5,36 +5,23 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpu_ops import config, files, texts
-from tpu_ops.ansible import convergence
+from tpu_ops import config, texts
 from tpu_ops.cli import configure, interrupts, keeping, options, output
-from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Terms
-from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UsageError
-from tpu_ops.fleet import applying, declared, grant, holdings, origin, plan, targets, unconfigured, view
-from tpu_ops.fleet.applying import Planned, Result, Work
-from tpu_ops.fleet.declared import Declared
-from tpu_ops.fleet.grant import Grant
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import applying, declared, grant, holdings, origin, view
+from tpu_ops.fleet.applying import Result, Work
 from tpu_ops.fleet.plan import Action, Step
-from tpu_ops.runs import holders, recovery
-from tpu_ops.ssh import identities
+from tpu_ops.runs import declared_nodes, holders
+from tpu_ops.runs.declared_nodes import Choices, Pass
 
 COLUMNS = ("action", "node", "where", "why")
 #: Default seconds between two rounds of --watch, and of a wait for one node.
 EVERY, LIMIT = 60, 1800
-#: The largest startup script: the API's limit of an entry of the metadata, in bytes.
-_LARGEST = 256 * 1024
-#: Actions of --watch.
-_KEEPING = (Action.CREATE, Action.AGAIN, Action.WAIT, Action.CONFIGURE, Action.LEAVE)
-#: What the user does after correcting an error.
-_AGAIN = "run `tpu_ops apply` again: it continues from the current state"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,33 +80,81 @@ def run(args: argparse.Namespace) -> int:
         return _once(settings, args)
 
 
+class _Screen:
+    """Shows what one pass of apply does."""
+
+    display = configure.Progress
+
+    def say(self, text: str) -> None:
+        """Print a message."""
+        output.info(text)
+
+    def done(self, result: Result) -> None:
+        """Print the result of a step."""
+        what = result.outcome
+        if result.wish and what == "begun":
+            what = f"requested by a queued resource in {result.wish.zone}"
+        output.info(f"node {result.step.name}: {what}, {result.seconds:.0f} s")
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        output.warning(text)
+
+    def progress(self, names: Sequence[str]) -> Callable[[str], Progress]:
+        """Return what prints the progress of nodes."""
+        return options.waiting_for(names)
+
+    def waiting(self, what: str) -> Progress:
+        """Return what prints the progress of a wait."""
+        return options.Waiting(what)
+
+
+class _QuietScreen(_Screen):
+    """Shows what the rounds of --watch do: each message once, and no progress."""
+
+    def __init__(self, told: keeping.Told) -> None:
+        self._told = told
+
+    def say(self, text: str) -> None:
+        """Print a message once."""
+        self._told(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning once."""
+        self._told.warning(text)
+
+    def progress(self, names: Sequence[str]) -> Callable[[str], Progress]:
+        """Return what prints nothing."""
+        return lambda _: lambda *_: None
+
+
+def _choices(args: argparse.Namespace, *, keep: bool = False) -> Choices:
+    return Choices(args.recreate, args.prune, not args.no_configure, args.timeout, args.until_capacity, keep)
+
+
 def _once(settings: Settings, args: argparse.Namespace) -> int:
-    work = _Pass(settings, args, say=output.info, warn=output.warning)
-    granted = None if args.outside_grant else holdings.read(settings, work.now)
+    nodes, now = declared_nodes.read(settings), dt.datetime.now(dt.UTC)
+    granted = None if args.outside_grant else holdings.read(settings, now)
+    work = Pass(settings, _choices(args), _Screen())
     with origin.api(settings) as tpu:
-        planned = work.plan(tpu, granted)
+        planned = work.plan(tpu, nodes, granted, now)
         todo = [one.step for one in planned.works if one.step.does]
-        runs = _runs(settings, todo)
         asks = bool(todo) and not args.yes and not args.dry_run
-        if not args.json:
-            _show(planned.works)
-        elif asks:
-            for one in planned.works:
-                output.info(_sentence(one.step))
+        runs = _runs(settings, todo, warn=not asks)
+        _show(args, planned.works, asks=asks)
         if refused := applying.refusals(planned.works):
             raise refused
         if args.dry_run or not todo:
             if args.json:
                 _as_json(args, planned.works, [])
             elif not planned.works:
-                output.line(f"nothing to do: {texts.count(len(work.nodes), 'node')} as declared")
+                output.line(f"nothing to do: {texts.count(len(nodes), 'node')} as declared")
             return ExitCode.FAILED if args.dry_run and todo else ExitCode.OK
         terms = work.terms(todo)
-        question = f"{runs}; " * bool(runs) + f"{_in_words(todo)}?"
-        if asks and not options.confirmed(question, "changing nodes"):
+        if asks and not options.confirmed(f"{runs}; " * bool(runs) + f"{_in_words(todo)}?", "changing nodes"):
             output.info("nothing was changed")
             return ExitCode.FAILED
-        results = work.carry_out(tpu, planned, terms, options.waiting_for([step.name for step in todo]))
+        results = work.carry_out(tpu, planned, terms)
     configured, failures = work.finish(planned, results)
     if args.json:
         _as_json(args, planned.works, results, configured)
@@ -130,119 +165,8 @@ def _once(settings: Settings, args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _declared(settings: Settings) -> tuple[Declared, ...]:
-    def content(path: Path) -> str:
-        return files.read_regular(path, _LARGEST).decode()
-
-    return declared.read(settings.path / declared.FILE, settings.projects, content)
-
-
-class _Pass:
-    """One pass of the command: reads nodes.yml, plans and carries the plan out.
-
-    Args:
-        settings: The settings of the fleet.
-        args: The arguments of the command.
-        say: Prints a message.
-        warn: Prints a warning.
-        keep: Whether only nodes with ``keep: true`` are made again.
-
-    Raises:
-        UsageError: nodes.yml is missing or has faults.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        args: argparse.Namespace,
-        *,
-        say: Callable[[str], None],
-        warn: Callable[[str], None],
-        keep: bool = False,
-    ) -> None:
-        self._settings, self._args, self._say, self._warn, self._keep = settings, args, say, warn, keep
-        self.nodes, self.now = _declared(settings), dt.datetime.now(dt.UTC)
-
-    def plan(self, tpu: Tpu, granted: Grant | None) -> Planned:
-        """Ask the API once, and return the plan."""
-        settings, args = self._settings, self._args
-        held = holdings.look(tpu, settings)
-        for text in held.warnings:
-            self._warn(text)
-        terms = plan.Terms(
-            args.recreate,
-            args.prune,
-            recovery.kept_nodes(settings.state_dir),
-            () if args.no_configure else unconfigured.read(settings.state_dir),
-            settings.zones,
-            settings.filters,
-        )
-        steps = plan.steps(self.nodes, held, terms)
-        if self._keep:
-            steps = tuple(one for one in steps if one.declared and one.declared.keep and one.action in _KEEPING)
-        return applying.planned(tpu, settings, granted, held, steps, now=self.now)
-
-    def terms(self, todo: Sequence[Step]) -> Terms:
-        """Return how the nodes of a plan are created."""
-        creates = any(step.creates or step.action is Action.WAIT for step in todo)
-        keys = identities.ssh_keys(self._settings) if creates else ""
-        return Terms(keys, wait=True, timeout=self._args.timeout, patience=self._args.until_capacity)
-
-    def carry_out(self, tpu: Tpu, planned: Planned, terms: Terms, progress: Callable[[str], Progress]) -> list[Result]:
-        """Do the steps of a plan, and print the result of each."""
-        if not self._args.no_configure:
-            new = [work.step.declared.key for work in planned.works if work.step.creates and work.step.declared]
-            unconfigured.add(self._settings.state_dir, new)
-        results = applying.apply(tpu, planned.works, terms, claims=planned.claims, say=self._say, progress=progress)
-        for one in results:
-            if not one.error:
-                output.info(_done(one))
-        return results
-
-    def finish(self, planned: Planned, results: Sequence[Result]) -> tuple[list[str], list[OpsError]]:
-        """Learn the host keys of the new nodes, and run site.yml on them.
-
-        Returns:
-            The configured workers, and all errors of the pass.
-        """
-        failures = [work.refusal for work in planned.works if work.refusal]
-        failures += [one.error for one in results if one.error]
-        names = {one.wish.full_name: one.step for one in results if one.wish and one.outcome not in ("begun", "failed")}
-        late = [work.step for work in planned.works if work.step.action is Action.CONFIGURE]
-        names |= {step.node.full_name: step for step in late if step.node}
-        if not names and not results:
-            return [], failures
-        try:
-            return self._configured(
-                {name: step.declared.key for name, step in names.items() if step.declared}
-            ), failures
-        except OpsError as exc:
-            return [], [*failures, exc]
-
-    def _configured(self, keys: Mapping[str, unconfigured.Key]) -> list[str]:
-        """Learn the host keys of nodes, and run site.yml on the new ones; return their workers.
-
-        Args:
-            keys: Resource name of each node -> its project and name.
-        """
-        settings = self._settings
-        fleet, workers = view.with_host_keys(settings, keys, options.Waiting("new nodes"))
-        for text in fleet.warnings:
-            self._warn(text)
-        listed = {worker.node.full_name for worker in workers}
-        if lost := sorted(short_name(name) for name in keys if name not in listed):
-            self._warn(f"{texts.some(lost)}: no part of this fleet, so not configured: {targets.FILTERS}, and `zones`")
-        pending = unconfigured.read(settings.state_dir)
-        new = [worker for worker in workers if keys[worker.node.full_name] in pending]
-        if self._args.no_configure or not new:
-            return []
-        convergence.converge(fleet, new, configure.Progress, then=_AGAIN)
-        unconfigured.remove(settings.state_dir, {keys[worker.node.full_name] for worker in new})
-        return [worker.host for worker in new]
-
-
-def _runs(settings: Settings, todo: Sequence[Step]) -> str:
-    """Return the active runs on nodes that would be deleted, in words."""
+def _runs(settings: Settings, todo: Sequence[Step], *, warn: bool) -> str:
+    """Return the active runs on nodes that would be deleted, in words; with ``warn``, print them as a warning, too."""
     names = [step.node.full_name for step in todo if step.destroys and step.node]
     if not names:
         return ""
@@ -251,9 +175,10 @@ def _runs(settings: Settings, todo: Sequence[Step]) -> str:
     if silent:
         hosts = texts.folded(list(silent))
         output.warning(f"{hosts} cannot tell whether a run is active: {next(iter(silent.values()))}")
-    if active := holders.named(runs):
-        output.warning(f"{active} on nodes that would be deleted")
-    return holders.named(runs)
+    active = holders.named(runs)
+    if active and warn:
+        output.warning(f"{active} on nodes that are not to stay")
+    return active
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
@@ -261,7 +186,7 @@ def _watch(settings: Settings, args: argparse.Namespace) -> int:
     if given := [name for name in ("dry_run", "prune", "recreate", "json", "until_capacity") if getattr(args, name)]:
         option = f"--{given[0].replace('_', '-')}"
         raise UsageError("--watch only makes nodes again, and retries by itself", where=option, fix="leave it out")
-    kept = [one for one in _declared(settings) if one.keep]
+    kept = [one for one in declared_nodes.read(settings) if one.keep]
     if not kept:
         where = str(settings.path / declared.FILE)
         raise UsageError("no node has `keep: true`", where=where, fix="add it to the nodes that are to come back")
@@ -271,37 +196,41 @@ def _watch(settings: Settings, args: argparse.Namespace) -> int:
 
 def _round(settings: Settings, args: argparse.Namespace, told: keeping.Told) -> bool:
     """Make the kept nodes again once; return whether nothing failed."""
-    work = _Pass(settings, args, say=told, warn=told.warning, keep=True)
+    nodes, now = declared_nodes.read(settings), dt.datetime.now(dt.UTC)
     granted = None if args.outside_grant else grant.read(settings.path / grant.FILE)
-    if granted and (text := granted.warning(work.now)):
+    if granted and (text := granted.warning(now)):
         told.warning(text)
+    work = Pass(settings, _choices(args, keep=True), _QuietScreen(told))
     with origin.api(settings) as tpu:
-        planned = work.plan(tpu, granted)
+        planned = work.plan(tpu, nodes, granted, now)
         steps = [one.step for one in planned.works]
         for step in steps:
             told(_sentence(step))
         todo = [step for step in steps if step.does]
         if not todo:
             return True
-        results = work.carry_out(tpu, planned, work.terms(todo), lambda _: lambda *_: None)
+        results = work.carry_out(tpu, planned, work.terms(todo))
     _, failures = work.finish(planned, results)
     for error in failures:
         told.warning(str(error))
     return not failures
 
 
-def _show(works: Sequence[Work]) -> None:
-    rows = [
-        {
-            "action": work.step.action
-            if work.step.does or work.step.action is Action.LEAVE
-            else f"({work.step.action})",
-            "node": work.step.name,
-            "where": _where(work),
-            "why": output.on_fleet("; ".join(work.step.why)),
-        }
-        for work in works
-    ]
+def _show(args: argparse.Namespace, works: Sequence[Work], *, asks: bool) -> None:
+    """Print the plan as a table; with --json, as messages if the user is asked."""
+    if args.json:
+        for work in works if asks else ():
+            output.info(_sentence(work.step))
+        return
+    rows = []
+    for work in works:
+        action = work.step.action
+        is_done = work.step.does or action is Action.LEAVE
+        why = output.on_fleet("; ".join(work.step.why))
+        where = _where(work)
+        rows.append(
+            {"action": action if is_done else f"({action})", "node": work.step.name, "where": where, "why": why}
+        )
     if rows:
         output.table(rows, COLUMNS)
 
@@ -311,16 +240,12 @@ def _sentence(step: Step) -> str:
 
 
 def _where(work: Work) -> str:
-    """Return the zone of an existing node, or the places of a new one, in words."""
+    """Return the zone of an existing node, or type and places of a new one, in words."""
     if work.step.zone and not work.step.creates:
         return work.step.zone
-    wishes = work.order.wishes if work.order else ()
-    tiers = {wish.spot for wish in wishes}
-    places = [wish.zone if len(tiers) == 1 else f"{wish.zone} {grant.tier(spot=wish.spot)}" for wish in wishes]
-    kind = f"{wishes[0].accelerator_type} " if wishes else ""
-    return (
-        f"{kind}{grant.tier(spot=wishes[0].spot) + ' ' if len(tiers) == 1 else ''}{' or '.join(dict.fromkeys(places))}"
-    )
+    places = [f"{wish.zone} {grant.tier(spot=wish.spot)}" for wish in (work.order.wishes if work.order else ())]
+    kind = work.step.declared.wish.accelerator_type if work.step.declared else ""
+    return f"{kind} {' or '.join(places)}".strip()
 
 
 def _in_words(todo: Sequence[Step]) -> str:
@@ -329,11 +254,6 @@ def _in_words(todo: Sequence[Step]) -> str:
     for step in todo:
         groups.setdefault(step.action, []).append(step.name)
     return "; ".join(f"{action} {texts.some(names)}" for action, names in groups.items())
-
-
-def _done(one: Result) -> str:
-    what = f"requested by a queued resource in {one.wish.zone}" if one.wish and one.outcome == "begun" else one.outcome
-    return f"node {one.step.name}: {what}, {one.seconds:.0f} s"
 
 
 def _as_json(
