@@ -262,7 +262,11 @@ def test_a_new_node_that_the_filters_exclude_is_not_configured(
     fleet.write(names=["others"])
     declare(DEV)
     code, out, err = tpu_ops("apply", "--yes", "--json")
-    assert (code, json.loads(out)["configured"], "dev: not configured, since the fleet does not list" in err) == (0, [], True)
+    assert (code, json.loads(out)["configured"], "dev: not configured, since the fleet does not list" in err) == (
+        0,
+        [],
+        True,
+    )
 
 
 @pytest.mark.parametrize(

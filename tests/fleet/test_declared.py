@@ -100,7 +100,7 @@ def test_an_entry_declares_a_node_for_each_name_of_its_set(tmp_path: Path) -> No
             "name: a\n  type: v4-8\n  disks: [d:ro]\n- name: b\n  type: v4-8\n  disks: [d:rw]",
             "line 5: disk d is used in",
         ),
-        ("dev", "'dev' is only a name"),
+        ("dev", "line 2: 'dev' is only a name"),
         ("7", "line 2: expected a declared node"),
     ],
 )

@@ -147,8 +147,9 @@ def _once(settings: Settings, args: argparse.Namespace) -> int:
         if args.dry_run or not todo:
             if args.json:
                 _as_json(args, planned.works, [])
-            elif not planned.works:
-                output.line(f"nothing to do: {texts.count(len(nodes), 'node')} as declared")
+            elif not todo:
+                as_declared = "" if planned.works else f": {texts.count(len(nodes), 'node')} as declared"
+                output.line(f"nothing to do{as_declared}")
             return ExitCode.FAILED if args.dry_run and todo else ExitCode.OK
         terms = work.terms(todo)
         if asks and not options.confirmed(f"{runs}; " * bool(runs) + f"{_in_words(todo)}?", "changing nodes"):

@@ -106,7 +106,8 @@ def parsed(document: entries.Document, projects: Sequence[str], content: Reader)
     found: list[Declared] = []
     for entry in document.entries("nodes", "a declared node, as in `{name: dev, type: v4-8}`"):
         if isinstance(entry, str):
-            document.fault(("nodes",), f"{shown(entry)} is only a name: write it as {{name: ..., type: ...}}")
+            place = ("nodes", document.data["nodes"].index(entry))
+            document.fault(place, f"{shown(entry)} is only a name: write it as {{name: ..., type: ...}}")
             continue
         found += _Entry(entry, projects, content).nodes()
     _refuse_overlaps(document, found)
