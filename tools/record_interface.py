@@ -35,6 +35,9 @@ _WIDE = {**os.environ, "COLUMNS": "100"}
 #: File name -> command that reads something and prints it as JSON.
 _READING = {
     "list": ("tpu_ops", "list", "--json"),
+    "list-queued": ("tpu_ops", "list", "--queued", "--json"),
+    "list-cost": ("tpu_ops", "list", "--cost", "--json"),
+    "list-idle": ("tpu_ops", "list", "--idle", "12h", "--json"),
     "refresh": ("tpu_ops", "refresh", "--json"),
     "refresh-dry": ("tpu_ops", "refresh", "--dry-run", "--json"),
     "snapshot": ("tpu_ops", "snapshot", "--json"),

@@ -40,6 +40,23 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {spelled[close[0]]!r}?" if close else ""
 
 
+def duration(text: str) -> float:
+    """Return a duration such as ``90m``, ``12h`` or ``7d`` in seconds; a bare number is in seconds.
+
+    Raises:
+        ValueError: The text has another form, or the duration is out of range.
+    """
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        value = float(number) * unit
+    except ValueError:
+        raise ValueError(f"{text!r} is not a duration: write it as in 90s, 30m, 12h or 7d") from None
+    if not 0 < value <= 366 * 86400:
+        raise ValueError(f"{text} is not a duration above 0 and up to 366d")
+    return value
+
+
 class Value(NamedTuple):
     """The text value of an option, and its place (file and key, or variable) for error messages."""
 

@@ -7,6 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 
 from ClusterShell.NodeSet import NodeSet
 
@@ -72,6 +73,25 @@ def ago(asked_at: float, now: float) -> str:
         if seconds >= (2 if unit == "days" else 1) * size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def moment(text: str) -> float | None:
+    """Return a time in RFC 3339 as seconds since 1970; None if the text is no such time."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def age(seconds: float | None) -> str:
+    """Return a number of seconds as an age, as in ``3 d``, ``5 h`` or ``12 min``; ``-`` if it is unknown."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= (2 if unit == "d" else 1) * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def on_fleet(text: str, option: Callable[[], str], *, bare: bool = False, without: Collection[str] = ()) -> str:

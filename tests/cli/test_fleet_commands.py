@@ -23,6 +23,7 @@ from tpu_ops.fleet import contact, view
 from tpu_ops.runs import records, recovery, spec
 from tpu_ops.ssh import masters as remote_ssh
 
+COLUMNS = ["HOST", "ZONE", "TYPE", "STATE", "HEALTH", "TIER", "AGE", "INTERNAL", "EXTERNAL"]
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
 
@@ -44,7 +45,7 @@ def test_the_life_of_a_node(fleet, tpu_ops):
     assert node["runtimeVersion"] == "tpu-ubuntu2204-base"
 
     code, out, _ = tpu_ops("list")
-    assert out.splitlines()[0].split() == ["HOST", "ZONE", "TYPE", "STATE", "HEALTH", "INTERNAL", "EXTERNAL"]
+    assert out.splitlines()[0].split() == COLUMNS
     assert out.splitlines()[2].split()[:4] == ["pod-w1", "us-central2-b", "v4-16", "READY"]
     rows = json.loads(tpu_ops("list", "--json")[1])
     assert [row["host"] for row in rows] == ["pod-w0", "pod-w1"]

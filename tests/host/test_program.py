@@ -89,6 +89,16 @@ def test_the_built_program_describes_this_host(tmp_path: Path) -> None:
     assert answer["space"]["/"]["free"] > 0
 
 
+def test_the_built_program_tells_who_has_used_this_host(tmp_path: Path) -> None:
+    program, _ = build.build(tmp_path)
+    done = ask(program, json.dumps({"marker": "0123456789", "protocol": PROTOCOL, "action": "activity"}) + "\n")
+    answer = json.loads(done.stdout.split("\n0123456789\n")[1])
+    if os.geteuid() == 0:
+        assert answer.keys() == {"ok", "clock", "signs", "unknown"}
+    else:
+        assert answer["error"]["kind"] == "denied"
+
+
 @pytest.mark.parametrize(
     ("request_", "kind"),
     [

@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inventory": ("inventory", "print the workers that are ready, in a form for clush, pdsh and scripts"),
     "grant": ("grant", "show what the grant allows and how much of it is used"),
     "create": ("create", "create a TPU node and wait until it is ready"),
+    "apply": ("apply", "make the nodes of the fleet what nodes.yml declares"),
     "delete": ("delete", "delete TPU nodes and queued resources"),
     "node": ("node", "stop, start or restart nodes, or show all facts of a node"),
     "bucket": ("bucket", "create a bucket in the fleet's region, or check where one is"),

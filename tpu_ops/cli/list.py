@@ -1,33 +1,40 @@
-"""`tpu_ops list`: list the workers of the fleet."""
+"""`tpu_ops list`: list the workers of the fleet and its queued resources, what they cost, and which are idle."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output
+from tpu_ops.cli import list_cost, list_idle, list_queued, options, output
+from tpu_ops.cloud import queued_resources
 from tpu_ops.cloud.node import Node, Worker
-from tpu_ops.config import Filters
+from tpu_ops.cloud.queued_resources import QueuedResource
+from tpu_ops.config import Filters, Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import selection, view
+from tpu_ops.fleet import queue, selection, view
+from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostvars import facts, facts_without_worker
+from tpu_ops.fleet.queue import Queue
 from tpu_ops.fleet.view import Fleet
 
 #: If no node has the value of an option, at most this many existing values are named.
 MOST = 12
 
-COLUMNS = ("host", "zone", "type", "state", "health", "internal", "external")
+COLUMNS = ("host", "zone", "type", "state", "health", "tier", "age", "internal", "external")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops list`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    only = parser.add_argument_group("list only nodes that have (for an option given several times: one of its values)")
+    only = parser.add_argument_group(
+        "list only nodes and queued resources that have (for an option given several times: one of its values)"
+    )
 
     def add(name: str, metavar: str, text: str) -> None:
         only.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
@@ -42,13 +49,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=str.upper,
-        choices=config.STATES,
+        choices=tuple(dict.fromkeys((*config.STATES, *queued_resources.STATES))),
         metavar="STATE",
-        help="this state",
+        help="this state, as in READY or, for queued resources, SUSPENDED",
     )
     parser.add_argument("target", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--cached", action="store_true", help="do not ask the API; show the last known view")
-    parser.epilog = "A node that has no workers yet has a row too; with --json its host and worker_index are null."
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--queued", action="store_true", help="list only queued resources without nodes, also with --json"
+    )
+    instead.add_argument(
+        "--idle",
+        type=options.duration,
+        metavar="DURATION",
+        help="list only nodes that have had no run, no process on a chip and no login for so long, as in 12h",
+    )
+    instead.add_argument(
+        "--cost",
+        action="store_true",
+        help="estimate by list prices what each node costs; the grant's TPUs cost nothing",
+    )
+    parser.epilog = (
+        "A node that has no workers yet has a row too; with --json its host and worker_index are null. "
+        "A second table has the queued resources that are not, or not wholly, nodes. It is left out with --json, "
+        "--cached and published snapshots, so that the JSON is always a list of workers. "
+        "--idle asks the workers. A younger node is not idle; whether a node is idle is unknown if a worker of it does "
+        "not answer. The exit code is 0 whether or not nodes are idle."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,32 +85,82 @@ def run(args: argparse.Namespace) -> int:
         name = shlex.quote(args.target)
         raise UsageError("list does not take a target", where=args.target, fix=f"tpu_ops list --name {name}")
     settings = config.load(args.fleet)
-    if args.cached:
-        fleet, changes = view.cached(settings), None
-    else:
-        fleet, changes = view.look(settings)
-        for text in fleet.warnings:
-            output.warning(text)
+    wanted, now = Wanted(args), time.time()
+    fleet, changes, found = _look(settings, args)
+    for text in (*fleet.warnings, *list_queued.warnings(found, fleet.warnings)) if not args.cached else ():
+        output.warning(text)
     for text in selection.unreachable(settings, fleet.listed, asked=False):
         output.warning(text)
-    wanted = Wanted(args)
-    unknown = wanted.unknown(fleet) if fleet.nodes else []
+    waiting = [one for one in queue.unfulfilled(found.queued, fleet.listed) if queue.belongs(one, settings.filters)]
+    unknown = wanted.unknown(fleet, waiting) if fleet.nodes or waiting else []
     for text in unknown:
         output.info(text)
-    shown = wanted.of(fleet)
-    if args.json:
+    shown, queued = wanted.of(fleet), wanted.queued(waiting)
+    if args.queued:
+        list_queued.show(queued, fleet.listed, now, as_json=args.json)
+    elif args.idle:
+        list_idle.show(fleet, shown, args.idle, now, as_json=args.json)
+    elif args.cost and (shown or args.json):
+        list_cost.show(fleet, shown, now, as_json=args.json)
+    elif args.json:
         output.as_json(_json_rows(fleet, shown))
-    elif rows := table_rows(fleet, shown):
-        output.table(rows, COLUMNS)
-    elif not fleet.listed:
-        output.info(_nothing(fleet))
-    elif fleet.nodes and not unknown:
-        output.info("no node matches all of these options")
+    else:
+        _show(fleet, shown, queued, now, unmatched=not unknown)
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
         output.info("the fleet has changed since the last refresh: `tpu_ops refresh` shows the changes")
     return ExitCode.OK
+
+
+def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes | None, Queue]:
+    """Return the fleet, its changes since the last refresh, and its queued resources if they are to be shown.
+
+    Raises:
+        UsageError: --queued was given, and the API is not asked.
+        CloudError: --queued was given, and the API does not list queued resources.
+    """
+    if args.cached:
+        list_queued.require(args.queued, "--cached")
+        return view.cached(settings), None, Queue()
+    answers: list[Queue] = []
+    if args.idle:
+        # Asking workers needs their host keys and the fleet's ssh config, which a refresh writes.
+        return view.newest(settings)[0], None, Queue()
+    if args.queued or not (args.json or args.cost):
+        fleet, changes = view.look(settings, beside=lambda tpu: answers.append(queue.ask(tpu, settings)))
+    else:
+        fleet, changes = view.look(settings)
+    if fleet.source:
+        list_queued.require(args.queued, "a published snapshot")
+    found = answers[0] if answers else Queue()
+    if args.queued and found.failure:
+        raise found.failure
+    return fleet, changes, found
+
+
+def _show(
+    fleet: Fleet, nodes: Sequence[Node], queued: Sequence[QueuedResource], now: float, *, unmatched: bool
+) -> None:
+    """Print the table of workers and the table of queued resources.
+
+    Args:
+        fleet: The fleet.
+        nodes: The nodes to show.
+        queued: The queued resources to show.
+        now: The present time.
+        unmatched: Whether to say that no node matches all options, if none does.
+    """
+    if rows := table_rows(fleet, nodes, now):
+        output.table(rows, COLUMNS)
+    elif not fleet.listed and not queued:
+        output.info(_nothing(fleet))
+    elif fleet.nodes and unmatched and not queued:
+        output.info("no node matches all of these options")
+    if queued:
+        if rows:
+            output.line()
+        list_queued.show(queued, fleet.listed, now)
 
 
 def _nothing(fleet: Fleet) -> str:
@@ -130,24 +208,42 @@ class Wanted:
         ]
         return sorted(found, key=lambda node: texts.natural(fleet.labels[node.full_name]))
 
-    def unknown(self, fleet: Fleet) -> list[str]:
-        """Return a message for each value of an option that no node of the fleet has; it lists the existing values."""
+    def queued(self, queued: Sequence[QueuedResource]) -> list[QueuedResource]:
+        """Return the selected queued resources. A queued resource has no labels, so none is selected by --label."""
         args = self._args
+        return [
+            one
+            for one in queued
+            if not args.label
+            and any(_one_of(name, args.name) for name in list_queued.names(one))
+            and (not args.type or any(_one_of(asked.accelerator_type, args.type) for asked in one.nodes))
+            and _one_of(one.zone, args.zone)
+            and _one_of(one.project, args.project)
+            and (not args.state or one.state in args.state)
+        ]
+
+    def unknown(self, fleet: Fleet, queued: Sequence[QueuedResource]) -> list[str]:
+        """Return a message for each value of an option that nothing in the fleet has; it lists the existing values."""
+        args, nodes = self._args, fleet.nodes
+        everything: list[Node | QueuedResource] = [*nodes, *queued]
+        names = [(node.name, fleet.labels[node.full_name]) for node in nodes]
+        types = [node.accelerator_type for node in nodes]
+        types += [asked.accelerator_type for one in queued for asked in one.nodes]
         found = []
-        for kind, values, of in (
-            ("name", args.name, lambda node: (node.name, fleet.labels[node.full_name])),
-            ("accelerator type", args.type, lambda node: (node.accelerator_type,)),
-            ("zone", args.zone, lambda node: (node.zone,)),
-            ("project", args.project, lambda node: (node.project,)),
-            ("state", args.state, lambda node: (node.state,)),
+        for kind, values, there in (
+            ("name", args.name, [*names, *map(list_queued.names, queued)]),
+            ("accelerator type", args.type, [(text,) for text in types]),
+            ("zone", args.zone, [(one.zone,) for one in everything]),
+            ("project", args.project, [(one.project,) for one in everything]),
+            ("state", args.state, [(one.state,) for one in everything]),
         ):
-            found += _unknown(kind, values, [of(node) for node in fleet.nodes], fnmatchcase)
-        labels = [
+            found += _unknown(kind, values, there, fnmatchcase)
+        pairs = [
             (key, f"{key}={value}") if value else (f"{key}=", key)
-            for node in fleet.nodes
+            for node in nodes
             for key, value in node.labels.items()
         ]
-        return found + _unknown("label", args.label, labels, str.__eq__)
+        return found + _unknown("label", args.label, pairs, str.__eq__)
 
 
 def _one_of(text: str, patterns: Sequence[str]) -> bool:
@@ -182,7 +278,7 @@ def _json_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, Any]]:
     return rows
 
 
-def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:
+def table_rows(fleet: Fleet, nodes: Sequence[Node], now: float) -> list[dict[str, str]]:
     """Return one table row for each worker of these nodes, and one row for each node without workers."""
     labels, workers = fleet.labels, _workers(fleet)
     rows = []
@@ -193,6 +289,8 @@ def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:
             "type": node.accelerator_type,
             "state": node.state,
             "health": "" if node.health == "HEALTH_UNSPECIFIED" else node.health,
+            "tier": node.tier,
+            "age": texts.age(node.age(now)),
         }
         rows += [
             {

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import UsageError
+from tpu_ops.options import duration as parsed_duration
 
 #: Seconds between two progress messages of a command that waits.
 PATIENCE = 10.0
@@ -67,15 +68,10 @@ def seconds(text: str) -> float:
 
 def duration(text: str) -> float:
     """Return a duration such as ``90m``, ``12h`` or ``7d`` in seconds, for argparse; a bare number is in seconds."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:
-        value = float(number) * unit
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write it as in 90s, 30m, 12h or 7d") from None
-    if not 0 < value <= 366 * 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not a duration above 0 and up to 366d")
-    return value
+        return parsed_duration(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def grace(most: float) -> Callable[[str], float]:

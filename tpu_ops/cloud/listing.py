@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_ops.cloud import parsing, queued_resources
+from tpu_ops.cloud import parsing, queued_resources, setups
 from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
 from tpu_ops.cloud.names import split_name
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.queued_resources import QueuedResource
+from tpu_ops.cloud.setups import Setup
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 
@@ -29,16 +30,20 @@ class Answered:
         unreachable: Locations that the API could not reach.
         misnamed: Resource names of nodes that are left out, since they do not have the documented form.
         queued: The queued resources in the place, if these were requested.
+        setups: Resource name of each node -> how it was set up, if this was requested.
     """
 
     nodes: list[Node] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
     misnamed: list[str] = field(default_factory=list)
     queued: list[QueuedResource] = field(default_factory=list)
+    setups: dict[str, Setup] = field(default_factory=dict)
 
 
 #: The API's answer for a place, or its error.
 Answer = Answered | ApiError
+#: What is listed: the API's method, and the function that adds a page of its answer to the answer for a place.
+Question = tuple[str, Callable[[Any, Answered], None]]
 
 #: Status codes of errors for one project or zone after which the other projects and zones are still listed.
 _PARTIAL = ("PERMISSION_DENIED", "INTERNAL", "UNKNOWN", *RETRIED)
@@ -88,7 +93,24 @@ def list_nodes(
         ApiError: Nothing could be listed, a project or zone does not exist, or any failed with ``strict_permissions``.
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
-    return combine(_answers(tpu, named, "list_nodes"), named, strict_permissions=strict_permissions)
+    return combine(_answers(tpu, named, ("list_nodes", read)), named, strict_permissions=strict_permissions)
+
+
+def list_set_up(tpu: Tpu, projects: Sequence[str]) -> tuple[Listing, dict[str, Setup]]:
+    """List the nodes of several projects like `list_nodes`, in all zones.
+
+    Returns:
+        The listing, and how each node was set up, by its resource name.
+
+    Raises:
+        ApiError: Nothing could be listed, or a project does not exist.
+    """
+    named = [(project, "-") for project in dict.fromkeys(projects)]
+    answers = _answers(tpu, named, ("list_nodes", _read_set_up))
+    found = {
+        name: one for answer in answers.values() if isinstance(answer, Answered) for name, one in answer.setups.items()
+    }
+    return combine(answers, named), found
 
 
 def list_queued(
@@ -103,25 +125,25 @@ def list_queued(
         ApiError: Nothing could be listed, or a project or zone does not exist.
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
-    answers = _answers(tpu, named, "list_queued_resources")
+    answers = _answers(tpu, named, ("list_queued_resources", _read_queued))
     warnings = combine(answers, named).warnings
     found = [one for answer in answers.values() if isinstance(answer, Answered) for one in answer.queued]
     return tuple(sorted(found, key=lambda one: one.full_name)), warnings
 
 
-def _answers(tpu: Tpu, named: Sequence[Place], method: str) -> dict[Place, Answer]:
+def _answers(tpu: Tpu, named: Sequence[Place], question: Question) -> dict[Place, Answer]:
     """Return the answer for each place; if the API refuses the zone ``-`` of a project, for each of its zones."""
-    answers = _each(tpu, named, method)
+    answers = _each(tpu, named, question)
     refused = [place for place, answer in answers.items() if place[1] == "-" and _refuses_wildcard(answer)]
     for (project, _), found in zip(refused, tpu.concurrently(lambda place: _zones(tpu, place), refused), strict=True):
         if found:
             del answers[project, "-"]
-            answers |= _each(tpu, [(project, zone) for zone in found], method)
+            answers |= _each(tpu, [(project, zone) for zone in found], question)
     return answers
 
 
-def _each(tpu: Tpu, places: Sequence[Place], method: str) -> dict[Place, Answer]:
-    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place, method), places), strict=True))
+def _each(tpu: Tpu, places: Sequence[Place], question: Question) -> dict[Place, Answer]:
+    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place, question), places), strict=True))
 
 
 def _refuses_wildcard(answer: Answer) -> bool:
@@ -145,12 +167,12 @@ def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
     return f"project {project} has no such zone: see `zones` (TPU_OPS_ZONES); it has {', '.join(there)}{more}"
 
 
-def _list_place(tpu: Tpu, project: str, zone: str, method: str) -> Answer:
+def _list_place(tpu: Tpu, project: str, zone: str, question: Question) -> Answer:
     """Return the API's answer for one place, combined from all pages, or the error of one page."""
-    found = Answered()
+    found, (method, add) = Answered(), question
     try:
         for page in pages_of(tpu, method, project, zone):
-            (read if method == "list_nodes" else _read_queued)(page, found)
+            add(page, found)
     except ApiError as exc:
         known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []
         if known and zone not in known:
@@ -167,6 +189,12 @@ def read(page: Any, found: Answered) -> None:
         else:
             found.misnamed.append(raw.name)
     found.unreachable.extend(page.unreachable)
+
+
+def _read_set_up(page: Any, found: Answered) -> None:
+    """Add nodes to the answer for a place like `read`, and how each was set up."""
+    read(page, found)
+    found.setups |= {raw.name: setups.parsed(raw) for raw in filter(parsing.has_workers, page.nodes)}
 
 
 def _read_queued(page: Any, found: Answered) -> None:

@@ -14,3 +14,8 @@ def split_name(name: str) -> tuple[str, str, str] | None:
     """Split a node's resource name into project, zone and short name; None if it has another form."""
     match = _NODE.fullmatch(name)
     return (match["project"], match["zone"], match["name"]) if match else None
+
+
+def short_name(name: str) -> str:
+    """Return the last part of a resource name or address."""
+    return name.rpartition("/")[2]

@@ -94,6 +94,20 @@ class Node(NamedTuple):
         return region_of(self.zone)
 
     @property
+    def tier(self) -> str:
+        """How the node's capacity is provided: ``spot`` (also for preemptible nodes), ``reserved`` or ``on-demand``."""
+        return tier(spot=self.preemptible or self.spot, reserved=self.reserved)
+
+    def age(self, now: float) -> float | None:
+        """Return the seconds since the node was created; None if the API does not tell.
+
+        Args:
+            now: The present time, in seconds since 1970.
+        """
+        created = texts.moment(self.create_time)
+        return None if created is None else max(0.0, now - created)
+
+    @property
     def worker_count(self) -> int:
         """Number of workers for which the API lists endpoints."""
         return len(self.internal_ips)
@@ -168,6 +182,11 @@ FORMS: dict[str, forms.Form] = {
     "metadata_keys": forms.lists(forms.line),
     "instance_names": forms.lists(forms.empty_or(forms.INSTANCE)),
 }
+
+
+def tier(*, spot: bool, reserved: bool = False) -> str:
+    """Return ``spot``, ``reserved`` or ``on-demand``."""
+    return "spot" if spot else "reserved" if reserved else "on-demand"
 
 
 def without_workers(node: Node) -> str:

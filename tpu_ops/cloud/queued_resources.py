@@ -6,8 +6,21 @@ import re
 from typing import Any, NamedTuple
 
 from tpu_ops.cloud import parsing
+from tpu_ops.cloud.node import tier
 from tpu_ops.errors import printable
 
+#: States of a queued resource (google.cloud.tpu.v2.QueuedResourceState.State).
+STATES = (
+    "CREATING",
+    "ACCEPTED",
+    "PROVISIONING",
+    "FAILED",
+    "DELETING",
+    "ACTIVE",
+    "SUSPENDING",
+    "SUSPENDED",
+    "WAITING_FOR_RESOURCES",
+)
 #: States of a queued resource that only uses quota: it has no node and never gets one.
 HUSK_STATES = ("FAILED", "SUSPENDED")
 
@@ -41,6 +54,7 @@ class QueuedResource(NamedTuple):
         spot: Whether it requests spot nodes.
         nodes: The requested nodes.
         error: Why it has failed, or empty.
+        reserved: Whether it requests nodes of a reservation.
     """
 
     name: str
@@ -51,11 +65,17 @@ class QueuedResource(NamedTuple):
     spot: bool = False
     nodes: tuple[QueuedNode, ...] = ()
     error: str = ""
+    reserved: bool = False
 
     @property
     def full_name(self) -> str:
         """The resource name in the API."""
         return f"projects/{self.project}/locations/{self.zone}/queuedResources/{self.name}"
+
+    @property
+    def tier(self) -> str:
+        """``spot``, ``reserved`` or ``on-demand``."""
+        return tier(spot=self.spot, reserved=self.reserved)
 
     @property
     def is_husk(self) -> bool:
@@ -87,4 +107,5 @@ def parsed(raw: Any) -> QueuedResource | None:
         spot=raw.HasField("spot") or any(spec.node.scheduling_config.spot for spec in raw.tpu.node_spec),
         nodes=tuple(nodes),
         error=printable(raw.state.failed_data.error.message),
+        reserved=bool(raw.reservation_name) or any(spec.node.scheduling_config.reserved for spec in raw.tpu.node_spec),
     )

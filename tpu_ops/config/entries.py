@@ -45,7 +45,11 @@ class Document:
 
     def fault(self, path: Path_, text: str) -> None:
         """Add a fault of the value at a path."""
-        self._faults.append((self.line(path), text))
+        self.fault_at(self.line(path), text)
+
+    def fault_at(self, line: int, text: str) -> None:
+        """Add a fault of a line."""
+        self._faults.append((line, text))
 
     @property
     def is_faulty(self) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tpu_ops.cloud import bodies
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.listing import list_nodes, list_queued
+from tpu_ops.cloud.listing import Place, list_queued, list_set_up
 from tpu_ops.cloud.node import SERVING_STATES, Node
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.cloud.remaking import Plan
+from tpu_ops.cloud.setups import Setup
 from tpu_ops.cloud.wish import Wish
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
@@ -33,11 +35,15 @@ class Holdings(NamedTuple):
         nodes: The nodes in every state.
         queued: The queued resources in every state.
         warnings: One sentence for each place that could not be listed.
+        setups: Resource name of each node -> how it was set up.
+        unlisted: Places whose nodes or queued resources are unknown; the project and zone ``-`` mean all.
     """
 
     nodes: tuple[Node, ...]
     queued: tuple[QueuedResource, ...]
     warnings: tuple[str, ...] = ()
+    setups: Mapping[str, Setup] = MappingProxyType({})
+    unlisted: tuple[Place, ...] = ()
 
     @property
     def uses(self) -> list[Use]:
@@ -51,9 +57,10 @@ def look(tpu: Tpu, settings: Settings) -> Holdings:
     Raises:
         ApiError: The API refused or did not answer.
     """
-    listing = list_nodes(tpu, settings.projects)
+    listing, setups = list_set_up(tpu, settings.projects)
     queued, more = list_queued(tpu, settings.projects)
-    return Holdings(listing.nodes, queued, tuple(dict.fromkeys((*listing.warnings, *more))))
+    unlisted = (*listing.unanswered, *((("-", "-"),) if more else ()))
+    return Holdings(listing.nodes, queued, tuple(dict.fromkeys((*listing.warnings, *more))), setups, unlisted)
 
 
 def uses_of(nodes: Iterable[Node], queued: Iterable[QueuedResource]) -> list[Use]:
@@ -174,7 +181,15 @@ def remind(settings: Settings, now: dt.datetime) -> None:
         _log.warning("%s", text)
 
 
-def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime, *, but: Iterable[str] = ()) -> Guard:
+def guard(
+    tpu: Tpu,
+    settings: Settings,
+    granted: Grant | None,
+    now: dt.datetime,
+    *,
+    but: Iterable[str] = (),
+    held: Holdings | None = None,
+) -> Guard:
     """Return the guard of a command.
 
     Args:
@@ -183,6 +198,7 @@ def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime,
         granted: The result of `read`.
         now: The present time in UTC.
         but: Resource names of nodes and queued resources that are not counted, since the command replaces them.
+        held: A result of `look`; None asks the API.
 
     Raises:
         ApiError: The API refused or did not answer.
@@ -190,7 +206,7 @@ def guard(tpu: Tpu, settings: Settings, granted: Grant | None, now: dt.datetime,
     """
     if granted is None:
         return Guard(None, Holdings((), ()), now)
-    held = look(tpu, settings)
+    held = held or look(tpu, settings)
     if held.warnings:
         raise UsageError(
             f"how much of the grant is used is unknown: {held.warnings[0]}",

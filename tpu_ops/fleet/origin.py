@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from tpu_ops.cloud import forms
 from tpu_ops.cloud.client import Tpu, connect
-from tpu_ops.cloud.listing import list_nodes
+from tpu_ops.cloud.listing import Listing, list_nodes
 from tpu_ops.cloud.node import Node
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
@@ -56,17 +56,36 @@ def _source(settings: Settings, stored: Stored | None) -> str:
     return stored.snapshot.source if stored else sources.API
 
 
-def ask(settings: Settings, files: Files, source: str | None, *, verify_keys: bool = False, learn: bool = True) -> Seen:
-    """Ask the API for a fleet's nodes and host keys, or read them from the published snapshot."""
+def ask(
+    settings: Settings,
+    files: Files,
+    source: str | None,
+    *,
+    verify_keys: bool = False,
+    learn: bool = True,
+    beside: Callable[[Tpu], object] | None = None,
+) -> Seen:
+    """Ask the API for a fleet's nodes and host keys, or read them from the published snapshot.
+
+    If the API is asked, ``beside`` is called with its client while the nodes are listed.
+    """
     stored = files.read()
     chosen = _source(settings, stored) if source is None else source
     if chosen:
         return published.read(settings, chosen, learn=learn)
     old = stored.answer(question_of(settings)) if stored else None
-    return _ask_api(settings, files, old, verify_keys=verify_keys, learn=learn)
+    return _ask_api(settings, files, old, verify_keys=verify_keys, learn=learn, beside=beside)
 
 
-def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> Seen:
+def _ask_api(
+    settings: Settings,
+    files: Files,
+    old: Snapshot | None,
+    *,
+    verify_keys: bool,
+    learn: bool,
+    beside: Callable[[Tpu], object] | None,
+) -> Seen:
     """Ask the API for the nodes, and for the guest attributes that are not known yet."""
     if not settings.projects:
         # Required here only: a published snapshot names its projects itself.
@@ -79,7 +98,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
         )
     asked_at = time.time()
     with api(settings) as tpu:
-        listing = list_nodes(tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions)
+        listing = _list(tpu, settings, beside)
         nodes = with_instance_names(listing.nodes, old.nodes if old else ())
         learned = guest_attributes.Learned()
         if learn:
@@ -94,6 +113,18 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
     # Drop invalid names of projects and zones: readers of a published snapshot would reject the whole snapshot.
     unanswered = tuple(place for place in listing.unanswered if forms.places([[*place]]))
     return Seen(asked_at, nodes, unanswered, learned, listing.warnings)
+
+
+def _list(tpu: Tpu, settings: Settings, beside: Callable[[Tpu], object] | None) -> Listing:
+    """List the nodes, and call ``beside`` at the same time."""
+    found: list[Listing] = []
+
+    def nodes(tpu: Tpu) -> None:
+        strict = settings.strict_permissions
+        found.append(list_nodes(tpu, settings.projects, settings.zones, strict_permissions=strict))
+
+    tpu.concurrently(lambda job: job(tpu), [nodes, beside] if beside else [nodes])
+    return found[0]
 
 
 def with_instance_names(listed: Iterable[Node], others: Iterable[Node]) -> tuple[Node, ...]:

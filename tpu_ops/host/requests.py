@@ -44,6 +44,10 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
         from . import chips  # imported late, since only these two requests need it
 
         return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
+    if name == "activity":
+        from . import activity  # imported late, since only this request needs it
+
+        return activity.activity(request, store)
     raise wire.Refused("invalid", "unknown action {!r}".format(name))
 
 

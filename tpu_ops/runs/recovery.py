@@ -237,6 +237,21 @@ def is_kept(state_dir: Path, run_id: str) -> bool:
     return (folder(state_dir, run_id) / "recovery.json").exists()
 
 
+def kept_nodes(state_dir: Path) -> dict[str, str]:
+    """Return the nodes of all recoveries that are active on this machine or could be resumed.
+
+    Damaged recovery states are left out.
+
+    Returns:
+        Resource name of each node -> its run. A recovery may have recreated the node with another id.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((state_dir / "runs").glob("*/recovery.json")):
+        with contextlib.suppress(OpsError):
+            found |= {made.name: path.parent.name for made in read(state_dir, path.parent.name).plan.nodes}
+    return found
+
+
 def is_held(state_dir: Path, run_id: str) -> bool:
     """Return whether a process on this machine is recovering a run now."""
     if not (folder(state_dir, run_id) / "lock").exists():
