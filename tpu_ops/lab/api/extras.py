@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from tpu_ops.lab.api import faults, methods, nodes, storage_routes
+from tpu_ops.lab.api import compute, faults, methods, nodes, storage_routes
 from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
 from tpu_ops.lab.api.errors import invalid
 from tpu_ops.lab.api.rest import json_response, read_json
@@ -107,7 +107,7 @@ def add_routes(app: web.Application, service: Service) -> None:
 
 def _add_faults(app: web.Application, kept: faults.Faults) -> None:
     """Add the routes with which tests inject faults into the API and read how many requests it has received."""
-    known = methods.NAMES | storage_routes.NAMES
+    known = methods.NAMES | storage_routes.NAMES | compute.NAMES
 
     def shown() -> web.Response:
         return json_response(json.dumps({"faults": [fault.json() for fault in kept.queue]}))
