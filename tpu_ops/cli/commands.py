@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "create": ("create", "create a TPU node and wait until it is ready"),
     "delete": ("delete", "delete a TPU node"),
     "bucket": ("bucket", "create a bucket in the fleet's region, or check where one is"),
+    "disk": ("disk", "create, list, attach, detach and delete data disks"),
     "configure": ("configure", "run site.yml, or another playbook, on workers"),
     "ssh": ("ssh", "log in to a worker"),
     "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
