@@ -48,8 +48,8 @@ def gcloud(api: LabApi, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "GOOGLE_APPLICATION_CREDENTIALS": str(home / "void.json"),
     }
 
-    def run(*words: str, ok: bool = True, alpha: bool = False) -> subprocess.CompletedProcess[str]:
-        command = ["gcloud", *(["alpha"] if alpha else []), "compute", "tpus", *words]
+    def run(*words: str, ok: bool = True, alpha: bool = False, group: str = "tpus") -> subprocess.CompletedProcess[str]:
+        command = ["gcloud", *(["alpha"] if alpha else []), "compute", group, *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         assert (done.returncode == 0) is ok, f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done
@@ -116,6 +116,23 @@ def test_create_without_waiting(gcloud: Run, api: LabApi) -> None:
     operation = said.stderr.split("[projects/")[1].split("]")[0]
     assert api.call("POST", f"v2/projects/{operation}:wait", {})[1]["done"] is True
     assert "accessConfig" not in api.node("later")["networkEndpoints"][0]
+
+
+def test_a_disk_from_create_to_delete(gcloud: Run, api: LabApi) -> None:
+    source = "projects/lab/zones/us-central2-b/disks/data"
+    kind = ("--zone=us-central2-b", "--size=10GB", "--type=pd-balanced")
+    assert "Created [" in gcloud("create", "data", *kind, group="disks").stderr
+    assert "already exists" in gcloud("create", "data", *kind, ok=False, group="disks").stderr
+    (disk,) = shown(gcloud, "list", group="disks")
+    assert (disk["name"], disk["sizeGb"], disk["type"].rpartition("/")[2]) == ("data", "10", "pd-balanced")
+    api.create("reader")
+    gcloud("tpu-vm", "attach-disk", "reader", f"--disk={source}", "--mode=read-only", alpha=True)
+    assert api.node("reader")["dataDisks"] == [{"sourceDisk": source, "mode": "READ_ONLY"}]
+    used = gcloud("delete", "data", "--zone=us-central2-b", ok=False, group="disks")
+    assert "already being used by" in used.stderr
+    gcloud("tpu-vm", "detach-disk", "reader", f"--disk={source}", alpha=True)
+    assert "Deleted [" in gcloud("delete", "data", "--zone=us-central2-b", group="disks").stderr
+    assert shown(gcloud, "list", group="disks") == []
 
 
 @pytest.mark.parametrize("alpha", [False, True])
