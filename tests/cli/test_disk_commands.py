@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 
@@ -19,8 +20,83 @@ OTHER = "europe-west4-b"
 READ_ONLY, READ_WRITE = "READ_ONLY", "READ_WRITE"
 
 
+#: Plays ssh to a worker: its disks and mounts are below $WORKER, in `before` at the first look, and in `after` later.
+#: Without that directory, no worker answers.
+SSH = r"""#!/bin/sh
+for last; do :; done
+case "$*" in
+*"-O check"*) exit 1 ;;
+*"-f -N"*) [ -e "$WORKER" ] && exit 0; echo "No route to host" >&2; exit 255 ;;
+*persistent-disk*)
+    at="$WORKER/before"; [ ! -e "$WORKER/looked" ] || at="$WORKER/after"; touch "$WORKER/looked"
+    exec sh -c "$(printf %s "$last" | sed "s#/dev/disk/by-id#$at#; s#/proc/self/mountinfo#$at/mountinfo#")" ;;
+esac
+exit 255
+"""
+#: A playbook on this machine: each role writes what it is given.
+SITE = """\
+- name: Try
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Play the role disks
+      ansible.builtin.copy:
+        content: "{{ disks_mounts | to_json }}"
+        dest: "{{ playbook_dir }}/{{ inventory_hostname }}.json"
+        mode: "0600"
+      tags: [disks]
+    - name: Play another role
+      ansible.builtin.file: {path: "{{ playbook_dir }}/other", state: touch, mode: "0600"}
+      tags: [other]
+"""
+LOCAL = (
+    "ansible_connection: local\nansible_become: false\nansible_python_interpreter: '{{ ansible_playbook_python }}'\n"
+)
+#: Character devices that play disks, with their numbers.
+DEVICES = (("/dev/null", "1:3"), ("/dev/zero", "1:5"))
+
+
 @pytest.fixture(autouse=True)
-def _endpoints(fleet, ssh, monkeypatch):
+def worker(tmp_path, monkeypatch):
+    """Returns a function that sets what all workers see, at the first look and later: disk number -> mount point."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(SSH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("WORKER", str(tmp_path / "worker"))
+
+    def sees(before, after):
+        for when, mounts in (("before", before), ("after", after)):
+            folder = tmp_path / "worker" / when
+            folder.mkdir(parents=True)
+            (folder / "google-persistent-disk-0").symlink_to("/dev/full")
+            lines = ["1 1 8:1 / / rw - ext4 /dev/sda1 rw"]
+            for (device, numbers), (number, path) in zip(DEVICES, mounts.items(), strict=False):
+                (folder / f"google-persistent-disk-{number}").symlink_to(device)
+                if path:
+                    lines.append(f"2 1 {numbers} / {path} rw - ext4 {device} rw")
+            (folder / "mountinfo").write_text("\n".join(lines) + "\n")
+
+    return sees
+
+
+@pytest.fixture
+def site(fleet):
+    """Writes the fleet's playbook; returns a function that returns what the role disks was given on a worker."""
+    (fleet.path / "site.yml").write_text(SITE)
+    (fleet.path / "inventory" / "group_vars").mkdir()
+    (fleet.path / "inventory" / "group_vars" / "all.yml").write_text(LOCAL)
+
+    def given(host):
+        assert not (fleet.path / "other").exists()
+        return json.loads((fleet.path / f"{host}.json").read_text())
+
+    return given
+
+
+@pytest.fixture(autouse=True)
+def _endpoints(fleet, monkeypatch):
     """Points Compute Engine's client to the API as well; no fault outlives its test."""
     monkeypatch.setenv("TPU_OPS_REST_ENDPOINT", fleet.api.rest)
     monkeypatch.setattr(client, "FIRST_DELAY", 0.02)
@@ -57,7 +133,8 @@ def create(disk, *names, zone=ZONE):
         disk("create", name, "--size", "10", "--zone", zone)
 
 
-def test_the_life_of_a_disk(fleet, tpu_ops, disk):
+def test_the_life_of_a_disk(fleet, tpu_ops, disk, worker):
+    worker({}, {1: ""})
     fleet.create("box")
     assert disk("create", "data", "--size", "20", "--type", "pd-ssd", "--zone", ZONE)["outcome"] == "created"
     assert disk("create", "data", "--size", "20", "--type", "pd-ssd", "--zone", ZONE)["outcome"] == "already there"
@@ -88,7 +165,8 @@ def test_the_life_of_a_disk(fleet, tpu_ops, disk):
     failed(tpu_ops("disk", "delete", "data", "--yes"), 2, "no disk is called 'data'")
 
 
-def test_a_dry_run_changes_nothing(fleet, disk):
+def test_a_dry_run_changes_nothing(fleet, disk, worker):
+    worker({}, {})
     fleet.create("box")
     disk("create", "data", "--size", "10", "--zone", ZONE, "--dry-run")
     assert disk("list") == []
@@ -101,7 +179,8 @@ def test_a_dry_run_changes_nothing(fleet, disk):
     assert attached(fleet, "box") == [("data", READ_WRITE)]
 
 
-def test_attach_and_detach_keep_the_other_disks(fleet, disk):
+def test_attach_and_detach_keep_the_other_disks(fleet, disk, worker):
+    worker({}, {})
     others = [{"sourceDisk": source(fleet, name), "mode": READ_ONLY} for name in ("first", "last")]
     fleet.create("pod", "v4-16", dataDisks=others)
     create(disk, "data")
@@ -165,7 +244,8 @@ def test_a_change_that_another_machine_overwrites_is_made_again(fleet, disk):
 
 
 @pytest.mark.parametrize("method", ["compute.disks.insert", "compute.disks.delete", "UpdateNode"])
-def test_a_lost_answer_does_not_end_a_command(fleet, disk, method):
+def test_a_lost_answer_does_not_end_a_command(fleet, disk, method, worker):
+    worker({}, {})
     fleet.create("box")
     fleet.api.fault(method=method, project=fleet.project, code="UNAVAILABLE", times=1)
     create(disk, "data")
@@ -218,3 +298,73 @@ def test_disks_and_nodes_are_never_taken_from_different_services(fleet, tpu_ops,
 )
 def test_wrong_arguments_are_explained(tpu_ops, argv, words):
     failed(tpu_ops("disk", *argv), 2, words)
+
+
+def test_mount_mounts_the_new_device_by_the_role_disks_alone(fleet, disk, worker, site):
+    worker({1: "/mnt/old"}, {1: "/mnt/old", 2: ""})
+    create(disk, "data")
+    fleet.create("box", dataDisks=[{"sourceDisk": source(fleet, "old"), "mode": READ_WRITE}])
+    assert disk("attach", "data", "box", "--mount", "/mnt/data", "--format")["mounted"] == "/mnt/data"
+    assert attached(fleet, "box") == [("old", READ_WRITE), ("data", READ_WRITE)]
+    assert site("box-w0") == [{"device": "google-persistent-disk-2", "path": "/mnt/data", "format": True}]
+
+
+def test_mount_continues_after_a_command_that_only_attached_the_disk(fleet, disk, worker, site):
+    worker({1: ""}, {1: ""})
+    create(disk, "data")
+    fleet.create("pod", "v4-16")
+    disk("attach", "data", "pod")
+    assert disk("attach", "data", "pod", "--mount", "/mnt/data")["outcome"] == "already there"
+    expected = [{"device": "google-persistent-disk-1", "path": "/mnt/data", "read_only": True}]
+    assert site("pod-w0") == site("pod-w1") == expected
+
+
+def test_detach_unmounts_the_only_disk_first(fleet, disk, worker, site):
+    worker({1: "/mnt/my\\040data"}, {})
+    fleet.create("box", dataDisks=[{"sourceDisk": source(fleet, "data"), "mode": READ_WRITE}])
+    assert disk("detach", "data", "box")["unmounted"] == ["/mnt/my data"]
+    assert site("box-w0") == [{"path": "/mnt/my data", "state": "absent"}]
+    assert attached(fleet, "box") == []
+
+
+def test_detach_asks_which_of_several_mounted_disks_is_meant(fleet, tpu_ops, disk, worker, site):
+    worker({1: "/mnt/a", 2: "/mnt/b"}, {1: "/mnt/a", 2: "/mnt/b"})
+    both = [{"sourceDisk": source(fleet, name), "mode": READ_WRITE} for name in "ab"]
+    fleet.create("box", dataDisks=both)
+    failed(tpu_ops("disk", "detach", "a", "box"), 2, "/mnt/a, /mnt/b", "--unmount PATH")
+    assert len(attached(fleet, "box")) == 2
+    assert disk("detach", "a", "box", "--unmount", "/mnt/a")["unmounted"] == ["/mnt/a"]
+    assert site("box-w0") == [{"path": "/mnt/a", "state": "absent"}]
+    assert disk("detach", "b", "box", "--no-unmount")["unmounted"] == []
+    assert attached(fleet, "box") == []
+
+
+def test_a_disk_that_cannot_be_unmounted_stays_attached(fleet, tpu_ops, worker, site):
+    worker({1: "/mnt/a"}, {})
+    busy = "ansible.builtin.fail: {msg: process 7 (python) uses it}\n      tags: [disks]\n    - name: Later\n      "
+    (fleet.path / "site.yml").write_text(SITE.replace("ansible.builtin.copy:", f"{busy}ansible.builtin.copy:", 1))
+    fleet.create("box", dataDisks=[{"sourceDisk": source(fleet, "a"), "mode": READ_WRITE}])
+    failed(tpu_ops("disk", "detach", "a", "box"), 1, "process 7 (python) uses it")
+    assert attached(fleet, "box") == [("a", READ_WRITE)]
+
+
+def test_workers_that_do_not_answer_keep_a_disk_attached_unless_they_are_not_to_be_asked(fleet, tpu_ops, disk):
+    fleet.create("box", dataDisks=[{"sourceDisk": source(fleet, "a"), "mode": READ_WRITE}])
+    failed(tpu_ops("disk", "detach", "a", "box"), 4, "box-w0", "--no-unmount")
+    assert attached(fleet, "box") == [("a", READ_WRITE)]
+    disk("detach", "a", "box", "--no-unmount")
+    assert attached(fleet, "box") == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--format",), "--mount PATH"),
+        (("--mount", "/mnt/a", "--format", "--mode", "ro"), "cannot be formatted"),
+    ],
+)
+def test_a_mount_that_cannot_be_is_refused_before_anything_is_attached(fleet, tpu_ops, disk, argv, words):
+    create(disk, "data")
+    fleet.create("box")
+    failed(tpu_ops("disk", "attach", "data", "box", *argv), 2, words)
+    assert attached(fleet, "box") == []

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output
+from tpu_ops.ansible import disk_mounts
+from tpu_ops.ansible.disk_mounts import Mount
+from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli.configure import Progress
 from tpu_ops.cli.delete import chosen as node_called
 from tpu_ops.cloud import disks as cloud
 from tpu_ops.cloud import operations
@@ -16,10 +21,11 @@ from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS
 from tpu_ops.cloud.disks import Disk, Place, place_of
 from tpu_ops.cloud.listing import list_nodes
-from tpu_ops.cloud.node import Node, node_labels
+from tpu_ops.cloud.node import SERVING_STATES, Node, node_labels
+from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.cloud.wish import DISK_MODES
 from tpu_ops.config import Settings
-from tpu_ops.errors import CloudError, ExitCode, UsageError
+from tpu_ops.errors import CloudError, ExitCode, UnreachableError, UsageError
 from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import disks, origin, view
 from tpu_ops.fleet.disks import Held
@@ -50,7 +56,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--zone", help=f"zone of the {whose} (default: {default})")
         default = default if name in ("attach", "detach") else "the fleet's, if it has only one"
         command.add_argument("--project", help=f"project of the {whose} (default: {default})")
-        options.add_waiting(command, 600)
+        if name in ("create", "delete"):
+            options.add_waiting(command, 600)
+        else:
+            limit = 600
+            command.add_argument(
+                "--timeout",
+                type=options.seconds,
+                default=limit,
+                metavar="SECONDS",
+                help=f"wait at most this long for the API (default: {limit})",
+            )
         command.add_argument("--dry-run", action="store_true", help=f"show what would be {what}; change nothing")
         return command
 
@@ -66,11 +82,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attach.add_argument(
         "--mode", choices=tuple(DISK_MODES), help="read-only or writable (default: rw for one worker, ro for several)"
     )
-    add_change("detach", "detach a disk from a node; unmount it on the workers first", "detached")
+    attach.add_argument("--mount", type=_path, metavar="PATH", help="mount it there on all workers, by the role disks")
+    attach.add_argument("--format", action="store_true", help="with --mount: make a file system if the disk is blank")
+    detach = add_change("detach", "unmount a disk on the workers, and detach it from the node", "detached")
+    detach.add_argument(
+        "--unmount", type=_path, action="append", default=[], metavar="PATH", help="where it is mounted (repeatable)"
+    )
+    detach.add_argument("--no-unmount", action="store_true", help="do not ask the workers: the disk is not mounted")
     delete = add_change("delete", "delete a disk that nothing uses, with its data", "deleted")
     delete.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
+@interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Run one of the subcommands."""
     settings = config.load(args.fleet)
@@ -85,6 +108,13 @@ def _size(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of GB from 1 to 65536")
     return int(text)
+
+
+def _path(text: str) -> str:
+    """Return a mount point, for argparse."""
+    if not text.startswith("/") or str(PurePosixPath(text)) != text or text == "/" or ".." in text.split("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mount point: write a whole path, as in /mnt/data")
+    return text
 
 
 def _list(settings: Settings, *, as_json: bool) -> int:
@@ -143,9 +173,9 @@ def _mode(mode: str) -> str:
     return "ro" if mode == READ_ONLY else "rw"
 
 
-def _look(settings: Settings) -> Fleet:
-    """Return the fleet as the API lists it now, and print its warnings."""
-    fleet, _ = view.look(settings)
+def _look(settings: Settings, *, dry: bool) -> Fleet:
+    """Return the fleet as the API lists it now, and print its warnings; a dry run writes no snapshot."""
+    fleet, _ = view.look(settings) if dry else view.newest(settings)
     for text in fleet.warnings:
         output.warning(text)
     return fleet
@@ -223,8 +253,8 @@ def _only(name: str, given: str | None, known: Sequence[str]) -> str:
 
 
 def _attach(settings: Settings, args: argparse.Namespace) -> int:
-    """Attach a disk to a node."""
-    fleet = _look(settings)
+    """Attach a disk to a node, and mount it if this is requested."""
+    fleet = _look(settings, dry=args.dry_run)
     node = node_called(fleet, args.node, zone=args.zone, project=args.project)
     with disks.api(settings) as client:
         listed, warnings = cloud.list_disks(client, node.project)
@@ -233,22 +263,50 @@ def _attach(settings: Settings, args: argparse.Namespace) -> int:
     place = disks.for_node(listed, args.name, node).place
     mode = DISK_MODES[args.mode] if args.mode else READ_ONLY if node.worker_count > 1 else READ_WRITE
     disks.check_mode(place, mode, node, fleet.listed)
+    _check_mount(args, node, mode)
     what = f"disk {place.name} to node {fleet.labels[node.full_name]}, {WORDS[mode]}"
     has = any(use.node.full_name == node.full_name for use in disks.uses(place, fleet.listed))
     if args.dry_run:
         text = "the node has the disk already: nothing would change" if has else f"would attach {what}"
-        return _say(args, place, "already there" if has else "attached", text, node=node, mode=mode)
+        text += f"; would mount it at {args.mount}" if args.mount else ""
+        return _say(args, place, "already there" if has else "attached", text, node=node.full_name, mode=_mode(mode))
+    before = disk_mounts.seen(fleet, node) if args.mount and not has else {}
     progress = options.Waiting(f"node {node.name}")
     with origin.api(settings) as tpu:
         changed = disks.attach(tpu, settings, node.full_name, place, mode, timeout=args.timeout, progress=progress)
-    _refresh(settings)
-    text = f"attached {what}" if changed else "the node has the disk already: nothing was changed"
-    return _say(args, place, "attached" if changed else "already there", text, node=node, mode=mode)
+    fleet = _refresh(settings) or fleet
+    if args.mount:
+        now = next(one for one in fleet.nodes if one.full_name == node.full_name)
+        how = Mount(args.mount, read_only=mode == READ_ONLY, blank=args.format)
+        entry = disk_mounts.mount(fleet, now, how, before, display=Progress, progress=progress)
+        output.info(f"add it to disks_mounts in inventory/group_vars to keep it there: {json.dumps(entry)}")
+    text = f"attached {what}" if changed else "the node had the disk already"
+    text += f"; mounted at {args.mount}" if args.mount else ""
+    facts = {"node": node.full_name, "mode": _mode(mode), "mounted": args.mount}
+    return _say(args, place, "attached" if changed else "already there", text, **facts)
+
+
+def _check_mount(args: argparse.Namespace, node: Node, mode: str) -> None:
+    """Refuse options that do not fit together, and a node whose workers cannot mount a disk now.
+
+    Raises:
+        UsageError: --format without --mount, or with a disk that is attached read-only.
+        UnreachableError: The node is not READY.
+    """
+    if args.format and not args.mount:
+        raise UsageError("only a disk that is mounted is formatted", where="--format", fix="add --mount PATH")
+    if args.format and mode == READ_ONLY:
+        fix = "attach the disk to a node with one worker first, with --mode rw"
+        raise UsageError("a disk that is attached read-only cannot be formatted", where="--format", fix=fix)
+    if args.mount and node.state not in SERVING_STATES:
+        raise UnreachableError(f"the node is {node.state}", where=f"node {node.name}", fix=until_ready(node))
 
 
 def _detach(settings: Settings, args: argparse.Namespace) -> int:
-    """Detach a disk from a node."""
-    fleet = _look(settings)
+    """Unmount a disk on the workers, and detach it from the node."""
+    if args.unmount and args.no_unmount:
+        raise UsageError("these options exclude each other", where="--unmount, --no-unmount", fix="leave out one")
+    fleet = _look(settings, dry=args.dry_run)
     node = node_called(fleet, args.node, zone=args.zone, project=args.project)
     places = [place_of(disk["source"]) for disk in node.data_disks]
     place = next((at for at in places if at and at.name == args.name), None)
@@ -257,21 +315,28 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
     if place is None or args.dry_run:
         names = texts.some([at.name for at in places if at]) or "none"
         text = f"would detach {what}" if place else f"the node does not have the disk {args.name} (it has: {names})"
-        return _say(args, own, "detached" if place else "not attached", text, node=node)
+        return _say(args, own, "detached" if place else "not attached", text, node=node.full_name)
+    points: list[str] = []
+    if node.state in SERVING_STATES and not args.no_unmount:
+        points = disk_mounts.unmount(fleet, node, args.unmount, Progress)
+    if points:
+        listed = "if disks_mounts in inventory/group_vars has it, remove it there"
+        output.info(f"unmounted {', '.join(points)}; {listed}")
     progress = options.Waiting(f"node {node.name}")
     with origin.api(settings) as tpu:
         changed = disks.detach(tpu, settings, node.full_name, own, timeout=args.timeout, progress=progress)
     _refresh(settings)
     text = f"detached {what}" if changed else f"the node does not have the disk {own.name} any more"
-    return _say(args, own, "detached" if changed else "not attached", text, node=node)
+    return _say(args, own, "detached" if changed else "not attached", text, node=node.full_name, unmounted=points)
 
 
-def _refresh(settings: Settings) -> None:
-    """Update the snapshot; the disks were changed, so a failure is only a warning."""
+def _refresh(settings: Settings) -> Fleet | None:
+    """Update the snapshot; the disks were changed, so a failure is only a warning, and None is returned."""
     try:
-        view.refresh(settings)
+        return view.refresh(settings)[0]
     except (CloudError, UnwritableError) as exc:
         output.warning(f"the snapshot still has the node's former disks, since the refresh failed: {exc}")
+        return None
 
 
 def _delete(settings: Settings, args: argparse.Namespace) -> int:
@@ -322,14 +387,11 @@ def _check_unused(one: Held, labels: Mapping[str, str]) -> None:
         raise UsageError(f"the disk is attached to the instance {names}", where=disk.place.where, fix=fix)
 
 
-def _say(
-    args: argparse.Namespace, place: Place, outcome: str, text: str, *, node: Node | None = None, mode: str = ""
-) -> int:
+def _say(args: argparse.Namespace, place: Place, outcome: str, text: str, **facts: object) -> int:
+    """Print the result of a command: the text, or with --json the outcome and further facts."""
     if args.json:
-        facts: dict[str, Any] = {"disk": place.source, "outcome": outcome, "dry_run": args.dry_run}
-        facts |= {"waited": not args.no_wait}
-        facts |= {"node": node.full_name} if node else {}
-        output.as_json(facts | ({"mode": _mode(mode)} if mode else {}))
+        common = {"disk": place.source, "outcome": outcome, "dry_run": args.dry_run}
+        output.as_json({**common, **facts})
     else:
         output.line(text)
     return ExitCode.OK
