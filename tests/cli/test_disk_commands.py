@@ -26,8 +26,9 @@ SSH = r"""#!/bin/sh
 for last; do :; done
 case "$*" in
 *"-O check"*) exit 1 ;;
-*"-f -N"*) [ -e "$WORKER" ] && exit 0; echo "No route to host" >&2; exit 255 ;;
+*"-f -N"*) exit 0 ;;
 *persistent-disk*)
+    [ -e "$WORKER" ] || { echo "ssh: connect to host box port 22: No route to host" >&2; exit 255; }
     at="$WORKER/before"; [ ! -e "$WORKER/looked" ] || at="$WORKER/after"; touch "$WORKER/looked"
     exec sh -c "$(printf %s "$last" | sed "s#/dev/disk/by-id#$at#; s#/proc/self/mountinfo#$at/mountinfo#")" ;;
 esac
@@ -203,7 +204,7 @@ def test_attach_and_detach_keep_the_other_disks(fleet, disk, worker):
         (("here", "nobody"), ("no node is called 'nobody'",)),
     ],
 )
-def test_impossible_attachments_are_refused_before_the_change_is_requested(fleet, tpu_ops, disk, argv, words):
+def test_impossible_attachments_are_refused_before_the_request(fleet, tpu_ops, disk, argv, words):
     create(disk, "here", "taken", "read")
     create(disk, "there", zone=OTHER)
     fleet.create("box")
@@ -256,7 +257,7 @@ def test_a_lost_answer_does_not_end_a_command(fleet, disk, method, worker):
     assert fleet.api.requests(fleet.project)[method] >= 2
 
 
-def test_a_list_asks_once_for_the_disks_and_once_for_the_nodes_of_a_project(fleet, disk):
+def test_a_list_sends_two_requests_for_each_project(fleet, disk):
     create(disk, "data")
     fleet.api.forget_requests()
     disk("list")
@@ -348,7 +349,7 @@ def test_a_disk_that_cannot_be_unmounted_stays_attached(fleet, tpu_ops, worker, 
     assert attached(fleet, "box") == [("a", READ_WRITE)]
 
 
-def test_workers_that_do_not_answer_keep_a_disk_attached_unless_they_are_not_to_be_asked(fleet, tpu_ops, disk):
+def test_detach_needs_an_answer_of_the_workers_without_no_unmount(fleet, tpu_ops, disk):
     fleet.create("box", dataDisks=[{"sourceDisk": source(fleet, "a"), "mode": READ_WRITE}])
     failed(tpu_ops("disk", "detach", "a", "box"), 4, "box-w0", "--no-unmount")
     assert attached(fleet, "box") == [("a", READ_WRITE)]
