@@ -61,7 +61,8 @@ class World:
 
     Args:
         disks: The list at first.
-        between: What other machines write after each of our writes; None leaves the list.
+        between: What other machines write after each of our writes; None leaves the list. Every other one of these
+            writes takes until the node is settled.
         lost: Whether the answer to each of our writes is lost.
         refusal: The error of each of our writes; None accepts them.
     """
@@ -70,6 +71,11 @@ class World:
         self.refusal = refusal
         self.disks, self.between, self.lost = disks, list(between), list(lost)
         self.reads = self.writes = 0
+        self.late = None
+
+    def settle(self) -> None:
+        if self.late is not None:
+            self.disks, self.late = self.late, None
 
     def read(self):
         self.reads += 1
@@ -80,8 +86,10 @@ class World:
         if self.refusal:
             raise self.refusal
         self.disks = disks
-        if self.between and (theirs := self.between.pop(0)) is not None:
+        theirs = self.between.pop(0) if self.between else None
+        if theirs is not None and self.writes % 2:
             self.disks = theirs
+        self.late = None if self.writes % 2 else theirs
         if self.lost and self.lost.pop(0):
             raise ApiError("no answer", status="UNAVAILABLE")
 
@@ -119,7 +127,7 @@ def test_a_refusal_ends_a_change_at_once():
     assert world.writes == 1
 
 
-def test_a_disk_that_another_machine_attaches_in_the_other_mode_meanwhile_is_refused():
+def test_a_disk_that_others_attach_in_the_other_mode_meanwhile_is_refused():
     world = World((), between=[(attached("mine", READ_WRITE),)])
     with pytest.raises(UsageError, match="has the disk already, read-write"):
         change(world, lambda disks: with_disk(disks, MINE, READ_ONLY), "")
@@ -145,12 +153,14 @@ class _Api:
     """Plays the API for one node: returns it, and keeps the node that an update sends."""
 
     def __init__(self, node: Any) -> None:
-        self.node = node
+        self.node, self.timeout = node, 1
         self.sent: Any = None
 
     def call(self, method, request, where, **_):
         if method == "get_operation":
             return SimpleNamespace(done=True, HasField=lambda _: False)
+        if method == "list_operations":
+            return SimpleNamespace(operations=[], next_page_token="")
         if method == "update_node":
             self.sent = request
             return SimpleNamespace(operation=SimpleNamespace(name="operation"))
@@ -184,6 +194,9 @@ class _Once:
 
     def read(self):
         return self.written or self.listed.read()
+
+    def settle(self) -> None:
+        self.listed.settle()
 
     def write(self, disks) -> None:
         self.listed.write(disks)
