@@ -119,7 +119,7 @@ def _path(text: str) -> str:
 
 def _list(settings: Settings, *, as_json: bool) -> int:
     """List the disks of all projects in all zones, since a disk costs money wherever it is."""
-    with disks.api(settings) as client:
+    with origin.compute_api(settings) as client:
         held, labels = _held(settings, client, settings.projects)
     if as_json:
         output.as_json([_row(one) for one in held])
@@ -187,7 +187,7 @@ def _create(settings: Settings, args: argparse.Namespace) -> int:
     zone = config.check_zone(_only("zone", args.zone, settings.zones), "--zone")
     place, kind = Place(project, zone, cloud.check_name(args.name)), cloud.check_type(args.type)
     what = f"{place.where} ({args.size} GB, {kind})"
-    with disks.api(settings) as client:
+    with origin.compute_api(settings) as client:
         there = cloud.find(client, place)
         if args.dry_run:
             if there:
@@ -256,7 +256,7 @@ def _attach(settings: Settings, args: argparse.Namespace) -> int:
     """Attach a disk to a node, and mount it if this is requested."""
     fleet = _look(settings, dry=args.dry_run)
     node = node_called(fleet, args.node, zone=args.zone, project=args.project)
-    with disks.api(settings) as client:
+    with origin.compute_api(settings) as client:
         listed, warnings = cloud.list_disks(client, node.project)
     for text in warnings:
         output.warning(text)
@@ -342,7 +342,7 @@ def _refresh(settings: Settings) -> Fleet | None:
 def _delete(settings: Settings, args: argparse.Namespace) -> int:
     """Delete a disk that nothing uses."""
     project = config.check_project(_only("project", args.project, settings.projects), "--project")
-    with disks.api(settings) as client:
+    with origin.compute_api(settings) as client:
         held, labels = _held(settings, client, [project])
         disk = disks.chosen([one.disk for one in held], args.name, zone=args.zone)
         _check_unused(next(one for one in held if one.disk is disk), labels)

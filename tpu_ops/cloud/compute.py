@@ -40,7 +40,8 @@ _STATUS = {
 _LIMITS = {"rateLimitExceeded": "RESOURCE_EXHAUSTED", "quotaExceeded": "RESOURCE_EXHAUSTED"}
 _FIXES = {
     "PERMISSION_DENIED": "check the project's name, that the Compute Engine API is enabled in it, and that your "
-    "account has the role Compute Viewer (Compute Storage Admin for changes of disks)",
+    "account has the role Compute Viewer (for changes: Compute Storage Admin for disks, Compute Security Admin for "
+    "firewall rules, Compute Instance Admin for a project's metadata)",
     "RESOURCE_EXHAUSTED": "wait, or ask for more quota of what the message names",
 }
 
@@ -149,12 +150,12 @@ class Compute:
 
         return (page.body for page in pages(ask, where=where, timeout=self.timeout))
 
-    def wait(self, operation: Json, zone: str, where: str, *, timeout: float, progress: Progress) -> None:
-        """Wait until an operation of a zone is done.
+    def wait(self, operation: Json, place: str, where: str, *, timeout: float, progress: Progress) -> None:
+        """Wait until an operation is done.
 
         Args:
             operation: The operation as the API returned it.
-            zone: Path of the zone, as in ``projects/P/zones/Z``.
+            place: Path of its zone, as in ``projects/P/zones/Z``, or ``projects/P/global``.
             where: Subject of errors.
             timeout: Seconds to wait.
             progress: Called while waiting.
@@ -166,7 +167,7 @@ class Compute:
         """
 
         def look() -> bool:
-            found = self.call("GET", f"{zone}/operations/{operation['name']}", where)
+            found = self.call("GET", f"{place}/operations/{operation['name']}", where)
             if found.get("status") != "DONE":
                 return False
             if errors := found.get("error", {}).get("errors"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tpu_ops import files, texts
-from tpu_ops.cloud import compute, data_disks
+from tpu_ops import texts
+from tpu_ops.cloud import data_disks
 from tpu_ops.cloud import disks as cloud
-from tpu_ops.cloud.client import Tpu, told
+from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS, OfNode
 from tpu_ops.cloud.disks import Disk, Place
@@ -18,7 +17,7 @@ from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
-from tpu_ops.files import UnwritableError
+from tpu_ops.fleet import node_lock, origin
 
 
 class Use(NamedTuple):
@@ -45,26 +44,6 @@ class Held(NamedTuple):
     def is_unused(self) -> bool:
         """Whether nothing uses the disk, as far as the API lists it: neither a node nor an instance."""
         return self.certain and not self.uses and not self.disk.users
-
-
-@contextmanager
-def api(settings: Settings) -> Iterator[Compute]:
-    """Connect to the Compute Engine API, for the length of a `with` block.
-
-    Raises:
-        UsageError: Only one of the two endpoints is set.
-        CloudError: There are no credentials for the API.
-    """
-    if bool(settings.endpoint) != bool(settings.rest_endpoint):
-        # Otherwise nodes would be read from one service, and disks of the same name from another.
-        lacking = "TPU_OPS_REST_ENDPOINT" if settings.endpoint else "TPU_OPS_ENDPOINT"
-        raise UsageError(
-            "disks need both endpoints, or none for the real services",
-            where=f"environment variable {lacking}",
-            fix=f"set {lacking}, or unset the other endpoint",
-        )
-    with compute.connect(settings.rest_endpoint, settings.request_timeout, settings.auth) as found:
-        yield found
 
 
 def look(
@@ -106,7 +85,7 @@ def unused(settings: Settings, nodes: Sequence[Node], unanswered: Collection[tup
         UsageError: Only one of the two endpoints is set.
         CloudError: There are no credentials, or the API refused or did not answer.
     """
-    with api(settings) as client:
+    with origin.compute_api(settings) as client:
         held, _ = look(client, settings.projects, nodes, unanswered)
     return [one.disk for one in held if one.is_unused]
 
@@ -192,7 +171,7 @@ def attach(
         CloudError: The API refused, or the change was not done in time.
         UsageError: The node has the disk in another mode.
     """
-    with _locked(settings, node, timeout):
+    with node_lock.locked(settings, node, timeout):
         listed = OfNode(tpu, node, timeout=timeout, progress=progress)
         return data_disks.change(
             listed, lambda disks: data_disks.with_disk(disks, place, mode), f"{place.where}, {node_in_words(node)}"
@@ -205,34 +184,11 @@ def detach(tpu: Tpu, settings: Settings, node: str, place: Place, *, timeout: fl
     Raises:
         CloudError: The API refused, or the change was not done in time.
     """
-    with _locked(settings, node, timeout):
+    with node_lock.locked(settings, node, timeout):
         listed = OfNode(tpu, node, timeout=timeout, progress=progress)
         return data_disks.change(
             listed, lambda disks: data_disks.without_disk(disks, place), f"{place.where}, {node_in_words(node)}"
         )
-
-
-@contextmanager
-def _locked(settings: Settings, node: str, timeout: float) -> Iterator[None]:
-    """Keep other commands on this machine from changing the disks of a node, for the length of a `with` block.
-
-    Raises:
-        UnwritableError: Another command did not end in time, or the lock file cannot be written.
-    """
-    _, project, _, zone, _, name = node.split("/")
-    path = settings.state_dir / "data-disks" / f"{project}.{zone}.{name}.lock"
-    with ExitStack() as held:
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with told(f"waiting for another command that changes the disks of {node_in_words(node)}"):
-                held.enter_context(files.locked(path, timeout))
-        except TimeoutError as exc:
-            fix = "find the process with `fuser` on that file, and run this command again when the process has ended"
-            what = f"another command has been changing the node's disks for more than {timeout:.0f} s"
-            raise UnwritableError(what, where=str(path), fix=fix) from exc
-        except OSError as exc:
-            raise files.unwritable(path, exc) from exc
-        yield
 
 
 def in_words(use: Use, labels: Mapping[str, str]) -> str:
