@@ -165,3 +165,28 @@ def test_a_queued_resource(gcloud: Run, api: LabApi, alpha: bool) -> None:
 )
 def test_refusals_arrive_with_their_code(gcloud: Run, words: tuple[str, ...], code: str) -> None:
     assert code in gcloud(*words, ok=False).stderr
+
+
+def test_firewall_rules_and_the_metadata_of_a_project(gcloud: Run, api: LabApi) -> None:
+    rules = {"group": "firewall-rules"}
+    narrow = ("--allow=tcp:22", "--source-ranges=203.0.113.7/32")
+    gcloud("create", "ssh", *narrow, **rules)
+    (listed,) = shown(gcloud, "list", **rules)
+    assert listed["allowed"] == [{"IPProtocol": "tcp", "ports": ["22"]}]
+    assert (listed["sourceRanges"], listed["priority"], listed["direction"]) == (["203.0.113.7/32"], 1000, "INGRESS")
+    assert "already exists" in gcloud("create", "ssh", *narrow, ok=False, **rules).stderr
+    assert "CIDR" in gcloud("create", "odd", "--allow=tcp:22", "--source-ranges=10.0.0.1/8", ok=False, **rules).stderr
+    said = gcloud("create", "other", "--network=nope", *narrow, ok=False, **rules).stderr
+    assert "global/networks/nope' was not found" in said
+    gcloud("update", "ssh", "--source-ranges=198.51.100.0/24", **rules)
+    assert shown(gcloud, "describe", "ssh", **rules)["sourceRanges"] == ["198.51.100.0/24"]
+    gcloud("delete", "ssh", **rules)
+    assert shown(gcloud, "list", **rules) == []
+
+    project = {"group": "project-info"}
+    gcloud("add-metadata", "--metadata=a=b,c=d", **project)
+    gcloud("remove-metadata", "--keys=c", **project)
+    metadata = shown(gcloud, "describe", **project)["commonInstanceMetadata"]
+    assert metadata["items"] == [{"key": "a", "value": "b"}]
+    stale = api.call("POST", "compute/v1/projects/lab/setCommonInstanceMetadata", {"items": [], "fingerprint": "bGFi"})
+    assert (stale[0], stale[1]["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")

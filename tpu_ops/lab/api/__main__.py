@@ -99,6 +99,7 @@ async def _serve(options: argparse.Namespace) -> None:
         service = await _service(options, stack)
         from tpu_ops.lab.api import (
             compute,
+            compute_projects_routes,
             extras,
             grpc_server,
             lifecycle,
@@ -113,6 +114,7 @@ async def _serve(options: argparse.Namespace) -> None:
         app = rest.application(service)
         extras.add_routes(app, service)
         compute.add_routes(app, service)
+        compute_projects_routes.add_routes(app, service)
         storage_routes.add_routes(app, service)
         rest_api, rest_port = await _listen(rest.serve(app, bind, ports[1]), bind, ports[1], "--rest-port")
         stack.push_async_callback(rest_api.cleanup)

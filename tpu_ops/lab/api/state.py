@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 from typing import Any, Generic, TypeVar
 
 from tpu_ops.lab.api.addresses import RESERVED, Pool
+from tpu_ops.lab.api.compute_projects import Project
 from tpu_ops.lab.api.errors import ApiError, not_found
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
 from tpu_ops.lab.api.records import DiskRecord, NodeRecord, OperationRecord, QueuedRecord, Record
@@ -92,6 +93,7 @@ class State:
             self.queued = Collection([QueuedRecord.from_file(entry) for entry in data.get("queued_resources", [])])
             self.operations = Collection([OperationRecord.from_file(entry) for entry in data.get("operations", [])])
             self.disks = Collection([DiskRecord.from_file(entry) for entry in data.get("disks", [])])
+            self.projects = {name: Project(entry) for name, entry in data.get("projects", {}).items()}
             for node in self.nodes:
                 node.workers()
             for queued in self.queued:
@@ -128,6 +130,7 @@ class State:
             f'"{key}": [' + ",\n".join(record.file_text() for record in records) + "]" for key, records in parts.items()
         ]
         head = {"format": FORMAT, "version": FORMAT_VERSION, "next_external": self.external.cursor}
+        lists.append(f'"projects": {json.dumps({name: one.json() for name, one in self.projects.items()})}')
         return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
 
     def new_node_id(self) -> str:
