@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "configure": ("configure", "run site.yml, or another playbook, on workers"),
     "ssh": ("ssh", "log in to a worker"),
     "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
+    "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),
+    "firewall": ("firewall", "let ssh or mosh reach the workers from given addresses"),
     "run": ("run", "run a command on all workers of a target at once"),
     "sync": ("sync", "copy a directory to all workers of a target"),
     "train": ("train", "start a training run on all workers of one or more nodes"),
