@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support.commands import failed
+from tests.support.lab_api import PATIENCE
 from tests.support.nodes import key
+from tpu_ops.cloud import firewalls
 
 BOB = f"bob:ssh-ed25519 {key('bob')} bob"
 EXPIRING = f'cleo:ssh-rsa {key("cleo")} google-ssh {{"userName":"cleo","expireOn":"2030-01-01T00:00:00+0000"}}'
@@ -75,7 +79,7 @@ def test_a_key_is_added_to_a_project_and_nodes_that_ignore_it_are_named(place, l
     fingerprint = compute(place)["commonInstanceMetadata"]["fingerprint"]
     path = f"compute/v1/projects/{place.project}/setCommonInstanceMetadata"
     assert place.api.call("POST", path, {"items": before, "fingerprint": fingerprint})[0] == 200
-    place.create("deaf", metadata={"block-project-ssh-keys": "TRUE"})
+    place.create("deaf", metadata={"block-project-ssh-keys": "TRUE", "enable-oslogin": "TRUE"})
     place.create("open", metadata={"block-project-ssh-keys": "false"})
 
     code, out, err = tpu_ops("keys", "push", place.project, "--dry-run")
@@ -87,6 +91,7 @@ def test_a_key_is_added_to_a_project_and_nodes_that_ignore_it_are_named(place, l
     assert "open" not in err
     assert items(place) == [before[0], {"key": "ssh-keys", "value": f"{BOB}\n{line}"}, before[2]]
     assert "there already" in tpu_ops("keys", "push", place.project)[1]
+    assert "with enable-oslogin, workers ignore all keys" in tpu_ops("keys", "push", "deaf", "--dry-run")[2]
 
 
 def test_a_target_that_is_neither_a_node_nor_a_project_of_the_fleet_is_refused(place, tpu_ops):
@@ -137,6 +142,30 @@ def test_a_rule_that_differs_is_replaced_only_on_demand_and_then_wholly(place, t
     assert "was replaced" in tpu_ops("firewall", "ssh", "--source", HOME, "--yes", "--replace")[1]
     rule = compute(place, "/global/firewalls/tpu-ops-ssh-default")
     assert (rule["sourceRanges"], rule.get("sourceTags"), rule["description"]) == ([HOME], None, "by hand")
+
+
+@pytest.mark.parametrize(("source", "code"), [(HOME, 0), ("10.0.0.0/8", 2)])
+def test_a_rule_that_somebody_else_makes_at_the_same_time_is_compared(place, tpu_ops, source, code):
+    rule = firewalls.rule("ssh", place.project, "default", [source])
+    place.api.forget_requests()
+    place.api.fault(method="compute.firewalls.insert", seconds=PATIENCE, times=1, project=place.project)
+
+    def insert():
+        deadline = time.monotonic() + PATIENCE
+        while not place.api.requests(place.project).get("compute.firewalls.insert"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # polls until the command's request is there, which the fault holds back
+        status, _ = place.api.call("POST", f"compute/v1/projects/{place.project}/global/firewalls", rule)
+        place.api.clear_faults()
+        return status
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(insert)
+        result = tpu_ops("firewall", "ssh", "--source", HOME, "--yes")
+        assert other.result() == 200
+    assert result[0] == code
+    assert ("exists already, with the same content" if code == 0 else "nothing was changed") in "".join(result[1:])
+    assert compute(place, "/global/firewalls/tpu-ops-ssh-default")["sourceRanges"] == [source]
 
 
 def test_all_addresses_are_let_in_only_if_they_are_typed_twice_at_a_terminal(place, tpu_ops, terminal):

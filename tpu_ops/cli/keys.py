@@ -22,7 +22,7 @@ _LIMIT = 900
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops keys`."""
     parser.add_argument("action", choices=("push",), help="push: add the public half of your key, if it is not there")
-    parser.add_argument("target", metavar="NODE|PROJECT", help="a node of the fleet, or one of the fleet's projects")
+    parser.add_argument("owner", metavar="NODE|PROJECT", help="a node of the fleet, or one of the fleet's projects")
     parser.add_argument("--zone", help="zone of the node, if several nodes share the name")
     parser.add_argument("--project", help="project of the node, if several nodes share name and zone")
     parser.add_argument(
@@ -42,21 +42,21 @@ def run(args: argparse.Namespace) -> int:
     for text in fleet.warnings:
         output.warning(text)
     if _is_project(settings, fleet, args):
-        return _to_project(settings, fleet, args.target, line, args)
+        return _to_project(settings, fleet, args.owner, line, args)
     return _to_node(settings, fleet, line, args)
 
 
 def _is_project(settings: Settings, fleet: Fleet, args: argparse.Namespace) -> bool:
-    if args.target not in settings.projects or args.zone or args.project:
+    if args.owner not in settings.projects or args.zone or args.project:
         return False
-    if any(node.name == args.target for node in fleet.nodes):
-        what = f"{args.target} is a project and the name of a node"
-        raise UsageError(what, where="the target", fix="add --zone for the node; rename the node for the project")
+    if any(node.name == args.owner for node in fleet.nodes):
+        what = f"{args.owner} is a project and the name of a node"
+        raise UsageError(what, where="NODE|PROJECT", fix="add --zone for the node; rename the node for the project")
     return True
 
 
 def _to_node(settings: Settings, fleet: Fleet, line: str, args: argparse.Namespace) -> int:
-    node = chosen(fleet, args.target, zone=args.zone, project=args.project)
+    node = chosen(fleet, args.owner, zone=args.zone, project=args.project)
     words = nodes.node_in_words(node.full_name)
     with origin.api(settings) as tpu:
         metadata = nodes.node_metadata(tpu, node.full_name)
