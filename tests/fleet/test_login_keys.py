@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from google.cloud import tpu_v2
-from google.longrunning.operations_pb2 import Operation
+from google.longrunning.operations_pb2 import ListOperationsResponse, Operation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from tpu_ops.fleet import login_keys, origin
 from tpu_ops.fleet.login_keys import ENTRY, merged
 
 ADA, BOB = f"ada:ssh-ed25519 {key('ada')} ada", f"bob:ssh-ed25519 {key('bob')} bob"
+CLEO = BOB.replace("bob", "cleo")
 EXPIRING = f'ada:ssh-ed25519 {key("ada")} google-ssh {{"userName":"ada","expireOn":"2030-01-01T00:00:00+0000"}}'
 
 #: Lines as people and programs leave them: valid, expiring, malformed, blank, and with odd characters.
@@ -72,12 +73,15 @@ class Memory:
 
     def __init__(self, others: list[str]) -> None:
         self.metadata, self._others, self.updates = {ENTRY: BOB, "secret": "s3cr3t"}, others, 0
+        self.timeout = 5.0
 
     def call(self, method, request, where, *, repeat=True):
         if method == "get_node":
             return tpu_v2.Node(name=request["name"], metadata=self.metadata)
         if method == "get_operation":
             return Operation(done=True)
+        if method == "list_operations":
+            return ListOperationsResponse()
         assert (method, request["update_mask"]) == ("update_node", {"paths": ["metadata"]})
         self.metadata = request["node"]["metadata"]
         self.updates += 1
@@ -96,10 +100,9 @@ def push(memory, settings):
 
 
 def test_a_key_that_another_program_overwrites_is_pushed_again(fleet):
-    cleo = BOB.replace("bob", "cleo")
-    memory = Memory([BOB, f"{BOB}\n{cleo}"])
+    memory = Memory([BOB, f"{BOB}\n{CLEO}"])
     assert push(memory, fleet.settings()) is True
-    assert memory.metadata == {ENTRY: f"{BOB}\n{cleo}\n{ADA}", "secret": "s3cr3t"}
+    assert memory.metadata == {ENTRY: f"{BOB}\n{CLEO}\n{ADA}", "secret": "s3cr3t"}
     assert memory.updates == 3
 
 
@@ -125,6 +128,22 @@ def test_commands_on_one_machine_change_a_node_one_after_the_other(fleet):
     assert (sorted(metadata[ENTRY].split("\n")), metadata["secret"]) == (sorted([BOB, *lines]), "s3cr3t")
     # Each change was made once: no command has overwritten another one's.
     assert fleet.api.requests(fleet.project)["UpdateNode"] == 3
+
+
+def test_a_change_by_another_machine_that_ends_later_is_waited_for(slow_fleet):
+    slow_fleet.create("pod", metadata={ENTRY: BOB})
+    name, settings = f"{slow_fleet.location()}/nodes/pod", slow_fleet.settings()
+    begun: list[tuple[int, object]] = []
+
+    def write_what_was_there_before(elapsed, _):
+        if elapsed > 1 and not begun:
+            stale = {"metadata": {ENTRY: f"{BOB}\n{CLEO}"}}
+            begun.append(slow_fleet.api.call("PATCH", f"v2/{name}?updateMask=metadata", stale))
+
+    with origin.api(settings) as tpu:
+        assert login_keys.push_to_node(tpu, settings, name, ADA, timeout=20, progress=write_what_was_there_before)
+        assert begun[0][0] == 200
+        assert nodes.node_metadata(tpu, name)[ENTRY] == f"{BOB}\n{CLEO}\n{ADA}"
 
 
 def test_programs_that_change_a_project_at_the_same_time_lose_nothing(fleet):

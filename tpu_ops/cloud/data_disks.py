@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from tpu_ops.cloud.disks import Place, place_of
 from tpu_ops.cloud.lifecycle import UNCLEAR
 from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.operations import Progress
-from tpu_ops.cloud.pages import pages
 from tpu_ops.cloud.zones import raw
 from tpu_ops.errors import CloudError, UsageError
 
@@ -187,41 +185,12 @@ class OfNode:
         operations.wait(self._tpu, operation, what=where, timeout=self._timeout, progress=self._progress)
 
     def settle(self) -> None:
-        """Wait for operations on the node that are not done yet.
-
-        An operation that was accepted with an older list may end after this one, and then replaces the list.
+        """Wait for changes of the node that others have begun and that are not done yet.
 
         Raises:
-            CloudError: An operation was not done in time.
+            CloudError: A change was not done in time.
         """
-        where, parent = node_in_words(self._name), self._name.partition("/nodes/")[0]
-        end = self._name.partition("/locations/")[2]
-
-        def ask(token: str) -> Any:
-            return self._tpu.call("list_operations", {"name": parent, "page_size": 1000, "page_token": token}, where)
-
-        try:
-            found = [one for page in pages(ask, where=where, timeout=self._tpu.timeout) for one in page.operations]
-        except ApiError as exc:
-            _log.debug("the operations of %s are not known: %s", where, exc)
-            return
-        for one in found:
-            # The target may have the project's number instead of its id.
-            if not one.done and _target(one).endswith(f"/locations/{end}"):
-                with contextlib.suppress(operations.Failed):
-                    operations.wait(self._tpu, one.name, what=where, timeout=self._timeout, progress=self._progress)
-
-
-def _target(operation: Any) -> str:
-    """Return the resource that an operation changes; empty if it is not known."""
-    from google.cloud.tpu_v2.types import cloud_tpu
-    from google.protobuf.message import DecodeError
-
-    metadata = raw(cloud_tpu.OperationMetadata())
-    # The metadata of both API versions have the same fields; gcloud alpha begins operations of v2alpha1.
-    with contextlib.suppress(DecodeError):
-        metadata.ParseFromString(operation.metadata.value)
-    return str(metadata.target)
+        operations.settle(self._tpu, self._name, timeout=self._timeout, progress=self._progress)
 
 
 def _attached(message: Any) -> Attached:

@@ -66,7 +66,8 @@ def push_to_node(tpu: Tpu, settings: Settings, name: str, line: str, *, timeout:
     """Add a line to a node's `ssh-keys`; return whether it was added, and not there already.
 
     The API replaces the whole metadata and does not detect concurrent changes. A lock excludes other commands on this
-    machine. Elsewhere, another program can overwrite the change, so the metadata is read again afterwards.
+    machine. Elsewhere, another program can overwrite the change. So the metadata is read again once the changes that
+    were begun meanwhile are done.
 
     Raises:
         ApiError: The API refused.
@@ -83,6 +84,7 @@ def push_to_node(tpu: Tpu, settings: Settings, name: str, line: str, *, timeout:
             try:
                 operation = nodes.replace_metadata(tpu, name, {**metadata, ENTRY: new})
                 operations.wait(tpu, operation, what=where, timeout=timeout, progress=progress)
+                operations.settle(tpu, name, timeout=timeout, progress=progress)
             except ApiError as exc:
                 if exc.status not in RETRIED or attempt == _ATTEMPTS - 1:
                     raise
