@@ -94,11 +94,11 @@ def test_a_key_is_added_to_a_project_and_nodes_that_ignore_it_are_named(place, l
     assert "with enable-oslogin, workers ignore all keys" in tpu_ops("keys", "push", "deaf", "--dry-run")[2]
 
 
-def test_a_target_that_is_neither_a_node_nor_a_project_of_the_fleet_is_refused(place, tpu_ops):
+def test_a_target_that_is_not_in_the_fleet_is_refused(place, tpu_ops):
     failed(tpu_ops("keys", "push", place.second), 2, f"no node is called '{place.second}'")
 
 
-def test_without_an_endpoint_for_compute_engine_the_real_service_is_not_asked(fleet, tpu_ops, monkeypatch):
+def test_with_only_one_endpoint_the_real_service_is_not_asked(fleet, tpu_ops, monkeypatch):
     monkeypatch.delenv("TPU_OPS_REST_ENDPOINT", raising=False)
     failed(tpu_ops("firewall", "ssh", "--source", HOME, "--yes"), 2, "at:  environment variable TPU_OPS_REST_ENDPOINT")
     failed(tpu_ops("keys", "push", fleet.project), 2, "at:  environment variable TPU_OPS_REST_ENDPOINT")
@@ -168,7 +168,7 @@ def test_a_rule_that_somebody_else_makes_at_the_same_time_is_compared(place, tpu
     assert compute(place, "/global/firewalls/tpu-ops-ssh-default")["sourceRanges"] == [source]
 
 
-def test_all_addresses_are_let_in_only_if_they_are_typed_twice_at_a_terminal(place, tpu_ops, terminal):
+def test_all_addresses_are_let_in_only_if_typed_twice_at_a_terminal(place, tpu_ops, terminal):
     wide = ("firewall", "ssh", "--source", "0.0.0.0/0")
     failed(tpu_ops(*wide, "--yes"), 2, "has to be confirmed at a terminal, also with --yes", printed=True)
     for typed in ("y\n", "y\ny\n", "n\n0.0.0.0/0\n"):

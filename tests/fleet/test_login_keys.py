@@ -42,7 +42,7 @@ def test_merging_twice_is_merging_once(text, line):
 
 
 @given(VALUES)
-def test_the_order_of_two_people_does_not_matter_for_what_is_there(text):
+def test_the_order_of_two_people_does_not_matter(text):
     both = merged(merged(text, ADA), BOB), merged(merged(text, BOB), ADA)
     assert sorted(filter(None, both[0].split("\n"))) == sorted(filter(None, both[1].split("\n")))
 
