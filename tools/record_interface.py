@@ -27,6 +27,7 @@ from tpu_ops.cli.commands import COMMANDS
 
 _LAB_COMMANDS = ("up", "down", "env", "status", "maintenance", "preempt", "api")
 _BUCKET_COMMANDS = ("create", "check")
+_DISK_COMMANDS = ("create", "list", "attach", "detach", "delete")
 _NODE, _RUN = "pod", "kept"
 #: Maps with one key for each host, package or label; only the form of their values is recorded.
 _BY_NAME = frozenset({"hostvars", "workers", "packages", "labels", "space", "environment_files"})
@@ -95,6 +96,7 @@ def _written(path: Path, value: Any) -> None:
 def _help(place: Path) -> None:
     names = [(name,) for name in COMMANDS] + [("lab", name) for name in _LAB_COMMANDS]
     names += [("bucket", name) for name in _BUCKET_COMMANDS]
+    names += [("disk", name) for name in _DISK_COMMANDS]
     for words in [(), *names]:
         command = [str(BIN / "tpu_ops"), *words, "--help"]
         done = subprocess.run(command, env=_WIDE, capture_output=True, text=True, check=True)

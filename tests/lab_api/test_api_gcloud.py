@@ -48,8 +48,8 @@ def gcloud(api: LabApi, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "GOOGLE_APPLICATION_CREDENTIALS": str(home / "void.json"),
     }
 
-    def run(*words: str, ok: bool = True, alpha: bool = False) -> subprocess.CompletedProcess[str]:
-        command = ["gcloud", *(["alpha"] if alpha else []), "compute", "tpus", *words]
+    def run(*words: str, ok: bool = True, alpha: bool = False, group: str = "tpus") -> subprocess.CompletedProcess[str]:
+        command = ["gcloud", *(["alpha"] if alpha else []), "compute", group, *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         assert (done.returncode == 0) is ok, f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done
@@ -118,6 +118,23 @@ def test_create_without_waiting(gcloud: Run, api: LabApi) -> None:
     assert "accessConfig" not in api.node("later")["networkEndpoints"][0]
 
 
+def test_a_disk_from_create_to_delete(gcloud: Run, api: LabApi) -> None:
+    source = "projects/lab/zones/us-central2-b/disks/data"
+    kind = ("--zone=us-central2-b", "--size=10GB", "--type=pd-balanced")
+    assert "Created [" in gcloud("create", "data", *kind, group="disks").stderr
+    assert "already exists" in gcloud("create", "data", *kind, ok=False, group="disks").stderr
+    (disk,) = shown(gcloud, "list", group="disks")
+    assert (disk["name"], disk["sizeGb"], disk["type"].rpartition("/")[2]) == ("data", "10", "pd-balanced")
+    api.create("reader")
+    gcloud("tpu-vm", "attach-disk", "reader", f"--disk={source}", "--mode=read-only", alpha=True)
+    assert api.node("reader")["dataDisks"] == [{"sourceDisk": source, "mode": "READ_ONLY"}]
+    used = gcloud("delete", "data", "--zone=us-central2-b", ok=False, group="disks")
+    assert "already being used by" in used.stderr
+    gcloud("tpu-vm", "detach-disk", "reader", f"--disk={source}", alpha=True)
+    assert "Deleted [" in gcloud("delete", "data", "--zone=us-central2-b", group="disks").stderr
+    assert shown(gcloud, "list", group="disks") == []
+
+
 @pytest.mark.parametrize("alpha", [False, True])
 def test_a_queued_resource(gcloud: Run, api: LabApi, alpha: bool) -> None:
     name = "qa" if alpha else "qg"
@@ -148,3 +165,28 @@ def test_a_queued_resource(gcloud: Run, api: LabApi, alpha: bool) -> None:
 )
 def test_refusals_arrive_with_their_code(gcloud: Run, words: tuple[str, ...], code: str) -> None:
     assert code in gcloud(*words, ok=False).stderr
+
+
+def test_firewall_rules_and_the_metadata_of_a_project(gcloud: Run, api: LabApi) -> None:
+    rules = {"group": "firewall-rules"}
+    narrow = ("--allow=tcp:22", "--source-ranges=203.0.113.7/32")
+    gcloud("create", "ssh", *narrow, **rules)
+    (listed,) = shown(gcloud, "list", **rules)
+    assert listed["allowed"] == [{"IPProtocol": "tcp", "ports": ["22"]}]
+    assert (listed["sourceRanges"], listed["priority"], listed["direction"]) == (["203.0.113.7/32"], 1000, "INGRESS")
+    assert "already exists" in gcloud("create", "ssh", *narrow, ok=False, **rules).stderr
+    assert "CIDR" in gcloud("create", "odd", "--allow=tcp:22", "--source-ranges=10.0.0.1/8", ok=False, **rules).stderr
+    said = gcloud("create", "other", "--network=nope", *narrow, ok=False, **rules).stderr
+    assert "global/networks/nope' was not found" in said
+    gcloud("update", "ssh", "--source-ranges=198.51.100.0/24", **rules)
+    assert shown(gcloud, "describe", "ssh", **rules)["sourceRanges"] == ["198.51.100.0/24"]
+    gcloud("delete", "ssh", **rules)
+    assert shown(gcloud, "list", **rules) == []
+
+    project = {"group": "project-info"}
+    gcloud("add-metadata", "--metadata=a=b,c=d", **project)
+    gcloud("remove-metadata", "--keys=c", **project)
+    metadata = shown(gcloud, "describe", **project)["commonInstanceMetadata"]
+    assert metadata["items"] == [{"key": "a", "value": "b"}]
+    stale = api.call("POST", "compute/v1/projects/lab/setCommonInstanceMetadata", {"items": [], "fingerprint": "bGFi"})
+    assert (stale[0], stale[1]["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")

@@ -48,6 +48,7 @@ def converge(
     name: str = "site",
     variables: Mapping[str, object] | None = None,
     *,
+    tags: str = "",
     check: bool = False,
     then: str = AGAIN,
 ) -> Outcome:
@@ -59,6 +60,7 @@ def converge(
         display: Returns the display of a playbook.
         name: The name of the playbook, as for `Project.playbook`.
         variables: Extra variables, which override all others.
+        tags: Tags of the roles to run; empty runs all.
         check: Whether to run Ansible in check mode, which changes nothing.
         then: Advice: what the user does after correcting an error.
 
@@ -72,6 +74,7 @@ def converge(
     file = project.playbook(name)
     progress = display(check)
     given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])
+    given += [f"--tags={tags}"] if tags else []
     outcome = playbook.run(project, file, hosts=limit_of(fleet, workers), options=given, told=progress)
     progress.end()
     if (servers := left_out(outcome)) and not check:

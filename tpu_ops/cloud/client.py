@@ -91,6 +91,7 @@ _MEANT = {
     "IN_USE_ADDRESSES|vmExternalIpAccess": "each worker needs an external address: ask for more of them in this "
     "region, or create the node with --internal-only (docs/nodes.md)",
     "referenced (sub)?network resource cannot be found": "name a network of the project: --network and --subnetwork",
+    "global/networks/.* was not found": "name a network of the project with --network",
     "per minute": "too many requests for now: wait a minute",
     "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or try again later; a queued resource "
     "(`tpu_ops create --queued`) waits until there is capacity (docs/nodes.md)",

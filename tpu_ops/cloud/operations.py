@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.node import Node
-from tpu_ops.cloud.nodes import get_node
+from tpu_ops.cloud.nodes import get_node, node_in_words
+from tpu_ops.cloud.pages import pages
+from tpu_ops.cloud.zones import raw
 from tpu_ops.errors import CloudError, OpsError
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between the first two checks of an operation, which is short since some operations take no time; and the
 #: longest pause between two checks.
@@ -67,6 +73,51 @@ def is_done(tpu: Tpu, operation: str, *, what: str) -> bool:
         status = status_of(answer.error.code)
         raise Failed(answer.error.message or f"it failed ({status})", status=status, where=what)
     return bool(answer.done)
+
+
+def settle(tpu: Tpu, name: str, *, timeout: float, progress: Progress) -> None:
+    """Wait for operations on a node that are not done yet, whoever has begun them.
+
+    An operation that was accepted with older values may end after a later one, and then overwrites its values.
+    If the API does not list operations, there is no wait.
+
+    Args:
+        tpu: The client.
+        name: The node's resource name.
+        timeout: Maximum number of seconds to wait for each operation.
+        progress: Called while waiting.
+
+    Raises:
+        CloudError: An operation was not done in time.
+    """
+    where, parent = node_in_words(name), name.partition("/nodes/")[0]
+    end = name.partition("/locations/")[2]
+
+    def ask(token: str) -> Any:
+        return tpu.call("list_operations", {"name": parent, "page_size": 1000, "page_token": token}, where)
+
+    try:
+        found = [one for page in pages(ask, where=where, timeout=tpu.timeout) for one in page.operations]
+    except ApiError as exc:
+        _log.debug("the operations of %s are not known: %s", where, exc)
+        return
+    for one in found:
+        # The target may have the project's number instead of its id.
+        if not one.done and _target(one).endswith(f"/locations/{end}"):
+            with contextlib.suppress(Failed):
+                wait(tpu, one.name, what=where, timeout=timeout, progress=progress)
+
+
+def _target(operation: Any) -> str:
+    """Return the resource that an operation changes; empty if it is not known."""
+    from google.cloud.tpu_v2.types import cloud_tpu
+    from google.protobuf.message import DecodeError
+
+    metadata = raw(cloud_tpu.OperationMetadata())
+    # The metadata of both API versions have the same fields; gcloud alpha begins operations of v2alpha1.
+    with contextlib.suppress(DecodeError):
+        metadata.ParseFromString(operation.metadata.value)
+    return str(metadata.target)
 
 
 def wait_for_state(

@@ -42,6 +42,7 @@ _A_PROJECT, _A_ZONE = "a project id, as in my-project", "a zone, as in us-centra
 _USER = re.compile(USER)
 #: Variables by which a shell can override how workers are reached.
 _LOGIN = ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY", "TPU_OPS_PROXY_JUMP")
+_REST = "TPU_OPS_REST_ENDPOINT"
 _OF_STATE = "the directory for state (TPU_OPS_STATE, else below HOME)"
 _PATTERN = re.compile(r"^\S+$")
 _JUMP = re.compile(rf"{USER_AT_HOST}(?::(?P<port>[0-9]{{1,5}}))?")
@@ -117,6 +118,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         forward_agent=options.flag("forward_agent", default=False),
         learn_host_keys=options.flag("learn_host_keys", default=True),
         state_dir=_for_ssh(files.state_root(environ), _OF_STATE) / "fleets" / state_name(file, endpoint, own),
+        rest_endpoint=_rest_endpoint(environ.get(_REST, "")),
     )
     # If the shell sets an endpoint, its login needs no separate ssh files: it has its own state directory anyway.
     return found if endpoint != (options.data.get("endpoint") or "") else _with_login(found, options)
@@ -176,6 +178,17 @@ def _endpoint(options: Options) -> str:
             fix=fix,
         )
     return endpoint.value
+
+
+def _rest_endpoint(text: str) -> str:
+    """Return the URL of the REST endpoint, or "". It must be on this machine, as the other endpoint."""
+    if not text:
+        return ""
+    host, _, port = text.rstrip("/").removeprefix("http://").rpartition(":")
+    if not text.startswith("http://") or not _is_port(port) or not is_loopback(host):
+        fix = "use a URL of this machine's loopback, as in http://127.0.0.1:18471, or unset the variable"
+        raise UsageError(f"{shown(text)} is not such a URL", where=f"environment variable {_REST}", fix=fix)
+    return text.rstrip("/")
 
 
 def _user(options: Options) -> str:

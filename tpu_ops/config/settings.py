@@ -142,6 +142,8 @@ class Settings(NamedTuple):
         login: Digest of a login (user, key, jump) that the shell sets and that differs from the file's login. It has
             its own ssh files. Empty if there is no such login.
         shared: The same settings with the file's login, which other shells use; None if ``login`` is empty.
+        rest_endpoint: Plaintext URL on loopback, as in ``http://127.0.0.1:18471``, of Google Cloud's other services;
+            empty means the real services. It belongs to ``endpoint``.
     """
 
     path: Path
@@ -168,6 +170,7 @@ class Settings(NamedTuple):
     login: str = ""
     # The value is a `Settings` or None. The type is `Any`, since `typing` would evaluate `Settings | None`.
     shared: Any = None
+    rest_endpoint: str = ""
 
 
 def folder_of(file: Path) -> Path:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tpu_ops.cloud import forms
+from tpu_ops.cloud import compute, forms
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.cloud.listing import Listing, list_nodes
 from tpu_ops.cloud.node import Node
@@ -37,6 +37,26 @@ def api(settings: Settings) -> Iterator[Tpu]:
                 )
             raise
         yield tpu
+
+
+@contextmanager
+def compute_api(settings: Settings) -> Iterator[compute.Compute]:
+    """Connect to the Compute Engine API, for the length of a `with` block.
+
+    Raises:
+        UsageError: Only one of the two endpoints is set.
+        CloudError: There are no credentials for the API.
+    """
+    if bool(settings.endpoint) != bool(settings.rest_endpoint):
+        # Otherwise nodes would be read from one service, and disks of the same name from another.
+        lacking = "TPU_OPS_REST_ENDPOINT" if settings.endpoint else "TPU_OPS_ENDPOINT"
+        raise UsageError(
+            "Compute Engine needs both endpoints, or none for the real services",
+            where=f"environment variable {lacking}",
+            fix=f"set {lacking}, or unset the other endpoint",
+        )
+    with compute.connect(settings.rest_endpoint, settings.request_timeout, settings.auth) as found:
+        yield found
 
 
 def source_of(settings: Settings) -> str:

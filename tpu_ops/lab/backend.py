@@ -144,6 +144,13 @@ class Backend(Protocol):
             BackendError: A disk could not be attached.
         """
 
+    async def forget_disk(self, source: str) -> None:
+        """Remove the data of a disk that no worker uses.
+
+        Raises:
+            BackendError: The data cannot be removed.
+        """
+
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
         """Return the attributes that the worker's guest agent published: namespace -> key -> value."""
 
@@ -163,6 +170,9 @@ class NoWorkers:
         """Do nothing, since this backend has no workers."""
 
     halt = kill = remove = publish = prune = boot
+
+    async def forget_disk(self, source: str) -> None:
+        """Do nothing, since disks have no data here."""
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
         """Return an invented host key, derived from the node id and the worker's index, without a private key."""

@@ -98,6 +98,22 @@ class Attachments:
                 self._files.pop(name, None)
             await asyncio.to_thread(keep, self._folder, frozenset[str]().union(*self._files.values()))
 
+    async def forget(self, source: str) -> None:
+        """Remove the file of a disk that no worker uses; a disk of the same name that is made later is blank.
+
+        Raises:
+            DiskError: The file cannot be removed.
+        """
+        async with self._changing:
+            try:
+                (self._folder / file_name(source)).unlink(missing_ok=True)
+            except OSError as exc:
+                raise DiskError(
+                    f"the disk's file cannot be removed: {exc.strerror or exc}",
+                    where=f"data disk {source}, {self._folder}",
+                    fix="make the directory writable, then try again",
+                ) from exc
+
     def devices(self, worker: WorkerSpec) -> list[dict[str, object]]:
         """Return a worker's attached disks in the form that its guest agent reads."""
         attached = {loop.file.name: loop for loop in (loops(self._folder) if worker.disks else ()) if not loop.leaving}

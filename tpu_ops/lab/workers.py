@@ -174,6 +174,15 @@ class ContainerBackend:
         await self._publish(workers)
         await self._release()
 
+    async def forget_disk(self, source: str) -> None:
+        """Remove the file of a disk that no worker uses.
+
+        Raises:
+            BackendError: The file cannot be removed.
+        """
+        with _as_backend_error():
+            await self._disks.forget(source)
+
     async def _publish(self, workers: Sequence[WorkerSpec]) -> None:
         for worker in workers:
             self._write_metadata(worker)

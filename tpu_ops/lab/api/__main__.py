@@ -97,12 +97,24 @@ async def _serve(options: argparse.Namespace) -> None:
     _check_free(bind, ports[1], "--rest-port")
     async with contextlib.AsyncExitStack() as stack:
         service = await _service(options, stack)
-        from tpu_ops.lab.api import extras, grpc_server, lifecycle, operations, queued_walk, rest, storage_routes
+        from tpu_ops.lab.api import (
+            compute,
+            compute_projects_routes,
+            extras,
+            grpc_server,
+            lifecycle,
+            operations,
+            queued_walk,
+            rest,
+            storage_routes,
+        )
 
         grpc_api, grpc_port = await _listen(grpc_server.serve(service, bind, ports[0]), bind, ports[0], "--grpc-port")
         stack.push_async_callback(grpc_api.stop, grace=1)
         app = rest.application(service)
         extras.add_routes(app, service)
+        compute.add_routes(app, service)
+        compute_projects_routes.add_routes(app, service)
         storage_routes.add_routes(app, service)
         rest_api, rest_port = await _listen(rest.serve(app, bind, ports[1]), bind, ports[1], "--rest-port")
         stack.push_async_callback(rest_api.cleanup)

@@ -1,4 +1,4 @@
-"""Further HTTP routes on the REST port: a stub of the Compute Engine API, and requests that only the lab offers."""
+"""Further HTTP routes on the REST port, for requests that only the lab offers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from tpu_ops.lab.api import faults, methods, nodes, storage_routes
+from tpu_ops.lab.api import compute, compute_projects_routes, faults, methods, nodes, storage_routes
 from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
 from tpu_ops.lab.api.errors import invalid
 from tpu_ops.lab.api.rest import json_response, read_json
@@ -36,20 +36,7 @@ async def _images(service: Service, versions: Iterable[str]) -> dict[str, str]:
 
 
 def add_routes(app: web.Application, service: Service) -> None:
-    """Add the routes ``/compute/v1/projects/P`` and ``/lab/...`` to the REST application."""
-
-    async def compute_project(http: web.Request) -> web.Response:
-        # `gcloud compute tpus tpu-vm ssh` reads the project's ssh keys with this request, before it reads the node's.
-        project = service.check_project(http.match_info["project"])
-        return json_response(
-            json.dumps(
-                {
-                    "kind": "compute#project",
-                    "name": project,
-                    "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": "bGFi", "items": []},
-                }
-            )
-        )
+    """Add the routes ``/lab/...`` to the REST application."""
 
     async def preempt(http: web.Request) -> web.Response:
         name = (await read_json(http)).get("node")
@@ -98,7 +85,6 @@ def add_routes(app: web.Application, service: Service) -> None:
             )
         )
 
-    app.router.add_get("/compute/v1/projects/{project}", compute_project)
     app.router.add_post("/lab/preempt", preempt)
     app.router.add_get("/lab/workers", workers)
     app.router.add_get("/lab/info", info)
@@ -107,7 +93,7 @@ def add_routes(app: web.Application, service: Service) -> None:
 
 def _add_faults(app: web.Application, kept: faults.Faults) -> None:
     """Add the routes with which tests inject faults into the API and read how many requests it has received."""
-    known = methods.NAMES | storage_routes.NAMES
+    known = methods.NAMES | storage_routes.NAMES | compute.NAMES | compute_projects_routes.NAMES
 
     def shown() -> web.Response:
         return json_response(json.dumps({"faults": [fault.json() for fault in kept.queue]}))

@@ -1,4 +1,4 @@
-"""The records of the API's state: nodes, queued resources and operations.
+"""The records of the API's state: nodes, disks, queued resources and operations.
 
 A record can be rendered for both API versions and for the state file. Renderings are cached until `touch` is called.
 """
@@ -189,6 +189,22 @@ class NodeRecord(Record):
                 if external:
                     endpoint.access_config.external_ip = external
         return node
+
+
+@dataclass
+class DiskRecord(Record):
+    """A disk of Compute Engine. Its name has the form of all records, with ``locations`` where the API has ``zones``.
+
+    Attributes:
+        body: The fields that the state keeps: id, size, short name of the type, creation time, description, labels.
+    """
+
+    body: Json
+
+    @property
+    def source(self) -> str:
+        """The disk's resource name, by which nodes refer to it."""
+        return f"projects/{self.location.project}/zones/{self.location.zone}/disks/{self.short}"
 
 
 @dataclass

@@ -10,9 +10,10 @@ from ipaddress import IPv4Address
 from typing import Any, Generic, TypeVar
 
 from tpu_ops.lab.api.addresses import RESERVED, Pool
+from tpu_ops.lab.api.compute_projects import Project
 from tpu_ops.lab.api.errors import ApiError, not_found
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
-from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, Record
+from tpu_ops.lab.api.records import DiskRecord, NodeRecord, OperationRecord, QueuedRecord, Record
 from tpu_ops.lab.api.store import FORMAT, FORMAT_VERSION
 from tpu_ops.lab.api.wire import Json
 from tpu_ops.lab.backend import Networks
@@ -91,6 +92,8 @@ class State:
             self.nodes = Collection([NodeRecord.from_file(entry) for entry in data.get("nodes", [])])
             self.queued = Collection([QueuedRecord.from_file(entry) for entry in data.get("queued_resources", [])])
             self.operations = Collection([OperationRecord.from_file(entry) for entry in data.get("operations", [])])
+            self.disks = Collection([DiskRecord.from_file(entry) for entry in data.get("disks", [])])
+            self.projects = {name: Project(entry) for name, entry in data.get("projects", {}).items()}
             for node in self.nodes:
                 node.workers()
             for queued in self.queued:
@@ -121,11 +124,13 @@ class State:
             "nodes": self.nodes,
             "queued_resources": self.queued,
             "operations": self.operations,
+            "disks": self.disks,
         }
         lists = [
             f'"{key}": [' + ",\n".join(record.file_text() for record in records) + "]" for key, records in parts.items()
         ]
         head = {"format": FORMAT, "version": FORMAT_VERSION, "next_external": self.external.cursor}
+        lists.append(f'"projects": {json.dumps({name: one.json() for name, one in self.projects.items()})}')
         return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
 
     def new_node_id(self) -> str:

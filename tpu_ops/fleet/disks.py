@@ -1,0 +1,196 @@
+"""The disks of a fleet's projects: which nodes use them, which nobody uses, and their changes on nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tpu_ops import texts
+from tpu_ops.cloud import data_disks
+from tpu_ops.cloud import disks as cloud
+from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.compute import Compute
+from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS, OfNode
+from tpu_ops.cloud.disks import Disk, Place
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.nodes import node_in_words
+from tpu_ops.cloud.operations import Progress
+from tpu_ops.config import Settings
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import node_lock, origin
+
+
+class Use(NamedTuple):
+    """A node that has a disk, and the mode (``READ_ONLY`` or ``READ_WRITE``)."""
+
+    node: Node
+    mode: str
+
+
+class Held(NamedTuple):
+    """A disk with the nodes that have it.
+
+    Attributes:
+        disk: The disk.
+        uses: The nodes that have it.
+        certain: Whether all nodes of its zone could be listed.
+    """
+
+    disk: Disk
+    uses: tuple[Use, ...]
+    certain: bool = True
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing uses the disk, as far as the API lists it: neither a node nor an instance."""
+        return self.certain and not self.uses and not self.disk.users
+
+
+def look(
+    client: Compute, projects: Iterable[str], nodes: Sequence[Node], unanswered: Collection[tuple[str, str]] = ()
+) -> tuple[list[Held], list[str]]:
+    """Return the disks of projects with the nodes that have them, and one sentence for each place not listed.
+
+    One request is sent for each project.
+
+    Args:
+        client: The client.
+        projects: Project ids.
+        nodes: All nodes of these projects, without the fleet's filters.
+        unanswered: Projects and zones whose nodes could not be listed.
+
+    Raises:
+        ApiError: The API refused or did not answer.
+    """
+    found: list[Held] = []
+    warnings: list[str] = []
+    for project in dict.fromkeys(projects):
+        listed, more = cloud.list_disks(client, project)
+        warnings += more
+        for disk in listed:
+            certain = not {(project, disk.zone), (project, "-")} & {*unanswered}
+            found.append(Held(disk, uses(disk.place, nodes), certain))
+    return found, warnings
+
+
+def unused(settings: Settings, nodes: Sequence[Node], unanswered: Collection[tuple[str, str]] = ()) -> list[Disk]:
+    """Return the disks of the fleet's projects that cost money without a node.
+
+    Args:
+        settings: The fleet's settings.
+        nodes: All nodes of the fleet's projects in all zones, without the filters.
+        unanswered: Projects and zones whose nodes could not be listed; their disks are left out.
+
+    Raises:
+        UsageError: Only one of the two endpoints is set.
+        CloudError: There are no credentials, or the API refused or did not answer.
+    """
+    with origin.compute_api(settings) as client:
+        held, _ = look(client, settings.projects, nodes, unanswered)
+    return [one.disk for one in held if one.is_unused]
+
+
+def uses(place: Place, nodes: Iterable[Node]) -> tuple[Use, ...]:
+    """Return the nodes that have a disk."""
+    return tuple(
+        Use(node, READ_ONLY if disk["mode"] == READ_ONLY else READ_WRITE)
+        for node in nodes
+        for disk in node.data_disks
+        if data_disks.same(disk["source"], place)
+    )
+
+
+def chosen(disks: Sequence[Disk], name: str, *, zone: str | None) -> Disk:
+    """Return the disk with this name.
+
+    Raises:
+        UsageError: No disk or more than one disk matches.
+    """
+    found = [disk for disk in disks if disk.name == name and zone in (None, disk.zone)]
+    if not found:
+        known = texts.some(sorted({disk.name for disk in disks}, key=texts.natural)) or "none"
+        place = f", zone {zone}" if zone else ""
+        raise UsageError(f"no disk is called {name!r}", where=f"this project{place}", fix=f"there are: {known}")
+    if len(found) > 1:
+        zones = " or ".join(disk.zone for disk in found)
+        raise UsageError(f"several disks are called {name!r}", where="this project", fix=f"add --zone {zones}")
+    return found[0]
+
+
+def for_node(disks: Sequence[Disk], name: str, node: Node) -> Disk:
+    """Return the disk with this name that the node can have.
+
+    Raises:
+        UsageError: There is no such disk in the node's zone.
+    """
+    named = [disk for disk in disks if disk.name == name]
+    for disk in named:
+        if disk.zone == node.zone and not disk.regional:
+            return disk
+    where = f"disk {name}, node {node.name}"
+    if named:
+        zones = texts.some([disk.zone for disk in named])
+        what = f"a node can only have disks of its own zone: the node is in {node.zone}, the disk in {zones}"
+        fix = "make a disk there from a snapshot of this one, or a node in the disk's zone"
+        raise UsageError(what, where=where, fix=fix)
+    known = texts.some([disk.name for disk in disks if disk.zone == node.zone]) or "none"
+    fix = f"zone {node.zone} has: {known}; `tpu_ops disk create {name} --size GB --zone {node.zone}` makes one"
+    raise UsageError(f"no disk is called {name!r}", where=where, fix=fix)
+
+
+def check_mode(place: Place, mode: str, node: Node, nodes: Iterable[Node]) -> None:
+    """Refuse an attachment that the API would refuse, before it is asked.
+
+    Raises:
+        UsageError: The node has several workers and the disk would be writable, another node uses the disk and one of
+            the two could write, or the node has it in another mode.
+    """
+    where = f"disk {place.name}, node {node.name}"
+    if mode == READ_WRITE and node.worker_count > 1:
+        what = f"several workers cannot write to one disk, and the node has {node.worker_count}"
+        raise UsageError(what, where=where, fix="attach it read-only: --mode ro")
+    for other, its in uses(place, nodes):
+        if other.full_name == node.full_name:
+            if its != mode:
+                fix = f"to change the mode, detach the disk first: `tpu_ops disk detach {place.name} {node.name}`"
+                raise UsageError(f"the node has the disk already, {WORDS[its]}", where=where, fix=fix)
+        elif READ_WRITE in (mode, its):
+            fix = f"`tpu_ops disk detach {place.name} {other.name}` first"
+            if its == READ_ONLY:
+                fix += ", or attach it read-only here too: --mode ro"
+            what = f"node {other.name} has the disk, {WORDS[its]}; nodes can share a disk only if all of them read it"
+            raise UsageError(what, where=where, fix=fix)
+
+
+def attach(
+    tpu: Tpu, settings: Settings, node: str, place: Place, mode: str, *, timeout: float, progress: Progress
+) -> bool:
+    """Attach a disk to a node, given its resource name; return False if the node had it already.
+
+    Raises:
+        CloudError: The API refused, or the change was not done in time.
+        UsageError: The node has the disk in another mode.
+    """
+    with node_lock.locked(settings, node, timeout):
+        listed = OfNode(tpu, node, timeout=timeout, progress=progress)
+        return data_disks.change(
+            listed, lambda disks: data_disks.with_disk(disks, place, mode), f"{place.where}, {node_in_words(node)}"
+        )
+
+
+def detach(tpu: Tpu, settings: Settings, node: str, place: Place, *, timeout: float, progress: Progress) -> bool:
+    """Detach a disk from a node, given its resource name; return False if the node did not have it.
+
+    Raises:
+        CloudError: The API refused, or the change was not done in time.
+    """
+    with node_lock.locked(settings, node, timeout):
+        listed = OfNode(tpu, node, timeout=timeout, progress=progress)
+        return data_disks.change(
+            listed, lambda disks: data_disks.without_disk(disks, place), f"{place.where}, {node_in_words(node)}"
+        )
+
+
+def in_words(use: Use, labels: Mapping[str, str]) -> str:
+    """Return a node that has a disk, with its mode, for a table."""
+    return f"{labels.get(use.node.full_name, use.node.name)} ({'ro' if use.mode == READ_ONLY else 'rw'})"
