@@ -239,7 +239,7 @@ def test_a_change_that_another_machine_overwrites_is_made_again(fleet, disk):
         time.sleep(0.01)  # polls until the deadline
     theirs = [{"sourceDisk": source(fleet, "theirs"), "mode": READ_WRITE}]
     fleet.api.done("PATCH", f"v2/{fleet.location()}/nodes/box?updateMask=dataDisks", {"dataDisks": theirs})
-    command.join(PATIENCE)
+    command.join(60)
     assert result[0]["outcome"] == "attached"
     assert attached(fleet, "box") == [("theirs", READ_WRITE), ("mine", READ_WRITE)]
 
