@@ -13,7 +13,6 @@ from tpu_ops.ansible import disk_mounts
 from tpu_ops.ansible.disk_mounts import Mount
 from tpu_ops.cli import interrupts, options, output
 from tpu_ops.cli.configure import Progress
-from tpu_ops.cli.delete import chosen as node_called
 from tpu_ops.cloud import disks as cloud
 from tpu_ops.cloud import operations
 from tpu_ops.cloud.client import ApiError
@@ -27,7 +26,7 @@ from tpu_ops.cloud.wish import DISK_MODES
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UnreachableError, UsageError
 from tpu_ops.files import UnwritableError
-from tpu_ops.fleet import disks, origin, view
+from tpu_ops.fleet import disks, lookup, origin, view
 from tpu_ops.fleet.disks import Held
 from tpu_ops.fleet.view import Fleet
 
@@ -255,7 +254,7 @@ def _only(name: str, given: str | None, known: Sequence[str]) -> str:
 def _attach(settings: Settings, args: argparse.Namespace) -> int:
     """Attach a disk to a node, and mount it if this is requested."""
     fleet = _look(settings, dry=args.dry_run)
-    node = node_called(fleet, args.node, zone=args.zone, project=args.project)
+    node = lookup.node(fleet, args.node, lookup.Place(args.zone, args.project))
     with origin.compute_api(settings) as client:
         listed, warnings = cloud.list_disks(client, node.project)
     for text in warnings:
@@ -307,7 +306,7 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
     if args.unmount and args.no_unmount:
         raise UsageError("these options exclude each other", where="--unmount, --no-unmount", fix="leave out one")
     fleet = _look(settings, dry=args.dry_run)
-    node = node_called(fleet, args.node, zone=args.zone, project=args.project)
+    node = lookup.node(fleet, args.node, lookup.Place(args.zone, args.project))
     places = [place_of(disk["source"]) for disk in node.data_disks]
     place = next((at for at in places if at and at.name == args.name), None)
     own = place or Place(node.project, node.zone, args.name)

@@ -6,12 +6,11 @@ import argparse
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
-from tpu_ops.cli.delete import chosen
 from tpu_ops.cloud import nodes
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import login_keys, origin, view
+from tpu_ops.fleet import login_keys, lookup, origin, view
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.ssh import identities
 
@@ -56,7 +55,7 @@ def _is_project(settings: Settings, fleet: Fleet, args: argparse.Namespace) -> b
 
 
 def _to_node(settings: Settings, fleet: Fleet, line: str, args: argparse.Namespace) -> int:
-    node = chosen(fleet, args.owner, zone=args.zone, project=args.project)
+    node = lookup.node(fleet, args.owner, lookup.Place(args.zone, args.project))
     words = nodes.node_in_words(node.full_name)
     with origin.api(settings) as tpu:
         metadata = nodes.node_metadata(tpu, node.full_name)
