@@ -10,6 +10,7 @@ from typing import Any
 
 from tpu_ops import config, texts
 from tpu_ops.cli import configure, interrupts, keeping, options, output
+from tpu_ops.cloud.node import tier
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
@@ -244,7 +245,7 @@ def _where(work: Work) -> str:
     """Return the zone of an existing node, or type and places of a new one, in words."""
     if work.step.zone and not work.step.creates:
         return work.step.zone
-    places = [f"{wish.zone} {grant.tier(spot=wish.spot)}" for wish in (work.order.wishes if work.order else ())]
+    places = [f"{wish.zone} {tier(spot=wish.spot)}" for wish in (work.order.wishes if work.order else ())]
     kind = work.step.declared.wish.accelerator_type if work.step.declared else ""
     return f"{kind} {' or '.join(places)}".strip()
 

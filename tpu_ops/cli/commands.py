@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-#: Command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("list", "list the workers of the fleet"),
-    "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
-    "snapshot": ("snapshot", "publish the fleet for people without credentials, or show how old the local snapshot is"),
-    "inventory": ("inventory", "print the workers that are ready, in a form for clush, pdsh and scripts"),
-    "grant": ("grant", "show what the grant allows and how much of it is used"),
-    "create": ("create", "create a TPU node and wait until it is ready"),
-    "apply": ("apply", "make the nodes of the fleet what nodes.yml declares"),
-    "delete": ("delete", "delete TPU nodes and queued resources"),
-    "node": ("node", "stop, start or restart nodes, or show all facts of a node"),
-    "bucket": ("bucket", "create a bucket in the fleet's region, or check where one is"),
-    "disk": ("disk", "create, list, attach, detach and delete data disks"),
-    "configure": ("configure", "run site.yml, or another playbook, on workers"),
-    "ssh": ("ssh", "log in to a worker"),
-    "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
-    "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),
-    "firewall": ("firewall", "let ssh or mosh reach the workers from given addresses"),
-    "run": ("run", "run a command on all workers of a target at once"),
-    "sync": ("sync", "copy a directory to all workers of a target"),
-    "train": ("train", "start a training run on all workers of one or more nodes"),
-    "attach": ("attach", "follow a training run in progress"),
-    "stop": ("stop", "stop a training run"),
-    "status": ("status", "show the state of a training run, rank by rank"),
-    "logs": ("logs", "show the output of a training run, or download its logs"),
-    "runs": ("runs", "list the training runs"),
-    "who": ("who", "show who holds which TPU"),
-    "unlock": ("unlock", "free chips that your own runs or processes hold"),
-    "doctor": ("doctor", "check the workers and show what is wrong"),
-    "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
+#: Title -> command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "the fleet": {
+        "list": ("list", "list the workers of the fleet"),
+        "who": ("who", "show who holds which TPU"),
+        "doctor": ("doctor", "check the workers and show what is wrong"),
+        "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
+        "snapshot": (
+            "snapshot",
+            "publish the fleet for people without credentials, or show how old the local snapshot is",
+        ),
+        "inventory": ("inventory", "print the workers that are ready, in a form for clush, pdsh and scripts"),
+    },
+    "nodes": {
+        "grant": ("grant", "show what the grant allows and how much of it is used"),
+        "create": ("create", "create TPU nodes and wait until they are ready"),
+        "apply": ("apply", "make the nodes of the fleet what nodes.yml declares"),
+        "delete": ("delete", "delete TPU nodes and queued resources"),
+        "node": ("node", "stop, start or restart nodes, or show all facts of a node"),
+        "disk": ("disk", "create, list, attach, detach and delete data disks"),
+        "bucket": ("bucket", "create a bucket in the fleet's region, or check where one is"),
+    },
+    "workers": {
+        "configure": ("configure", "run site.yml, or another playbook, on workers"),
+        "ssh": ("ssh", "log in to a worker"),
+        "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
+        "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),
+        "firewall": ("firewall", "let ssh or mosh reach the workers from given addresses"),
+        "run": ("run", "run a command on all workers of a target at once"),
+        "sync": ("sync", "copy a directory to all workers of a target"),
+    },
+    "training runs": {
+        "train": ("train", "start a training run on all workers of one or more nodes"),
+        "attach": ("attach", "follow a training run in progress"),
+        "stop": ("stop", "stop a training run"),
+        "status": ("status", "show the state of a training run, rank by rank"),
+        "logs": ("logs", "show the output of a training run, or download its logs"),
+        "runs": ("runs", "list the training runs"),
+        "unlock": ("unlock", "free chips that your own runs or processes hold"),
+    },
+    "without a cloud": {
+        "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
+    },
 }
+#: Command -> its entry in the table.
+COMMANDS: dict[str, tuple[str, str]] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 #: Commands that do not use a fleet.
 WITHOUT_FLEET = ("lab",)

@@ -14,6 +14,7 @@ from tpu_ops import config, files, texts
 from tpu_ops.cli import options, output
 from tpu_ops.cloud import pending
 from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.node import tier
 from tpu_ops.cloud.pending import CREATE, Request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
@@ -91,7 +92,7 @@ def _show(found: Grant, uses: Sequence[Use], now: dt.datetime, *, as_json: bool)
             "used": line.amount - grant.free(line, members),
             "free": max(0, grant.free(line, members)),
             "zone": line.zone,
-            "tier": grant.tier(spot=line.spot),
+            "tier": tier(spot=line.spot),
             "uses": [_use(use) for use in members],
         }
         for line, members in zip(found.lines, held, strict=True)
@@ -126,7 +127,7 @@ def _show(found: Grant, uses: Sequence[Use], now: dt.datetime, *, as_json: bool)
 
 
 def _kind(use: Use) -> str:
-    return f"{use.kind}, {grant.tier(spot=use.spot)}, {use.zone}"
+    return f"{use.kind}, {tier(spot=use.spot)}, {use.zone}"
 
 
 def _use(use: Use) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from tpu_ops import __version__, config
 from tpu_ops.cli import output
-from tpu_ops.cli.commands import COMMANDS
+from tpu_ops.cli.commands import COMMANDS, GROUPS
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
 #: Options that ask for help.
@@ -31,11 +31,14 @@ _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name.ljust(width)}  {text}" for name, (_, text) in COMMANDS.items())
+    commands = "\n\n".join(
+        "\n".join((f"{title}:", *(f"  {name.ljust(width)}  {text}" for name, (_, text) in group.items())))
+        for title, group in GROUPS.items()
+    )
     return (
         "usage: tpu_ops COMMAND [OPTION...]\n\n"
         "Fleets of Cloud TPU VMs: discover, configure, train.\n\n"
-        f"commands:\n{commands}\n\n"
+        f"{commands}\n\n"
         "options:\n  -h, --help  show this help; `tpu_ops COMMAND --help` for one command\n"
         "  --version   show the version\n\n"
         "exit codes: 0 ok, 1 a host or run failed, 2 usage or configuration, 3 cloud API,\n"

@@ -15,6 +15,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cloud.accelerators import accelerator_type, generations
+from tpu_ops.cloud.node import tier
 from tpu_ops.config import ZONE, entries
 from tpu_ops.errors import UsageError
 from tpu_ops.options import did_you_mean, shown
@@ -144,11 +145,6 @@ class Grant:
 
 def _day(moment: dt.datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
-
-
-def tier(*, spot: bool) -> str:
-    """Return ``spot`` or ``on-demand``."""
-    return "spot" if spot else "on-demand"
 
 
 def chips_of(kind: str) -> int:
