@@ -6,8 +6,9 @@ import datetime as dt
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tpu_ops.cloud import bodies, changing, creation, lifecycle, operations
 from tpu_ops.cloud.client import ApiError, Tpu
@@ -132,6 +133,7 @@ def apply(
     claims: Claims,
     say: Callable[[str], None],
     progress: Callable[[str], Progress],
+    alone: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Result]:
     """Do the steps of a plan, and return their results; an error of one step does not end the others.
 
@@ -144,12 +146,14 @@ def apply(
         claims: Where nodes may be created.
         say: Called with messages, from several threads.
         progress: Given a node's name, returns the function that is called while the step is done.
+        alone: Given a node's resource name, returns the context in which no other command here changes the node.
     """
 
     def first(work: Work) -> Result | None:
         step, begin = work.step, time.monotonic()
         try:
-            outcome = _begin(tpu, step, terms.timeout, progress(step.name))
+            with alone(step.node.full_name) if step.change and step.node else nullcontext():
+                outcome = _begin(tpu, step, terms.timeout, progress(step.name))
         except OpsError as exc:
             return Result(step, "failed", error=exc, seconds=time.monotonic() - begin)
         return Result(step, outcome, seconds=time.monotonic() - begin) if outcome else None
