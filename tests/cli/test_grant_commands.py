@@ -182,3 +182,54 @@ def test_an_e_mail_without_lines_or_without_an_end_is_refused(tpu_ops, tmp_path)
     (tmp_path / "mail").write_text("32 on-demand Cloud TPU v4 chips in zone us-central2-b\n")
     failed(tpu_ops("grant", "import", str(tmp_path / "mail")), 2, "does not say how long", "--ends 20")
     failed(tpu_ops("grant", "import", str(tmp_path / "none")), 2, "the e-mail cannot be read")
+
+
+def test_a_set_that_does_not_fit_is_refused_before_any_node_is_created(granted, tpu_ops):
+    fleet = granted()
+    fleet.api.forget_requests()
+    for more in ([], ["--dry-run"]):
+        failed(tpu_ops("create", "s-[1-5]", "--type", "v4-16", *more), 2, "the grant has no room", printed=False)
+    assert "CreateNode" not in fleet.api.requests(fleet.project)
+
+
+def test_nodes_in_another_project_count(granted, tpu_ops):
+    fleet = granted()
+    fleet.create("one", "v4-32", project=fleet.second)
+    found = create(tpu_ops, "two", "--type", "v4-32", "--project", fleet.second)
+    assert places(found) == [("two", "us-central2-b", True)]
+
+
+def test_a_queued_resource_excuses_no_other_node_of_its_name(granted, tpu_ops):
+    fleet = granted()
+    node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
+    body = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "pod", "node": node}]}}
+    body = {**body, "queueingPolicy": {"validAfterDuration": "3600s"}}
+    fleet.api.call("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=pod", body)
+    failed(tpu_ops("create", "pod", "--type", "v4-64"), 2, "the grant has no room for a v4-64 node")
+
+
+def test_a_user_who_may_not_list_queued_resources_sees_the_nodes(granted, tpu_ops):
+    fleet = granted()
+    fleet.create("one", "v4-16")
+    fleet.api.fault(method="ListQueuedResources", project=fleet.project, code="PERMISSION_DENIED", message="not you")
+    code, out, err = tpu_ops("grant")
+    assert (code, "node one" in out, "queued resources cannot be listed" in err) == (0, True, True)
+    failed(create(tpu_ops, "pod", "--type", "v4-8"), 2, "is unknown", "--outside-grant does not ask", printed=True)
+
+
+@pytest.mark.usefixtures("fleet")
+def test_values_of_the_metadata_are_not_printed(tpu_ops):
+    argv = ("create", "pod", "--type", "v4-8", "--zone", "us-central2-b", "--dry-run")
+    for more in (["--json"], []):
+        code, out, err = tpu_ops(*argv, "--metadata", "token=SECRET", *more)
+        assert (code, "SECRET" in out + err, "(6 bytes)" in out) == (0, False, True)
+    code, _, err = tpu_ops(*argv, "--metadata", "=SECRET")
+    assert (code, "SECRET" in err) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"), [("v5e-16", "v5litepod-16"), ("V4-16", "v4-16"), ("v4 32", "v4-32"), ("v6e", "v6e-8")]
+)
+@pytest.mark.usefixtures("fleet")
+def test_a_type_in_another_spelling_is_named_as_the_api_spells_it(tpu_ops, kind, meant):
+    failed(tpu_ops("create", "pod", "--type", kind, "--zone", "us-central2-b"), 2, f"did you mean {meant}?")

@@ -323,7 +323,7 @@ def test_an_unknown_option_is_not_taken_for_a_command(tpu_ops, capfd: pytest.Cap
 def test_help_begins_with_a_capital_and_leaves_the_others(tpu_ops, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         tpu_ops("create", "--help")
-    assert "Create a TPU node and" in capfd.readouterr().out
+    assert "Create TPU nodes and" in capfd.readouterr().out
 
 
 def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fleet import ZONE
-from tpu_ops.cloud import creation
+from tpu_ops.cloud import creation, operations
 from tpu_ops.cloud.client import ApiError, connect
 from tpu_ops.cloud.creation import Anywhere, Order, Terms
 from tpu_ops.cloud.wish import Wish
@@ -30,10 +30,10 @@ def make(fleet):
     """Creates nodes of a project, and returns their results and the messages."""
     wish = Wish("", fleet.project, ZONE, "v4-8", "tpu-ubuntu2204-base")
 
-    def run(*names, terms=TERMS, claims=None, zones=(ZONE,), **fields):
+    def run(*names, terms=TERMS, claims=None, zones=(ZONE,), timeout=10, **fields):
         orders = [Order(n, tuple(replace(wish, name=n, zone=zone, **fields) for zone in zones)) for n in names]
         said = Said()
-        with connect(fleet.api.grpc, timeout=10) as tpu:
+        with connect(fleet.api.grpc, timeout=timeout) as tpu:
             done = creation.create_all(
                 tpu, orders, terms, claims=claims or Anywhere(), say=said, progress=lambda _: lambda *_: None
             )
@@ -89,6 +89,11 @@ def test_an_error_that_waiting_does_not_change_ends_at_once(fleet, make, code, m
     fleet.api.fault(method="CreateNode", project=fleet.project, code=code, message=message)
     (done,), said = make("a", terms=TERMS._replace(patience=60), zones=(ZONE, OTHER))
     assert (message[:10] in str(done.error), said) == (True, [])
+
+
+@pytest.mark.parametrize("text", ["Limit: 0 in zone", "Limit: 0.0 in region", "limit of 0.", "LIMIT 0"])
+def test_a_quota_of_zero_is_not_waited_for(text):
+    assert not creation.lacks_capacity(ApiError(f"Quota exceeded. {text}", status="RESOURCE_EXHAUSTED", where="node a"))
 
 
 @pytest.mark.parametrize("message", ["Quota exceeded. Limit: 10 in zone", "limit: 0.5", "no more capacity"])
@@ -148,3 +153,63 @@ def test_all_properties_of_a_node_reach_the_api(fleet, make):
         "scope": ["https://www.googleapis.com/auth/cloud-platform"],
     }
     assert node["metadata"] == {"ssh-keys": TERMS.keys, "startup-script": "#!/bin/sh"}
+
+
+def test_after_the_api_has_accepted_a_request_no_other_place_is_tried(fleet, make):
+    """Reads that are refused for their number look like missing capacity."""
+    fleet.api.fault(method="GetOperation", project=fleet.project, code="RESOURCE_EXHAUSTED", message="Read requests")
+    (done,), said = make("a", zones=(OTHER, "us-west4-a"), terms=TERMS._replace(patience=60), timeout=0.3, **V5E)
+    assert "the API is creating the node" in str(done.error)
+    assert said == []
+    assert fleet.api.call("GET", f"v2/{fleet.location('us-west4-a')}/nodes/a")[0] == 404
+
+
+def test_a_node_that_a_colleague_creates_during_a_pause_is_found(fleet, make):
+    no_capacity(fleet)
+
+    class Colleague(Anywhere):
+        def renew(self):
+            fleet.api.clear_faults()
+            fleet.create("a", "v5litepod-4", zone=OTHER, runtimeVersion=V5E["runtime_version"])
+
+    (done,), _ = make("a", zones=(ZONE, OTHER), claims=Colleague(), terms=TERMS._replace(patience=60), **V5E)
+    assert (done.outcome, done.wish.zone) == ("already there", OTHER)
+
+
+@pytest.mark.parametrize(("owner", "outcome"), [("me", "created"), ("colleague", "already there")])
+def test_after_a_preemption_only_the_rest_of_the_own_node_is_deleted(fleet, make, monkeypatch, owner, outcome):
+    is_done, ids = operations.is_done, []
+
+    def preempted(tpu, operation, *, what):
+        monkeypatch.setattr(operations, "is_done", is_done)
+        if owner == "me":
+            assert fleet.api.call("POST", "lab/preempt", {"node": f"{fleet.location()}/nodes/a"})[0] == 200
+        else:
+            fleet.act("delete", "a")
+            fleet.create("a", "v4-8")
+        ids.append(fleet.api.node("a", fleet.location())["id"])
+        raise operations.Failed("not supported while in state PREEMPTED", status="INVALID_ARGUMENT", where=what)
+
+    monkeypatch.setattr(operations, "is_done", preempted)
+    (done,), _ = make("a", terms=TERMS._replace(patience=60))
+    assert done.outcome == outcome, done.error
+    assert (fleet.api.node("a", fleet.location())["id"] in ids) == (owner == "colleague")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "fault"),
+    [
+        ("v4-16", {"queued": True, "spot": True}, "requests something else: spot v4-16 for node a"),
+        ("v4-8", {"queued": True}, "requests something else: spot v4-8 for node a"),
+        ("v4-8", {}, "a queued resource of this name exists"),
+    ],
+)
+def test_a_queued_resource_of_the_name_that_requests_something_else_is_an_error(fleet, make, kind, fields, fault):
+    node = {"acceleratorType": kind, "runtimeVersion": "tpu-ubuntu2204-base"}
+    body = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "a", "node": node}]}, "spot": {}}
+    body = {**body, "queueingPolicy": {"validAfterDuration": "3600s"}}
+    status, answer = fleet.api.call("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=a", body)
+    assert status == 200, answer
+    (done,), _ = make("a", terms=TERMS._replace(timeout=3), **fields)
+    assert fault in str(done.error)
+    assert fleet.api.call("GET", f"v2/{fleet.location()}/nodes/a")[0] == 404

@@ -265,7 +265,7 @@ def test_recover_checks_at_the_start_that_new_nodes_can_be_configured(
     asked: list[Any] = []
     monkeypatch.setattr(convergence, "rehearse", lambda *given: asked.append(given[-1]))
     fleet: Any = SimpleNamespace(settings=stand_in(Path()))
-    args = argparse.Namespace()
+    args = argparse.Namespace(outside_grant=True)
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     for given, calls, said in (
         ({}, 1, "checking whether site.yml could configure a recreated node"),
@@ -294,11 +294,13 @@ def test_recover_without_force_stops_if_site_yml_would_refuse(
     monkeypatch.setattr(convergence, "rehearse", refuse)
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
-    args = parser.parse_args(["pod", "--recover"])
+    args = parser.parse_args(["pod", "--recover", "--outside-grant"])
     args.command = ["true"]
     with pytest.raises(HostError, match=r"site\.yml would fail there"):
         train.run(args)
-    job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], parser.parse_args(["pod", "--force"]))
+    job = train._Job(
+        fleet, pod(2), RunSpec("r1", ("true",)), None, [0], parser.parse_args(["pod", "--force", "--outside-grant"])
+    )
     job.look_ahead()
     assert "warning: site.yml would fail there; recovery will end if" in capsys.readouterr().err
 

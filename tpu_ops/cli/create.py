@@ -14,10 +14,10 @@ from typing import Any
 from tpu_ops import config, files, texts
 from tpu_ops.cli import options, output
 from tpu_ops.cloud import bodies, creation, lifecycle
-from tpu_ops.cloud.accelerators import default_runtime
+from tpu_ops.cloud.accelerators import default_runtime, generations, spelled
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Created, Order, Terms
-from tpu_ops.cloud.node import without_workers
+from tpu_ops.cloud.node import tier, without_workers
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, must_match, request
 from tpu_ops.config import Settings
@@ -93,9 +93,10 @@ def run(args: argparse.Namespace) -> int:
         terms = Terms(identities.ssh_keys(settings), not args.no_wait, args.timeout, args.until_capacity)
         if not wish.runtime_version:
             _refuse_unknown_generation(tpu, replace(wish, zone=zones[0] if zones else ""))
-        guard = holdings.guard(tpu, settings, granted, now)
+        guard = holdings.guard(tpu, settings, granted, now, projects=[wish.project])
+        rehearsal = guard.copy()
         spot = True if args.spot else False if args.on_demand or args.reserved or granted is None else None
-        orders = [_order(guard, replace(wish, name=name), zones, spot=spot) for name in names]
+        orders = [_order(rehearsal, replace(wish, name=name), zones, spot=spot) for name in names]
         if args.dry_run:
             return _dry_run(tpu, [order.wishes[0] for order in orders], terms.keys, args)
         done = creation.create_all(
@@ -125,11 +126,17 @@ def _zones(args: argparse.Namespace, settings: Settings, *, has_grant: bool) -> 
     return [] if has_grant else [config.check_zone(_only("zone", None, settings.zones), "--zone")]
 
 
-def _order(guard: holdings.Guard, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> Order:
-    places = guard.places(wish, zones, spot=spot)
+def _order(rehearsal: holdings.Guard, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> Order:
+    """Return the order of one node, and count the node in its first place.
+
+    Raises:
+        UsageError: The grant has no place for it beside the nodes before it, or its properties exclude each other.
+    """
+    places = rehearsal.places(wish, zones, spot=spot)
     wishes = [replace(wish, zone=zone, spot=is_spot) for zone, is_spot in places]
     for one in wishes:
         check(one)
+    next(filter(rehearsal.take, wishes), None)
     return Order(wish.name, tuple(wishes))
 
 
@@ -152,7 +159,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
         name="",
         project=config.check_project(_only("project", args.project, settings.projects), "--project"),
         zone="",
-        accelerator_type=args.type,
+        accelerator_type=_type(args.type),
         runtime_version=args.runtime or default_runtime(args.type),
         reserved=args.reserved,
         labels=dict(_pair(text, "--label", "a label") for text in args.label),
@@ -168,6 +175,19 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
     )
 
 
+def _type(text: str) -> str:
+    """Return the accelerator type.
+
+    Raises:
+        UsageError: It is a known generation in another spelling, such as ``v5e-16``, ``V4-16`` or ``v4``.
+    """
+    generation, _, size = text.strip().lower().replace(" ", "-").partition("-")
+    name = f"{spelled(generation)}-{size or 8}"
+    if spelled(generation) in generations() and name != text:
+        raise UsageError(f"no accelerator type is called {text!r}", where="--type", fix=f"did you mean {name}?")
+    return text
+
+
 def _metadata(args: argparse.Namespace) -> dict[str, str]:
     found = dict(_pair(text, "--metadata", "an entry of the metadata") for text in args.metadata)
     named = [_pair(text, "--metadata-from-file", "an entry with its file") for text in args.metadata_from_file]
@@ -177,10 +197,22 @@ def _metadata(args: argparse.Namespace) -> dict[str, str]:
         if key in found:
             raise UsageError(f"the entry {key} is given twice", where="--metadata", fix="leave out one of them")
         found[key] = _content(Path(path))
+    for key, text in found.items():
+        if not _is_text(key + text):
+            raise UsageError("an entry is not UTF-8 text", where=f"--metadata {shown(key)}", fix="use UTF-8 text")
     if "ssh-keys" in found:
         what = "tpu_ops writes the entry ssh-keys itself"
         raise UsageError(what, where="--metadata", fix="set `private_key` in inventory/tpu_vm.yml, or users_people")
     return found
+
+
+def _is_text(text: str) -> bool:
+    """Return whether a text from the command line can be encoded: bytes that are not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _content(path: Path) -> str:
@@ -206,7 +238,9 @@ def _pair(text: str, option: str, words: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         form = "KEY=FILE" if option.endswith("file") else "KEY=VALUE"
-        raise UsageError(f"{text!r} is not {words}", where=option, fix=f"write {words.partition(' with')[0]} as {form}")
+        # The text of an entry of the metadata may be secret.
+        what = f"{text!r} is not {words}" if option == "--label" else f"this is not {words}"
+        raise UsageError(what, where=option, fix=f"write {words.partition(' with')[0]} as {form}")
     return key, value
 
 
@@ -246,7 +280,8 @@ def _dry_run(tpu: Tpu, wishes: Sequence[Wish], keys: str, args: argparse.Namespa
         if not args.json:
             _show_request(wish, body, existing.state if existing else "")
         state = existing.state if existing else None
-        found.append({"parent": wish.parent, "node_id": wish.name, "node": body, "exists": state})
+        shown_body = body | {"metadata": _without_secrets(body["metadata"])}
+        found.append({"parent": wish.parent, "node_id": wish.name, "node": shown_body, "exists": state})
     if args.json:
         output.as_json(found[0] if len(found) == 1 else found)
     return ExitCode.OK
@@ -275,9 +310,13 @@ def _end(args: argparse.Namespace, settings: Settings, done: Sequence[Created]) 
         except OpsError as exc:
             then = "run the same command again: it gets the node's addresses and host keys"
             exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
+            for one in done:
+                if one.error:
+                    output.warning(str(one.error))
             raise
     for one in there:
-        output.info(f"node {one.wish.name}: {one.outcome}, {one.seconds:.0f} s")
+        place = f"{one.wish.zone}, {tier(spot=one.wish.spot, reserved=one.wish.reserved)}"
+        output.info(f"node {one.wish.name}: {one.outcome} in {place}, {one.seconds:.0f} s")
     failures = [one for one in done if one.error]
     if args.json and (len(done) > 1 or not failures):
         found = [_row(one, fleet) for one in done]

@@ -133,6 +133,11 @@ def type_of(label: str, topology: str) -> str:
     return ""
 
 
+def spelled(generation: str) -> str:
+    """Return a generation as accelerator types spell it: Google's e-mails and pages write ``v5e``."""
+    return {"v5e": "v5litepod", "v5lite": "v5litepod"}.get(generation, generation)
+
+
 def generations() -> tuple[str, ...]:
     """Return the generations of TPUs as accelerator types spell them, such as ``v5litepod``."""
     return tuple(_GENERATIONS)

@@ -11,15 +11,17 @@ from typing import NamedTuple, Protocol
 
 from tpu_ops.cloud import bodies, lifecycle, operations
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.node import TAKEN_STATES, Json
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.queued_resources import HUSK_STATES
+from tpu_ops.cloud.remedies import node_deletion
 from tpu_ops.cloud.wish import Wish, must_match, queued_request, request
 from tpu_ops.errors import CloudError, OpsError
 
 #: Seconds before a retry if no place has capacity; doubled for each further retry, up to the longest pause.
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
 #: A quota that never has room, in the words of the API: waiting does not help.
-_NO_QUOTA = re.compile(r"\blimit:? 0(?![.\d])", re.IGNORECASE)
+_NO_QUOTA = re.compile(r"\blimit(?: of)?:? 0(?:\.0*)?(?!\.?\d)", re.IGNORECASE)
 
 
 class Claims(Protocol):
@@ -31,6 +33,9 @@ class Claims(Protocol):
     def release(self, wish: Wish) -> None:
         """Count the node no longer: it could not be created there."""
 
+    def renew(self) -> None:
+        """Look again at what exists: time has passed since the last look."""
+
 
 class Anywhere:
     """Claims without limits."""
@@ -40,6 +45,9 @@ class Anywhere:
         return True
 
     def release(self, wish: Wish) -> None:
+        """Do nothing."""
+
+    def renew(self) -> None:
         """Do nothing."""
 
 
@@ -118,8 +126,11 @@ def create_all(
             return Created(order.wishes[0], "failed", exc, time.monotonic() - start)
         return Created(wish, outcome, seconds=time.monotonic() - start)
 
-    # In this thread, an interrupt ends a single creation with a message that says what the API is doing.
-    return [one(orders[0])] if len(orders) == 1 else tpu.concurrently(one, orders, at_once=max(1, len(orders)))
+    if len(orders) == 1:
+        # In this thread, an interrupt ends the creation with a message that says what the API is doing.
+        return [one(orders[0])]
+    with lifecycle.interrupted("the API may be creating some of the nodes, also without this command", lifecycle.AGAIN):
+        return tpu.concurrently(one, orders, at_once=max(1, len(orders)))
 
 
 def lacks_capacity(failure: ApiError) -> bool:
@@ -143,10 +154,11 @@ class _Creator:
         Raises:
             CloudError: The API refused, or no place has had capacity.
         """
-        if there := self._existing(order):
-            return there, self._in(there, progress)
         begin, pause = time.monotonic(), self._terms.first_pause
         while True:
+            # A colleague may have created the node during the last pause.
+            if there := self._existing(order):
+                return there, self._in(there, progress)
             wish, result = self._somewhere(order, progress)
             if isinstance(result, str):
                 return wish, result
@@ -162,6 +174,7 @@ class _Creator:
             if self._tpu.closed.wait(seconds):
                 raise result
             pause = min(pause * 2, LONGEST_PAUSE)
+            self._claims.renew()
 
     def _somewhere(self, order: Order, progress: Progress) -> tuple[Wish, str | ApiError]:
         """Try each place once; return the last place tried, and the outcome or the error for missing capacity.
@@ -175,7 +188,8 @@ class _Creator:
                 continue
             try:
                 return wish, self._in(wish, progress)
-            except ApiError as exc:
+            except lifecycle.Refused as exc:
+                # Any other error may leave a node, so no other place is tried after it.
                 self._claims.release(wish)
                 if not lacks_capacity(exc):
                     raise
@@ -185,23 +199,49 @@ class _Creator:
                 if len(order.wishes) > 1 or self._terms.patience is not None:
                     self._say(f"{wish.where}: no capacity ({exc.what})")
         if tried is None:
-            what, fix = "the grant has no room left for this node", "`tpu_ops grant` shows what uses it"
+            what, fix = "the grant has no room left for this node, or has ended", "`tpu_ops grant` shows what uses it"
             raise CloudError(what, where=f"node {order.name}", fix=fix)
         return tried
 
     def _existing(self, order: Order) -> Wish | None:
-        """Return the place in which an earlier command has begun to create the node; None with only one place."""
-        if len(order.wishes) == 1:
-            return None
+        """Return the place of a node or queued resource that exists already; None if there is none.
+
+        Raises:
+            CloudError: A queued resource of the name exists, and would create a second node.
+        """
         for wish in order.wishes:
-            if lifecycle.find(self._tpu, wish) or (wish.queued and bodies.queued(self._tpu, wish.queue_name)):
+            # With only one place, the creation itself finds the node.
+            if len(order.wishes) > 1 and lifecycle.find(self._tpu, wish):
                 return wish
+            if not (found := self._queued(wish)):
+                continue
+            if wish.queued:
+                return wish
+            if lifecycle.find(self._tpu, wish) is None:
+                raise CloudError(
+                    f"a queued resource of this name exists, state {found.state}, and may create the node as well",
+                    where=wish.where,
+                    fix=f"wait for it with --queued, or delete it first: `{node_deletion(wish.name, wish.zone)}`",
+                )
         return None
+
+    def _queued(self, wish: Wish) -> bodies.Queued | None:
+        """Return the queued resource of the node's name; None if there is none, or none that this user may see."""
+        try:
+            return bodies.queued(self._tpu, wish.queue_name)
+        except ApiError as exc:
+            if wish.queued or exc.status not in ("PERMISSION_DENIED", "UNIMPLEMENTED"):
+                raise
+            return None
 
     def _remove_rest(self, wish: Wish, progress: Progress) -> None:
         """Delete a node that was preempted while it was created: it holds its name."""
-        timeout = self._terms.timeout
-        lifecycle.delete(self._tpu, wish.full_name, "", what=wish.where, wait=True, timeout=timeout, progress=progress)
+        node, timeout = lifecycle.find(self._tpu, wish), self._terms.timeout
+        # A node in another state was created by somebody else since.
+        if node and node.state in TAKEN_STATES:
+            lifecycle.delete(
+                self._tpu, wish.full_name, node.node_id, what=wish.where, wait=True, timeout=timeout, progress=progress
+            )
 
     def _in(self, wish: Wish, progress: Progress) -> str:
         body, wait, timeout = request(wish, self._terms.keys), self._terms.wait, self._terms.timeout
@@ -211,29 +251,77 @@ class _Creator:
         return lifecycle.create(self._tpu, wish, body, wait=wait, timeout=timeout, progress=progress)
 
 
-def _create_queued(
-    tpu: Tpu, wish: Wish, body: dict[str, object], *, wait: bool, timeout: float, progress: Progress
-) -> str:
+def _create_queued(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
     """Request a node by a queued resource, or continue waiting for one; return the outcome."""
-    where = bodies.queued_in_words(wish.queue_name)
-    node = lifecycle.find(tpu, wish)
-    found = bodies.queued(tpu, wish.queue_name)
-    outcome = "resumed" if found else "created"
+    node, found = lifecycle.find(tpu, wish), bodies.queued(tpu, wish.queue_name)
     if node is not None:
         must_match(wish, node)
         if node.state == "READY":
             return "already there"
-    elif found is None:
-        try:
-            bodies.create_queued(tpu, wish.queue_name, body, str(uuid.uuid4()))
-        except ApiError as exc:
-            # The answer was lost, or a colleague was faster.
-            if exc.status not in (*lifecycle.UNCLEAR, "ALREADY_EXISTS") or not bodies.queued(tpu, wish.queue_name):
-                raise
+        if found is None:
+            # An earlier command has requested the node itself.
+            asked = body["tpu"]["node_spec"][0]["node"]
+            return lifecycle.create(tpu, wish, asked, wait=wait, timeout=timeout, progress=progress)
+    if found is None:
+        _request(tpu, wish, body)
+    else:
+        _must_match(wish, found)
     if not wait:
         return "begun"
+    then = f"`tpu_ops list` shows its state; `tpu_ops delete {wish.name} --zone {wish.zone}` removes it"
+    with lifecycle.begun("the queued resource waits for capacity", f"{lifecycle.AGAIN}; {then}"):
+        _wait_for(tpu, wish, timeout, progress)
+    return "resumed" if found else "created"
 
-    state = ""
+
+def _request(tpu: Tpu, wish: Wish, body: Json) -> None:
+    """Request a queued resource.
+
+    Raises:
+        ApiError: The API refused, or it is not known whether it has accepted the request.
+    """
+    known = "the queued resource may exist"
+    try:
+        with lifecycle.interrupted(known, lifecycle.AGAIN):
+            bodies.create_queued(tpu, wish.queue_name, body, str(uuid.uuid4()))
+    except ApiError as exc:
+        if exc.status not in (*lifecycle.UNCLEAR, "ALREADY_EXISTS"):
+            raise lifecycle.refused(lifecycle.explained(tpu, wish, exc)) from exc
+        # The answer was lost, or a colleague was faster.
+        try:
+            found = bodies.queued(tpu, wish.queue_name)
+        except ApiError as failure:
+            raise lifecycle.lost(failure, known, lifecycle.AGAIN) from exc
+        if found is None:
+            raise lifecycle.lost(exc, known, lifecycle.AGAIN) from exc
+        _must_match(wish, found)
+
+
+def _must_match(wish: Wish, found: bodies.Queued) -> None:
+    """Check that a queued resource requests the node, and nothing else.
+
+    Raises:
+        CloudError: It requests something else.
+    """
+    asked = [(spec.get("node_id"), *bodies.kind_of(spec["node"])) for spec in found.body["tpu"]["node_spec"]]
+    spot = "spot" in found.body
+    if [(name, kind, spot or own) for name, kind, own in asked] == [(wish.name, wish.accelerator_type, wish.spot)]:
+        return
+    words = " and ".join(f"{kind} for node {name}" for name, kind, _ in asked)
+    raise CloudError(
+        f"a queued resource of this name requests something else: {'spot ' if spot else ''}{words}",
+        where=bodies.queued_in_words(wish.queue_name),
+        fix=f"use another name, or delete it first: `{node_deletion(wish.name, wish.zone)}`",
+    )
+
+
+def _wait_for(tpu: Tpu, wish: Wish, timeout: float, progress: Progress) -> None:
+    """Wait until the queued resource is ACTIVE and its node is READY.
+
+    Raises:
+        CloudError: It has failed, or the API does not answer, or the time is over.
+    """
+    where, state = bodies.queued_in_words(wish.queue_name), ""
 
     def look() -> bool:
         nonlocal state
@@ -247,18 +335,8 @@ def _create_queued(
             )
         return bool(now and now.state == "ACTIVE")
 
-    again = f"`tpu_ops list` shows its state; `tpu_ops delete {wish.name} --zone {wish.zone}` removes it"
-    try:
-        operations.until(look, what=where, timeout=timeout, progress=lambda elapsed: progress(elapsed, state))
-    except operations.Late as exc:
-        raise operations.Late(exc.what, where=exc.where, fix=f"{exc.fix}; {again}") from exc
+    operations.until(look, what=where, timeout=timeout, progress=lambda elapsed: progress(elapsed, state))
     ready = operations.wait_for_state(
-        tpu,
-        wish.full_name,
-        through=lifecycle.ON_THE_WAY,
-        what=wish.where,
-        timeout=timeout,
-        progress=progress,
+        tpu, wish.full_name, through=lifecycle.ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
     )
     lifecycle.must_be_ready(wish, ready)
-    return outcome

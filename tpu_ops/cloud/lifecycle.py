@@ -30,6 +30,10 @@ _GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
 UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
 
+class Refused(ApiError):
+    """The API refused to create a node, or the creation failed: the node is not there."""
+
+
 def find(tpu: Tpu, wish: Wish) -> Node | None:
     """Return the existing node of the requested name; None if there is no such node.
 
@@ -50,7 +54,7 @@ def _find_first(tpu: Tpu, wish: Wish) -> Node | None:
         return find(tpu, wish)
     except ApiError as exc:
         if exc.status in UNCLEAR:
-            raise _lost(exc, "nothing was created", "run the same command again") from exc
+            raise lost(exc, "nothing was created", "run the same command again") from exc
         raise
 
 
@@ -67,7 +71,7 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
     existing = _find_first(tpu, wish)
     if existing is None:
         try:
-            with _interrupted("it is not known whether the API has begun to create the node", _AGAIN):
+            with interrupted("it is not known whether the API has begun to create the node", AGAIN):
                 operation = cloud.create_node(tpu, wish.parent, wish.name, body)
         except ApiError as exc:
             existing = _in_spite_of(tpu, wish, exc)
@@ -76,7 +80,7 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
                 return "begun"
             began = time.monotonic()
             try:
-                with _begun(_CREATING, _creation(wish)):
+                with begun(_CREATING, _creation(wish)):
                     _until_begun(tpu, wish, operation, timeout=timeout, progress=progress)
                     # The operation is done, but the node might be changing its state again, or its listed state might
                     # be old.
@@ -100,7 +104,7 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
         must_be_ready(wish, existing)
     if not wait:
         return "begun"
-    with _begun(_CREATING, _creation(wish)):
+    with begun(_CREATING, _creation(wish)):
         node = operations.wait_for_state(
             tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
         )
@@ -125,7 +129,7 @@ def _until_begun(tpu: Tpu, wish: Wish, operation: str, *, timeout: float, progre
 
 #: What the API is doing, as words for a message; and the fix for an interrupted command.
 _CREATING, _DELETING = "the API is creating the node", "the API is deleting the node"
-_AGAIN = "run the same command again: it continues from the current state"
+AGAIN = "run the same command again: it continues from the current state"
 
 
 def _creation(wish: Wish) -> str:
@@ -144,15 +148,15 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
     """
     unclear = failure.status in UNCLEAR
     if not unclear and failure.status != "ALREADY_EXISTS":
-        raise explained(tpu, wish, failure) from failure
+        raise refused(explained(tpu, wish, failure)) from failure
     try:
         existing = find(tpu, wish)
     except ApiError as exc:
         what = "the node may exist" if unclear else "a node of this name exists"
-        raise _lost(exc, what, _creation(wish) if unclear else _AGAIN) from exc
+        raise lost(exc, what, _creation(wish) if unclear else AGAIN) from exc
     if existing is None and unclear:
         what = "a moment later there was no node of this name, but the node may still appear"
-        raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether the node exists") from failure
+        raise lost(failure, what, f"{AGAIN}; `tpu_ops list` shows whether the node exists") from failure
     if existing is None:
         raise failure
     return existing
@@ -161,19 +165,24 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Node:
 def _failed(tpu: Tpu, wish: Wish, failure: operations.Failed) -> ApiError:
     """Return the error, with its fix, for a creation that failed after the API had accepted it."""
     if not operations.was_preempted(failure):
-        return explained(tpu, wish, failure)
+        return refused(explained(tpu, wish, failure))
     fix = f"the node was preempted while it was being created: {_removal(wish)} and run the same command again"
-    return ApiError(failure.what, status=failure.status, where=failure.where, fix=fix)
+    return Refused(failure.what, status=failure.status, where=failure.where, fix=fix)
 
 
-def _lost(failure: ApiError, known: str, then: str) -> ApiError:
+def refused(failure: ApiError) -> Refused:
+    """Return an error as the refusal of a creation."""
+    return Refused(failure.what, status=failure.status, where=failure.where, fix=failure.fix)
+
+
+def lost(failure: ApiError, known: str, then: str) -> ApiError:
     """Return the error of an API that no longer answers, extended by what is known of the node and the next step."""
     fix = f"{failure.fix}; then {then}" if failure.fix else then
     return ApiError(f"{failure.what}; {known}", status=failure.status, where=failure.where, fix=fix)
 
 
 @contextlib.contextmanager
-def _interrupted(known: str, then: str) -> Iterator[None]:
+def interrupted(known: str, then: str) -> Iterator[None]:
     """If the user interrupts the block, log what is known of the node, and the next step."""
     try:
         yield
@@ -183,19 +192,19 @@ def _interrupted(known: str, then: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _begun(known: str, then: str) -> Iterator[None]:
+def begun(known: str, then: str) -> Iterator[None]:
     """If the wait in the block is interrupted or fails, say that the API continues the operation.
 
     Raises:
         ApiError: The operation failed, or its state is unknown.
     """
     try:
-        with _interrupted(f"{known}, also without this command", then):
+        with interrupted(f"{known}, also without this command", then):
             yield
     except operations.Failed:
         raise
     except ApiError as exc:
-        raise _lost(exc, f"{known}, as far as is known", then) from exc
+        raise lost(exc, f"{known}, as far as is known", then) from exc
 
 
 def must_be_ready(wish: Wish, node: Node | None) -> None:
@@ -247,7 +256,7 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
         node = cloud.get_node(tpu, name)
     except ApiError as exc:
         if exc.status != "NOT_FOUND":
-            raise _lost(exc, "nothing was deleted", "run the same command again") from exc
+            raise lost(exc, "nothing was deleted", "run the same command again") from exc
         return
     if node_id and node.node_id not in ("", node_id):
         fix = "`tpu_ops refresh` (with --from api if a published snapshot is in use), then the same command again"
@@ -257,7 +266,7 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
     operation = "" if node.state == "DELETING" else _begin_deletion(tpu, name)
     if not wait:
         return
-    with _begun(_DELETING, "run the same command again to wait for it; `tpu_ops list` shows whether it is gone"):
+    with begun(_DELETING, "run the same command again to wait for it; `tpu_ops list` shows whether it is gone"):
         if operation:
             operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
         left = operations.wait_for_state(
@@ -271,13 +280,13 @@ def _begin_deletion(tpu: Tpu, name: str) -> str:
     """Begin to delete a node; return the operation's name, or "" if the node no longer exists."""
     known = "it is not known whether the API is deleting the node"
     try:
-        with _interrupted(known, _AGAIN):
+        with interrupted(known, AGAIN):
             return cloud.delete_node(tpu, name)
     except ApiError as exc:
         if exc.status == "NOT_FOUND":
             return ""
         if exc.status in UNCLEAR:
-            raise _lost(exc, known, f"{_AGAIN}; `tpu_ops list` shows whether the node is gone") from exc
+            raise lost(exc, known, f"{AGAIN}; `tpu_ops list` shows whether the node is gone") from exc
         raise
 
 

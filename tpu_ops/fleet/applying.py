@@ -90,7 +90,8 @@ def planned(
         nothing = Guard(None, held, now)
         return Planned(tuple(_prepared(step, nothing, ()) for step in steps), nothing)
     but = [name for step in steps for name in step.removed]
-    claims, rehearsal = (holdings.guard(tpu, settings, granted, now, but=but, held=held) for _ in range(2))
+    claims = holdings.guard(tpu, settings, granted, now, but=but, held=held)
+    rehearsal = claims.copy()
     zones = settings.zones if granted is None and len(settings.zones) == 1 else ()
     return Planned(tuple(_prepared(step, rehearsal, zones) for step in steps), claims)
 

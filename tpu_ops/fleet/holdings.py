@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from tpu_ops.cloud import bodies
-from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.listing import Place, list_queued, list_set_up
 from tpu_ops.cloud.node import SERVING_STATES, Node
 from tpu_ops.cloud.queued_resources import QueuedResource
@@ -51,14 +52,25 @@ class Holdings(NamedTuple):
         return uses_of(self.nodes, self.queued)
 
 
-def look(tpu: Tpu, settings: Settings) -> Holdings:
+def look(tpu: Tpu, settings: Settings, *projects: str) -> Holdings:
     """Ask the API for all nodes and queued resources of the fleet's projects.
+
+    Args:
+        tpu: The client.
+        settings: The settings of the fleet.
+        projects: Further projects.
 
     Raises:
         ApiError: The API refused or did not answer.
     """
-    listing, setups = list_set_up(tpu, settings.projects)
-    queued, more = list_queued(tpu, settings.projects)
+    named = tuple(dict.fromkeys((*settings.projects, *projects)))
+    listing, setups = list_set_up(tpu, named)
+    try:
+        queued, more = list_queued(tpu, named)
+    except ApiError as exc:
+        if exc.status != "PERMISSION_DENIED":
+            raise
+        queued, more = (), (f"queued resources cannot be listed: {exc}",)
     unlisted = (*listing.unanswered, *((("-", "-"),) if more else ()))
     return Holdings(listing.nodes, queued, tuple(dict.fromkeys((*listing.warnings, *more))), setups, unlisted)
 
@@ -73,13 +85,13 @@ def uses_of(nodes: Iterable[Node], queued: Iterable[QueuedResource]) -> list[Use
         Use(node.full_name, node.accelerator_type, node.zone, node.preemptible, node.state, node.create_time)
         for node in nodes
     ]
-    known = {node.full_name for node in nodes}
+    known = {(node.full_name, node.queued_resource) for node in nodes}
     for one in queued:
         parent = one.full_name.rpartition("/queuedResources/")[0]
         uses += [
             Use(one.full_name, asked.accelerator_type, one.zone, one.spot, one.state, one.created, asked.name)
             for asked in one.nodes
-            if f"{parent}/nodes/{asked.name}" not in known
+            if (f"{parent}/nodes/{asked.name}", one.name) not in known
         ]
     return uses
 
@@ -91,12 +103,34 @@ class Guard:
         granted: The grant; None allows every place.
         held: What exists already; not used without a grant.
         now: The present time in UTC.
+        look: Returns what exists at a later time.
     """
 
-    def __init__(self, granted: Grant | None, held: Holdings, now: dt.datetime) -> None:
-        self._grant, self._now = granted, now
-        self._held, self._uses = held, held.uses
+    def __init__(
+        self, granted: Grant | None, held: Holdings, now: dt.datetime, look: Callable[[], Holdings] | None = None
+    ) -> None:
+        self._grant, self._now, self._look = granted, now, look
+        self._held, self._taken = held, list[Use]()
         self._lock = threading.Lock()
+
+    @property
+    def _uses(self) -> list[Use]:
+        known = {use.name for use in self._held.uses}
+        return [*self._held.uses, *(use for use in self._taken if use.name not in known)]
+
+    def copy(self) -> Guard:
+        """Return a guard that counts on its own, to find out where nodes have room without taking it."""
+        return Guard(self._grant, self._held, self._now)
+
+    def renew(self) -> None:
+        """Look again at what exists, and at the time. If the API does not answer, the last answer is used."""
+        if self._grant is None or self._look is None:
+            return
+        with contextlib.suppress(ApiError):
+            held = self._look()
+            if not held.warnings:
+                self._held = held
+        self._now = dt.datetime.now(dt.UTC)
 
     def places(self, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> tuple[tuple[str, bool], ...]:
         """Return the zones and tiers (whether spot) for one more node, in the order of the grant.
@@ -120,12 +154,14 @@ class Guard:
         return tuple(dict.fromkeys((line.zone, line.spot) for line in lines))
 
     def _existing(self, wish: Wish, zones: Sequence[str]) -> tuple[str, bool] | None:
-        """Return zone and tier of a node or queued resource of this name: creating it again needs no room."""
+        """Return zone and tier of the node, or of the queued resource that requests it, if there is one already."""
         for node in self._held.nodes:
             if (node.name, node.project) == (wish.name, wish.project) and (not zones or node.zone in zones):
                 return node.zone, node.preemptible
-        for one in self._held.queued:
-            if (one.name, one.project) == (wish.name, wish.project) and (not zones or one.zone in zones):
+        for one in self._held.queued if wish.queued else ():
+            asked = [node.accelerator_type for node in one.nodes]
+            same = (one.name, one.project, asked) == (wish.name, wish.project, [wish.accelerator_type])
+            if same and (not zones or one.zone in zones):
                 return one.zone, one.spot
         return None
 
@@ -139,14 +175,14 @@ class Guard:
                 grant.with_room(self._grant, self._uses, kind, self._now, zones=[wish.zone], spot=wish.spot)
             except UsageError:
                 return False
-            self._uses.append(_use_of(wish))
+            self._taken.append(_use_of(wish))
         return True
 
     def release(self, wish: Wish) -> None:
         """Count the node no longer: it could not be created."""
         with self._lock:
-            if (use := _use_of(wish)) in self._uses:
-                self._uses.remove(use)
+            if (use := _use_of(wish)) in self._taken:
+                self._taken.remove(use)
 
 
 def _use_of(wish: Wish) -> Use:
@@ -189,6 +225,7 @@ def guard(
     *,
     but: Iterable[str] = (),
     held: Holdings | None = None,
+    projects: Sequence[str] = (),
 ) -> Guard:
     """Return the guard of a command.
 
@@ -199,6 +236,7 @@ def guard(
         now: The present time in UTC.
         but: Resource names of nodes and queued resources that are not counted, since the command replaces them.
         held: A result of `look`; None asks the API.
+        projects: Further projects whose nodes are counted.
 
     Raises:
         ApiError: The API refused or did not answer.
@@ -206,16 +244,20 @@ def guard(
     """
     if granted is None:
         return Guard(None, Holdings((), ()), now)
-    held = held or look(tpu, settings)
+    left = set(but)
+
+    def others(found: Holdings) -> Holdings:
+        nodes = tuple(node for node in found.nodes if node.full_name not in left)
+        return found._replace(nodes=nodes, queued=tuple(one for one in found.queued if one.full_name not in left))
+
+    held = held or look(tpu, settings, *projects)
     if held.warnings:
         raise UsageError(
             f"how much of the grant is used is unknown: {held.warnings[0]}",
             where=str(granted.file),
             fix="repeat the command; --outside-grant does not ask",
         )
-    left = set(but)
-    nodes = tuple(node for node in held.nodes if node.full_name not in left)
-    return Guard(granted, Holdings(nodes, tuple(one for one in held.queued if one.full_name not in left)), now)
+    return Guard(granted, others(held), now, lambda: others(look(tpu, settings, *projects)))
 
 
 def must_be_covered(granted: Grant | None, nodes: Iterable[Node], now: dt.datetime) -> None:
@@ -242,17 +284,27 @@ def refuse_uncovered(granted: Grant, held: Holdings, plan: Plan, now: dt.datetim
     Raises:
         UsageError: No line covers one of the nodes or has room for it, or the grant has ended.
     """
-    own = {made.name for made in plan.nodes} | plan.queued.keys()
-    uses = [use for use in held.uses if use.name not in own]
+    uses = held.uses
+    # What came first holds the room: also nodes of the run that are PREEMPTED and listed.
+    _, outside = grant.shares(granted, uses)
+    inside = {name for use in uses if use not in outside for name in _nodes_of(use)}
     serving = {node.full_name for node in held.nodes if node.state in SERVING_STATES}
-    # Nodes that serve are counted first: only the others are created.
-    for made in sorted(plan.nodes, key=lambda made: made.name not in serving):
+    for made in plan.nodes:
+        if made.name in serving or (made.name in inside and now < granted.ends):
+            continue
         kind, spot = bodies.kind_of(made.body)
         spot = spot or "spot" in plan.queued.get(made.queued, {})
         zone = made.name.split("/")[3]
-        if made.name not in serving:
-            grant.with_room(granted, uses, kind, now, zones=(zone,), spot=spot)
+        others = [use for use in uses if made.name not in _nodes_of(use)]
+        grant.with_room(granted, others, kind, now, zones=(zone,), spot=spot)
         uses.append(Use(made.name, kind, zone, spot))
+
+
+def _nodes_of(use: Use) -> tuple[str, ...]:
+    """Return the resource names of the node of a use."""
+    if not use.node:
+        return (use.name,)
+    return (f"{use.name.rpartition('/queuedResources/')[0]}/nodes/{use.node}",)
 
 
 def _tell_once(settings: Settings) -> None:
@@ -261,7 +313,7 @@ def _tell_once(settings: Settings) -> None:
     if told.exists():
         return
     _log.info(
-        "%s has no %s: whatever you create is billed; `tpu_ops grant import` writes the file from Google's e-mail",
+        "%s has no %s, so no node is refused; `tpu_ops grant import` writes the file from Google's e-mail on a grant",
         settings.path,
         grant.FILE,
     )

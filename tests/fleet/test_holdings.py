@@ -1,0 +1,52 @@
+"""What a fleet has, as the guard of a command counts it while time passes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+from tpu_ops.cloud.node import Node
+from tpu_ops.cloud.remaking import Made, Plan
+from tpu_ops.cloud.wish import Wish
+from tpu_ops.fleet.grant import Grant, Line
+from tpu_ops.fleet.holdings import Guard, Holdings, refuse_uncovered
+
+NOW = dt.datetime(2027, 1, 10, 12, tzinfo=dt.UTC)
+LINE = Line(16, "v4", "us-central2-b", spot=False, number=3)
+FOREVER = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+WISH = Wish("pod", "p", "us-central2-b", "v4-32", "tpu-ubuntu2204-base")
+
+
+def node(name: str, created: str = "", state: str = "READY") -> Node:
+    return Node(name, "p", "us-central2-b", name, "v4-32", state=state, chips=16, create_time=created)
+
+
+def test_a_guard_that_looks_again_sees_what_a_colleague_has_created() -> None:
+    later = Holdings((node("theirs"),), ())
+    guard = Guard(Grant(Path("grant.yml"), FOREVER, (LINE,)), Holdings((), ()), NOW, lambda: later)
+    assert guard.take(WISH)
+    guard.release(WISH)
+    guard.renew()
+    assert not guard.take(WISH)
+
+
+def test_a_guard_that_looks_again_sees_that_the_grant_has_ended() -> None:
+    began, ends = dt.datetime(2025, 1, 1, tzinfo=dt.UTC), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    guard = Guard(Grant(Path("grant.yml"), ends, (LINE,)), Holdings((), ()), began, lambda: Holdings((), ()))
+    assert guard.take(WISH)
+    guard.release(WISH)
+    guard.renew()
+    assert not guard.take(WISH)
+
+
+def test_a_copy_counts_on_its_own() -> None:
+    guard = Guard(Grant(Path("grant.yml"), FOREVER, (LINE,)), Holdings((), ()), NOW)
+    assert guard.copy().take(WISH)
+    assert guard.take(WISH)
+    assert not guard.take(WISH)
+
+
+def test_a_node_of_a_run_keeps_the_room_that_it_had_before_others_came() -> None:
+    held = Holdings((node("extra", "2027-01-05T00:00:00Z"), node("pod", "2027-01-01T00:00:00Z", "PREEMPTED")), ())
+    body = {"accelerator_type": "v4-32"}
+    refuse_uncovered(Grant(Path("grant.yml"), FOREVER, (LINE,)), held, Plan((Made(WISH.full_name, "1", body),)), NOW)
