@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from typing import Any
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_nodes_in_another_project_count(granted, tpu_ops):
 def test_a_queued_resource_excuses_no_other_node_of_its_name(granted, tpu_ops):
     fleet = granted()
     node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
-    body = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "pod", "node": node}]}}
+    body: dict[str, Any] = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "pod", "node": node}]}}
     body = {**body, "queueingPolicy": {"validAfterDuration": "3600s"}}
     fleet.api.call("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=pod", body)
     failed(tpu_ops("create", "pod", "--type", "v4-64"), 2, "the grant has no room for a v4-64 node")
