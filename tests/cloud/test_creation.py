@@ -206,11 +206,8 @@ def test_after_a_preemption_only_the_rest_of_the_own_node_is_deleted(fleet, make
 )
 def test_a_queued_resource_of_the_name_that_requests_something_else_is_an_error(fleet, make, kind, fields, fault):
     node = {"acceleratorType": kind, "runtimeVersion": "tpu-ubuntu2204-base"}
-    body: dict[str, Any] = {
-        "tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "a", "node": node}]},
-        "spot": {},
-    }
-    body = {**body, "queueingPolicy": {"validAfterDuration": "3600s"}}
+    specs = [{"parent": fleet.location(), "nodeId": "a", "node": node}]
+    body = {"tpu": {"nodeSpec": specs}, "spot": {}, "queueingPolicy": {"validAfterDuration": "3600s"}}
     status, answer = fleet.api.call("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=a", body)
     assert status == 200, answer
     (done,), _ = make("a", terms=TERMS._replace(timeout=3), **fields)
