@@ -27,8 +27,8 @@ def day(days: int) -> str:
 def granted(fleet):
     """Writes the fleet's grant, which ends after some days."""
 
-    def write(days=30, lines=LINES):
-        (fleet.path / "grant.yml").write_text(f"ends: {day(days)}{lines}")
+    def write(days=30, lines=LINES, ends=""):
+        (fleet.path / "grant.yml").write_text(f"ends: {ends or day(days)}{lines}")
         return fleet
 
     yield write
@@ -149,15 +149,27 @@ def test_after_the_end_what_the_grant_covered_is_deleted_and_what_is_paid_for_st
     fleet.create("paid", "v2-8", zone="us-central1-b")
     code, out, err = tpu_ops("grant", "--delete-after-end", "--json")
     assert (code, json.loads(out)["deleted"], "nothing is deleted before" in err) == (0, [], True)
-    granted(-1)
+    fleet.create("big", "v4-32")
+    granted(ends=dt.datetime.now(dt.UTC).isoformat())
+    fleet.create("late", "v4-8")
     code, out, err = tpu_ops("grant", "--delete-after-end", "--dry-run", "--json")
     assert (code, json.loads(out)["deleted"], len(json.loads(out)["left"])) == (0, [], 1), err
     assert fleet.api.node("one", fleet.location())
+    fleet.api.fault(method="ListNodes", project=fleet.project, zone=OTHER, unreachable=True)
+    fleet.api.fault(method="DeleteNode", project=fleet.project, code="PERMISSION_DENIED", times=1)
     code, out, err = tpu_ops("grant", "--delete-after-end", "--json")
-    assert (code, [name.rpartition("/")[2] for name in json.loads(out)["deleted"]]) == (0, ["one"]), err
-    assert "node paid stays" in err
+    assert (code, json.loads(out)["deleted"], len(json.loads(out)["left"])) == (3, [], 1), err
+    code, out, err = tpu_ops("grant", "--delete-after-end", "--json")
+    assert (code, [name.rpartition("/")[2] for name in json.loads(out)["deleted"]]) == (3, ["one"]), err
+    assert json.loads(out)["left"] == []
+    assert "node paid stays: the grant had no room for it" in err
+    assert "node big stays: the grant had no room for it" in err
+    assert "node late stays: it was not created before the grant's end" in err
+    fleet.api.clear_faults()
+    assert tpu_ops("grant", "--delete-after-end", "--json")[0] == 0
     assert fleet.api.call("GET", f"v2/{fleet.location()}/nodes/one")[0] == 404
     assert fleet.api.node("paid", fleet.location("us-central1-b"))
+    assert all(fleet.api.node(name, fleet.location()) for name in ("big", "late"))
 
 
 MAIL = "For the next 30 days:\n* 32 on-demand Cloud TPU v4 chips in zone us-central2-b\n* 9 TPUs v5 chips in zone x\n"
@@ -173,6 +185,8 @@ def test_an_e_mail_becomes_the_grants_file(fleet, tpu_ops, tmp_path):
     failed(tpu_ops("grant", "import", str(tmp_path / "mail")), 2, "has a grant already", "--replace")
     code, out, err = tpu_ops("grant", "import", str(tmp_path / "mail"), "--replace", "--ends", "2031-01-31", "--json")
     assert (code, json.loads(out)["ends"]) == (0, "2031-01-31"), err
+    code, _, err = tpu_ops("grant", "import", str(tmp_path / "mail"), "--ends", "2020-01-31", "--dry-run")
+    assert (code, "warning: the grant ended already" in err) == (0, True), err
     assert "ends: 2031-01-31" in (fleet.path / "grant.yml").read_text()
 
 

@@ -17,9 +17,10 @@ from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.node import tier
 from tpu_ops.cloud.pending import CREATE, Request
 from tpu_ops.config import Settings
-from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
+from tpu_ops.errors import CloudError, ExitCode, UsageError
 from tpu_ops.fleet import grant, grant_mail, holdings, origin
 from tpu_ops.fleet.grant import Grant, Use
+from tpu_ops.fleet.holdings import Holdings
 
 COLUMNS = ("granted", "used", "free", "zone", "tier", "by")
 #: Seconds to wait for a deletion.
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         for text in held.warnings:
             output.warning(text)
         if args.delete_after_end:
-            return _delete(tpu, found, held.uses, now, args)
+            return _delete(tpu, found, held, now, args)
     return _show(found, held.uses, now, as_json=args.json)
 
 
@@ -116,9 +117,10 @@ def _show(found: Grant, uses: Sequence[Use], now: dt.datetime, *, as_json: bool)
     if outside:
         output.warning(f"not covered, so billed: {texts.some([f'{use} ({_kind(use)})' for use in outside])}")
     if left > 0:
-        output.line(f"ends {found.ends:%Y-%m-%d %H:%M} UTC: {left:.0f} days left")
+        output.line(f"ends {found.ends:%Y-%m-%d %H:%M} UTC: {found.time_left(now)} left")
     if uses:
-        what = "would still exist after the end, and be billed" if left > 0 else "exist after the end, and are billed"
+        exist = "exists after the end, and is billed" if len(uses) == 1 else "exist after the end, and are billed"
+        what = "would still exist after the end, and be billed" if left > 0 else exist
         output.line(f"{texts.count(len(uses), 'node')} {what}: {texts.some([str(use) for use in uses])}")
         output.info("`tpu_ops grant --delete-after-end` deletes what the grant covered once it has ended (for cron)")
     if text := found.warning(now):
@@ -134,44 +136,56 @@ def _use(use: Use) -> dict[str, Any]:
     return {"name": use.name, "type": use.kind, "zone": use.zone, "spot": use.spot, "state": use.state}
 
 
-def _delete(tpu: Tpu, found: Grant, uses: Sequence[Use], now: dt.datetime, args: argparse.Namespace) -> int:
-    """Delete what the grant covered, after its end; what was created outside the grant stays."""
+def _delete(tpu: Tpu, found: Grant, held: Holdings, now: dt.datetime, args: argparse.Namespace) -> int:
+    """Delete what the grant had room for, after its end. What was created outside the grant or after its end stays."""
+    covered = _covered(found, held)
     if now < found.ends:
         output.info(f"the grant ends on {found.ends:%Y-%m-%d %H:%M} UTC: nothing is deleted before")
-        return _told(args, [], [])
-    covered = [use for use in uses if any(line.covers(use.kind, use.zone, spot=use.spot) for line in found.lines)]
-    for use in uses:
-        if use not in covered:
-            output.warning(f"{use} stays: no line of the grant covered it, and it is billed")
-    # A queued resource can request several nodes.
-    requests = {use.name: Request(use.name, CREATE, now.timestamp(), use.state) for use in covered}
-    failures: list[OpsError] = []
+        _show_left(args, covered)
+        return ExitCode.OK
+    for use in held.uses:
+        if use.name not in covered:
+            why = "the grant had no room for it" if found.allowed(use) else "it was not created before the grant's end"
+            output.warning(f"{use} stays: {why}, and it is billed")
+    ids = {node.full_name: node.node_id for node in held.nodes}
+    requests = [Request(name, CREATE, now.timestamp(), made=ids.get(name, "")) for name in covered]
     deleted = []
-    for request in requests.values():
+    for request in requests:
         if args.dry_run:
             output.info(f"would delete {request.in_words}")
             continue
         try:
             pending.delete(tpu, request, timeout=DELETION_LIMIT, progress=options.Waiting(request.in_words))
         except CloudError as exc:
-            failures.append(exc)
             output.warning(str(exc))
         else:
             deleted.append(request.name)
             output.info(f"deleted {request.in_words}")
-    return _told(args, list(requests), deleted, failures)
-
-
-def _told(
-    args: argparse.Namespace, named: Sequence[str], deleted: Sequence[str], failures: Sequence[OpsError] = ()
-) -> int:
-    if args.json:
-        output.as_json({"left": list(named), "deleted": list(deleted), "dry_run": args.dry_run})
-    if failures:
-        raise CloudError(
-            f"{texts.count(len(failures), 'deletion')} failed", where="the fleet", fix="run the same command again"
-        )
+    _show_left(args, covered, deleted)
+    if held.unlisted or (len(deleted) < len(covered) and not args.dry_run):
+        what = "nodes or queued resources that the grant covered might still exist"
+        raise CloudError(what, where="the fleet", fix="see the warnings; then run the same command again")
     return ExitCode.OK
+
+
+def _covered(found: Grant, held: Holdings) -> list[str]:
+    """Return the resource names of the nodes and queued resources that the grant had room for before its end."""
+    shares, _ = grant.shares(found, filter(found.allowed, held.uses))
+    covered = {use for members in shares for use in members}
+    outside = {use.name for use in held.uses if use not in covered}
+    # The deletion of a queued resource deletes all its nodes.
+    outside |= {
+        f"{node.full_name.rpartition('/nodes/')[0]}/queuedResources/{node.queued_resource}"
+        for node in held.nodes
+        if node.full_name in outside
+    }
+    return list(dict.fromkeys(use.name for use in held.uses if use.name not in outside))
+
+
+def _show_left(args: argparse.Namespace, covered: Sequence[str], deleted: Sequence[str] = ()) -> None:
+    if args.json:
+        left = [name for name in covered if name not in deleted]
+        output.as_json({"left": left, "deleted": list(deleted), "dry_run": args.dry_run})
 
 
 def _import(settings: Settings, args: argparse.Namespace) -> int:
@@ -193,6 +207,8 @@ def _import(settings: Settings, args: argparse.Namespace) -> int:
     if ends is None:
         what = "the e-mail does not say how long the grant lasts"
         raise UsageError(what, where="--ends", fix=f"add its last day: --ends {today + dt.timedelta(days=30)}")
+    if grant.end_of(ends) <= dt.datetime.now(dt.UTC):
+        output.warning(f"the grant ended already: its last day was {ends}, so nothing will be created")
     if not args.ends and mail.sent is None:
         output.info(f"the e-mail has no date: {mail.days} days are counted from today; --ends sets another last day")
     text = grant_mail.document(mail.taken, ends)

@@ -6,6 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from tpu_ops.cloud import parsing
+from tpu_ops.cloud.accelerators import type_of
 from tpu_ops.cloud.node import tier
 from tpu_ops.errors import printable
 
@@ -89,23 +90,25 @@ def parsed(raw: Any) -> QueuedResource | None:
     if match is None:
         return None
     nodes: list[QueuedNode] = []
+    schedules = [spec.node.scheduling_config for spec in raw.tpu.node_spec]
     for spec in raw.tpu.node_spec:
-        kind = printable(spec.node.accelerator_type)
+        config = spec.node.accelerator_config
+        kind = spec.node.accelerator_type or type_of(parsing.enum_name(config, "type_"), config.topology)
         several = spec.multislice_params
         if several.node_count:
             prefix = several.node_id_prefix or match["name"]
             names = [f"{prefix}-{index}" for index in range(several.node_count)]
         else:
             names = [spec.node_id]
-        nodes += [QueuedNode(printable(name), kind) for name in names]
+        nodes += [QueuedNode(printable(name), printable(kind)) for name in names]
     return QueuedResource(
         name=match["name"],
         project=match["project"],
         zone=match["zone"],
         state=parsing.enum_name(raw.state, "state", "STATE_UNSPECIFIED"),
         created=parsing.time_of(raw, "create_time"),
-        spot=raw.HasField("spot") or any(spec.node.scheduling_config.spot for spec in raw.tpu.node_spec),
+        spot=raw.HasField("spot") or any(one.spot or one.preemptible for one in schedules),
         nodes=tuple(nodes),
         error=printable(raw.state.failed_data.error.message),
-        reserved=bool(raw.reservation_name) or any(spec.node.scheduling_config.reserved for spec in raw.tpu.node_spec),
+        reserved=bool(raw.reservation_name) or any(one.reserved for one in schedules),
     )

@@ -11,8 +11,6 @@ import yaml
 from tpu_ops.errors import UsageError
 from tpu_ops.options import shown
 
-_MEND = "correct the file there; `ansible-doc -t inventory tpu_vm` has examples"
-
 
 class _Loader(yaml.SafeLoader):
     """YAML loader that executes no tags and rejects duplicate keys in a mapping."""
@@ -34,13 +32,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def parsed(text: str, file: Path, begin: str = "begin it with `plugin: tpu_vm`") -> Mapping[str, Any]:
+def parsed(text: str, file: Path, begin: str, mend: str) -> Mapping[str, Any]:
     """Return the mapping in the text of a fleet's file.
 
     Args:
         text: The text.
         file: Its path, for errors.
         begin: The fix for a text that is not a mapping.
+        mend: The fix for a text that is not YAML.
 
     Raises:
         UsageError: The text is not YAML, or not a mapping.
@@ -50,11 +49,11 @@ def parsed(text: str, file: Path, begin: str = "begin it with `plugin: tpu_vm`")
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
-        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place, fix=_MEND) from exc
+        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place, fix=mend) from exc
     except RecursionError as exc:
-        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file), fix=_MEND) from exc
+        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file), fix=mend) from exc
     except ValueError as exc:
-        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file), fix=_MEND) from exc
+        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file), fix=mend) from exc
     except (AttributeError, LookupError, TypeError) as exc:
         # PyYAML raises this if a value does not fit its tag, as in `!!bool foo`.
         what = "not valid YAML: a value does not fit the tag before it"
@@ -65,11 +64,19 @@ def parsed(text: str, file: Path, begin: str = "begin it with `plugin: tpu_vm`")
 
 
 def lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """Return the line of each value in a YAML text that `parsed` accepts: path of keys and indexes -> line, from 1."""
+    """Return the line of each value in a YAML text that `parsed` accepts: path of keys and indexes -> line, from 1.
+
+    Values within an alias have no line of their own.
+    """
     found: dict[tuple[str | int, ...], int] = {}
+    seen: set[yaml.Node] = set()
 
     def walk(node: yaml.Node, path: tuple[str | int, ...], line: int) -> None:
         found[path] = line + 1
+        # An alias is the same node again, and can be within itself.
+        if node in seen:
+            return
+        seen.add(node)
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 walk(value, (*path, str(key.value)), key.start_mark.line)

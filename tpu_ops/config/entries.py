@@ -33,7 +33,9 @@ class Document:
 
         self.file = file
         empty = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
-        self.data: Mapping[str, Any] = {} if empty else document.parsed(text, file, "begin it with a key")
+        self.data: Mapping[str, Any] = (
+            {} if empty else document.parsed(text, file, "begin it with a key", "correct the file there")
+        )
         self._lines = {} if empty else document.lines(text)
         self._faults: list[tuple[int, str]] = []
 
@@ -75,14 +77,14 @@ class Document:
         """Return the entries of a list: mappings as `Entry`, texts as they are; others are faults.
 
         Args:
-            key: The key of the list.
+            key: The key of the list, which is the plural noun for its entries.
             words: What an entry is, for messages.
         """
         found = self.data.get(key)
         if found is None:
             return []
         if not isinstance(found, list):
-            self.fault((key,), f"{key}: expected a list of {words}, found {shown(found)}")
+            self.fault((key,), f"{key}: expected a list of {key}, found {shown(found)}")
             return []
         entries: list[Entry | str] = []
         for index, value in enumerate(found):

@@ -134,7 +134,8 @@ def read_file(file: Path) -> Mapping[str, Any]:
     """
     from tpu_ops.config import document  # imported only here, since the import of yaml takes time
 
-    return document.parsed(_text(file), file)
+    mend = "correct the file there; `ansible-doc -t inventory tpu_vm` has examples"
+    return document.parsed(_text(file), file, "begin it with `plugin: tpu_vm`", mend)
 
 
 def _text(file: Path) -> str:

@@ -7,6 +7,7 @@ A line counts chips of a generation, or devices of one accelerator type. Anythin
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +30,9 @@ _SPELLED = {"v5e": "v5litepod", "v5lite": "v5litepod"}
 #: Spellings of the same two in messages.
 _IN_WORDS = {"v5litepod": "v5e"}
 
-#: A line of Google's e-mail. Its form is the same in all public copies from 2022 to 2026.
+#: A line of Google's e-mail, perhaps after a bullet. Its form is the same in all public copies from 2022 to 2026.
 _LINE = re.compile(
-    r"[\W_]*(?P<amount>\d+)\s+(?P<tier>on-demand|spot|preemptible)\s+(?:Google\s+)?Cloud\s+TPU\s+"
+    r"[\W_]*(?<![-.,+])(?P<amount>\d{1,3}(?:,\d{3})+|\d+)\s+(?P<tier>on-demand|spot|preemptible)\s+(?:Google\s+)?Cloud\s+TPU\s+"
     r"(?P<kind>v\d+[a-z]*(?:-\d+)?)\s+(?P<unit>chips?|devices?|device\(s\))\s+in\s+zone(?:\(s\))?\s+"
     r"(?P<zone>[a-z]+(?:-[a-z0-9]+)+)[\s.,;]*",
     re.IGNORECASE,
@@ -139,8 +140,19 @@ class Grant:
             return ""
         if left <= 0:
             return f"the grant ended on {_day(self.ends)}: nodes are billed (`tpu_ops grant` lists them)"
-        when = texts.count(int(left), "day") if left >= 1 else f"{left * 24:.0f} h"
-        return f"the grant ends in {when}, on {_day(self.ends)}; nodes are billed after that"
+        return f"the grant ends in {self.time_left(now)}, on {_day(self.ends)}; nodes are billed after that"
+
+    def time_left(self, now: dt.datetime) -> str:
+        """Return the time until the end in words, as in ``7 days``, ``5 h`` or ``less than 1 h``."""
+        left = self.days_left(now)
+        if left >= 1:
+            return texts.count(int(left), "day")
+        return f"{left * 24:.0f} h" if left * 24 >= 1 else "less than 1 h"
+
+    def allowed(self, use: Use) -> bool:
+        """Return whether a node or queued resource was created before the end; False if this is unknown."""
+        created = texts.moment(use.created)
+        return created is not None and created < self.ends.timestamp()
 
 
 def _day(moment: dt.datetime) -> str:
@@ -165,7 +177,8 @@ def parse_line(text: str) -> Line | None:
     if found is None:
         return None
     kind = _kind(found["kind"].lower(), chips=found["unit"].lower().startswith("chip"))
-    return Line(_amount(int(found["amount"])), kind, found["zone"].lower(), found["tier"].lower() != "on-demand")
+    amount = int(found["amount"].replace(",", ""))
+    return Line(_amount(amount), kind, found["zone"].lower(), found["tier"].lower() != "on-demand")
 
 
 def _amount(number: int) -> int:
@@ -223,23 +236,37 @@ def read(file: Path) -> Grant | None:
 
 
 def _ends(document: entries.Document) -> dt.datetime:
-    value = document.data.get("ends")
-    if isinstance(value, str):
-        try:
-            value = dt.datetime.fromisoformat(value)
-        except ValueError:
-            value = None if not value else object()
-    if isinstance(value, dt.datetime):
-        return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
-    if isinstance(value, dt.date):
-        return end_of(value)
+    try:
+        if (moment := _moment(document.data.get("ends"))) is not None:
+            return moment
+    except (ValueError, OverflowError):
+        pass  # a text of another form, or a moment that does not exist in UTC
     what = f"found {shown(document.data['ends'])}" if document.data.get("ends") is not None else "it is missing"
     document.fault(("ends",), f"ends: expected the last day of the grant, as in 2027-01-31 (UTC), {what}")
     return dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
+def _moment(value: Any) -> dt.datetime | None:
+    """Return the first moment after the grant; None if the value is neither a text nor a time.
+
+    Raises:
+        ValueError: The text is no date and no moment.
+        OverflowError: The moment does not exist in UTC.
+    """
+    if isinstance(value, str):
+        try:
+            value = dt.date.fromisoformat(value)
+        except ValueError:
+            value = dt.datetime.fromisoformat(value)
+    if isinstance(value, dt.datetime):
+        return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
+    return end_of(value) if isinstance(value, dt.date) else None
+
+
 def end_of(day: dt.date) -> dt.datetime:
-    """Return the first moment after a day, in UTC."""
+    """Return the first moment after a day, in UTC; the last moment of the calendar for its last day."""
+    if day == dt.date.max:
+        return dt.datetime.max.replace(tzinfo=dt.UTC)
     return dt.datetime.combine(day, dt.time(), dt.UTC) + dt.timedelta(days=1)
 
 
@@ -274,7 +301,7 @@ def _line(document: entries.Document, path: tuple[str | int, ...], value: Any) -
 
 
 def shares(grant: Grant, uses: Iterable[Use]) -> tuple[list[list[Use]], list[Use]]:
-    """Assign uses to the lines of a grant.
+    """Assign uses to the lines of a grant, the oldest first; uses whose creation time is unknown come last.
 
     Returns:
         The uses of each line, and the uses that no line has room for. A use in neither part does not exist: each use
@@ -282,7 +309,7 @@ def shares(grant: Grant, uses: Iterable[Use]) -> tuple[list[list[Use]], list[Use
     """
     held: list[list[Use]] = [[] for _ in grant.lines]
     outside: list[Use] = []
-    for use in uses:
+    for use in sorted(uses, key=lambda use: (texts.moment(use.created) or math.inf, use.name)):
         place = _with_room(grant, held, use.kind, use.zone, spot=use.spot)
         (held[place] if place is not None else outside).append(use)
     return held, outside

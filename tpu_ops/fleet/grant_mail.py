@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-import email.utils
+import html
+import quopri
 import re
 from dataclasses import dataclass
 
@@ -12,8 +14,24 @@ from tpu_ops.fleet.grant import Line
 
 #: The length of the grant: "30 days", "the next 90 days", "6 months".
 _TERM = re.compile(r"\b(\d{1,3})[\s-]+(day|month)s?\b", re.IGNORECASE)
-#: The date of the e-mail, if its headers were pasted too.
-_DATE = re.compile(r"^[\s>]*(?:Date|Sent):\s+(.+)$", re.IGNORECASE | re.MULTILINE)
+#: The date of an e-mail, as in "Mon, 5 Oct 2026", "October 5, 2026" or "2026-10-05": in its headers, above a quoted
+#: e-mail, or in a line of its own with or without the time.
+_SENT = re.compile(
+    r"^\s*(?:(?P<header>(?:date|sent):\s*)|(?P<reply>on\s+))?(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?\s+)?"
+    r"(?P<date>20\d\d-\d\d-\d\d|[a-z]{3,9}\.?\s+\d{1,2},?\s+20\d\d|\d{1,2}\s+[a-z]{3,9}\.?,?\s+20\d\d)\b"
+    r"(?(header)|(?(reply)(?=[^\n]*(?:\n[^\n]*)?\bwrote:)|(?:(?:,|T|\s+at)?\s*\d{1,2}:\d\d[^\n]*)?[ \t]*$))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+#: Quoted-printable text: a row that ends with "=" within a sentence, or a common code.
+_QUOTED_PRINTABLE = re.compile(r"(?<=[^=\n])=$|=(?:3D|20|E2)", re.MULTILINE)
+#: Tags that begin or end a row, and other tags and links.
+_ROW_TAG = re.compile(r"<(?:br|/?(?:li|ul|ol|p|div|tr|h\d))\b[^<>]*>", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-z][^<>]*>", re.IGNORECASE)
+#: Characters that have no width, hyphens that do not break or stand for a dash, and the asterisks of bold text.
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+_HYPHEN = re.compile("[\u2010-\u2013\u2212]")
+_BOLD = re.compile(r"\*+(?=\S)|(?<=\S)\*+")
 #: Words of a line that seems to state TPUs.
 _ABOUT_TPUS = re.compile(r"\bTPU\b.*\bzone|\bchips?\b|\bdevice(?:\(s\)|s)?\b", re.IGNORECASE)
 
@@ -26,7 +44,7 @@ class Mail:
         taken: The lines of the grant.
         unknown: Lines of the e-mail that seem to state TPUs but were not understood, each with the reason.
         days: The length of the grant in days; None if the e-mail does not state it, or states several.
-        sent: The date of the e-mail; None if its headers are missing.
+        sent: The date of the original e-mail; None if the text has no date.
     """
 
     taken: tuple[Line, ...]
@@ -40,31 +58,58 @@ class Mail:
 
 
 def read(text: str) -> Mail:
-    """Return what an e-mail says, given its text; lines may be quoted with ``>`` or be a list."""
+    """Return what an e-mail says, given its text; it can be quoted with ``>``, forwarded, HTML or quoted-printable."""
+    text = _plain(text)
+    rows = [row.strip() for row in text.splitlines() if row.strip()]
     taken: dict[Line, None] = {}
     unknown = []
-    for row in text.splitlines():
-        stripped = row.strip().lstrip(">").strip()
+    while rows:
+        row = rows.pop(0)
         try:
-            line = grant.parse_line(stripped)
+            line = grant.parse_line(row)
+            # A mail program can have broken the line in two.
+            if not line and rows and (line := grant.parse_line(f"{row} {rows[0]}")):
+                rows.pop(0)
         except ValueError as exc:
-            unknown.append((stripped, str(exc)))
+            unknown.append((row, str(exc)))
             continue
         if line:
             taken[line] = None
-        elif _ABOUT_TPUS.search(stripped) and re.search(r"\d", stripped):
-            unknown.append((stripped, f"its form differs from `{grant.EXAMPLE}`"))
+        elif _ABOUT_TPUS.search(row) and re.search(r"\d", row):
+            unknown.append((row, f"its form differs from `{grant.EXAMPLE}`"))
     terms = {int(number) * (30 if unit.lower() == "month" else 1) for number, unit in _TERM.findall(text)}
     return Mail(tuple(taken), tuple(unknown), terms.pop() if len(terms) == 1 else None, _sent(text))
 
 
+def _plain(text: str) -> str:
+    """Return the text without quoting, tags, links, character codes and emphasis."""
+    if _QUOTED_PRINTABLE.search(text):
+        text = quopri.decodestring(text.encode()).decode(errors="replace")
+    text = re.sub(r"^[ \t]*(?:>[ \t]*)+", "", text, flags=re.MULTILINE)
+    text = html.unescape(_TAG.sub("", _ROW_TAG.sub("\n", text)))
+    return _BOLD.sub("", _HYPHEN.sub("-", _INVISIBLE.sub("", text)))
+
+
 def _sent(text: str) -> dt.date | None:
-    for found in _DATE.findall(text):
-        try:
-            return email.utils.parsedate_to_datetime(found).date()
-        except (ValueError, TypeError):
-            continue
-    return None
+    """Return the last date of an e-mail in the text: after those of replies, the original one; None without a date."""
+    sent = None
+    for found in _SENT.finditer(text):
+        with contextlib.suppress(ValueError):
+            sent = _date(found["date"])
+    return sent
+
+
+def _date(text: str) -> dt.date:
+    """Return the day that a date of an e-mail names.
+
+    Raises:
+        ValueError: There is no such month or day.
+    """
+    if text[:4].isdecimal():
+        return dt.date.fromisoformat(text)
+    *words, year = re.findall(r"\w+", text.lower())
+    day, month = sorted(words)  # digits come before letters
+    return dt.date(int(year), _MONTHS.index(month[:3]) + 1, int(day))
 
 
 def document(lines: tuple[Line, ...], ends: dt.date) -> str:
