@@ -166,7 +166,8 @@ def test_after_the_end_what_the_grant_covered_is_deleted_and_what_is_paid_for_st
     assert "node big stays: the grant had no room for it" in err
     assert "node late stays: it was not created before the grant's end" in err
     fleet.api.clear_faults()
-    assert tpu_ops("grant", "--delete-after-end", "--json")[0] == 0
+    code, out, err = tpu_ops("grant", "--delete-after-end", "--json")
+    assert (code, json.loads(out)["deleted"], "node big stays" in err) == (0, [], True)
     assert fleet.api.call("GET", f"v2/{fleet.location()}/nodes/one")[0] == 404
     assert fleet.api.node("paid", fleet.location("us-central1-b"))
     assert all(fleet.api.node(name, fleet.location()) for name in ("big", "late"))

@@ -312,6 +312,7 @@ def test_lines_are_found_as_mail_programs_write_them(text: str, taken: str, unkn
         ("Mon, Oct 5, 2026 at 10:00 AM", "2026-10-05"),
         ("> On Mon, Oct 5, 2026 at 10:00 AM TRC <\n> trc@x.org> wrote:", "2026-10-05"),
         ("Date: 2026-10-05 10:00", "2026-10-05"),
+        ("2026-10-05T10:00:00Z", "2026-10-05"),
         ("*Sent:* Monday, 5 October 2026", "2026-10-05"),
         ("Date: Fri, 1 Jan 2027 09:00:00 +0100\nForwarded:\nDate: Mon, Oct 5, 2026 at 10:00 AM", "2026-10-05"),
         ("Date: Mon, 5 Oct 2026 10:00:00 -0800\nOn May 9, 2027 we close. 2027-01-02 is a holiday.", "2026-10-05"),

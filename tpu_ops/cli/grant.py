@@ -18,7 +18,7 @@ from tpu_ops.cloud.node import tier
 from tpu_ops.cloud.pending import CREATE, Request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UsageError
-from tpu_ops.fleet import grant, grant_mail, holdings, origin
+from tpu_ops.fleet import grant, grant_end, grant_mail, holdings, origin
 from tpu_ops.fleet.grant import Grant, Use
 from tpu_ops.fleet.holdings import Holdings
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         for text in held.warnings:
             output.warning(text)
         if args.delete_after_end:
-            return _delete(tpu, found, held, now, args)
+            return _clean_up(settings, tpu, found, held, args)
     return _show(found, held.uses, now, as_json=args.json)
 
 
@@ -136,22 +136,37 @@ def _use(use: Use) -> dict[str, Any]:
     return {"name": use.name, "type": use.kind, "zone": use.zone, "spot": use.spot, "state": use.state}
 
 
-def _delete(tpu: Tpu, found: Grant, held: Holdings, now: dt.datetime, args: argparse.Namespace) -> int:
+def _clean_up(settings: Settings, tpu: Tpu, found: Grant, held: Holdings, args: argparse.Namespace) -> int:
     """Delete what the grant had room for, after its end. What was created outside the grant or after its end stays."""
-    covered = _covered(found, held)
+    now = dt.datetime.now(dt.UTC)
     if now < found.ends:
         output.info(f"the grant ends on {found.ends:%Y-%m-%d %H:%M} UTC: nothing is deleted before")
-        _show_left(args, covered)
+        _show_left(args, grant_end.covered(found, held))
         return ExitCode.OK
+    outside = grant_end.outside(found, settings.state_dir)
+    covered = grant_end.covered(found, held, outside)
+    stay = frozenset(use.name for use in held.uses) - frozenset(covered)
+    if not args.dry_run and not stay <= outside:
+        grant_end.remember(found, outside | stay, settings.state_dir)
     for use in held.uses:
-        if use.name not in covered:
+        if use.name in stay:
             why = "the grant had no room for it" if found.allowed(use) else "it was not created before the grant's end"
             output.warning(f"{use} stays: {why}, and it is billed")
     ids = {node.full_name: node.node_id for node in held.nodes}
     requests = [Request(name, CREATE, now.timestamp(), made=ids.get(name, "")) for name in covered]
+    deleted = _deleted(tpu, requests, dry_run=args.dry_run)
+    _show_left(args, covered, deleted)
+    if held.unlisted or (len(deleted) < len(covered) and not args.dry_run):
+        what = "nodes or queued resources that the grant covered might still exist"
+        raise CloudError(what, where="the fleet", fix="see the warnings; then run the same command again")
+    return ExitCode.OK
+
+
+def _deleted(tpu: Tpu, requests: Sequence[Request], *, dry_run: bool) -> list[str]:
+    """Delete nodes and queued resources; return the names of those that were deleted."""
     deleted = []
     for request in requests:
-        if args.dry_run:
+        if dry_run:
             output.info(f"would delete {request.in_words}")
             continue
         try:
@@ -161,25 +176,7 @@ def _delete(tpu: Tpu, found: Grant, held: Holdings, now: dt.datetime, args: argp
         else:
             deleted.append(request.name)
             output.info(f"deleted {request.in_words}")
-    _show_left(args, covered, deleted)
-    if held.unlisted or (len(deleted) < len(covered) and not args.dry_run):
-        what = "nodes or queued resources that the grant covered might still exist"
-        raise CloudError(what, where="the fleet", fix="see the warnings; then run the same command again")
-    return ExitCode.OK
-
-
-def _covered(found: Grant, held: Holdings) -> list[str]:
-    """Return the resource names of the nodes and queued resources that the grant had room for before its end."""
-    shares, _ = grant.shares(found, filter(found.allowed, held.uses))
-    covered = {use for members in shares for use in members}
-    outside = {use.name for use in held.uses if use not in covered}
-    # The deletion of a queued resource deletes all its nodes.
-    outside |= {
-        f"{node.full_name.rpartition('/nodes/')[0]}/queuedResources/{node.queued_resource}"
-        for node in held.nodes
-        if node.full_name in outside
-    }
-    return list(dict.fromkeys(use.name for use in held.uses if use.name not in outside))
+    return deleted
 
 
 def _show_left(args: argparse.Namespace, covered: Sequence[str], deleted: Sequence[str] = ()) -> None:

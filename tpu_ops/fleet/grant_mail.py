@@ -7,6 +7,7 @@ import datetime as dt
 import html
 import quopri
 import re
+from collections import deque
 from dataclasses import dataclass
 
 from tpu_ops.fleet import grant
@@ -17,8 +18,8 @@ _TERM = re.compile(r"\b(\d{1,3})[\s-]+(day|month)s?\b", re.IGNORECASE)
 #: The date of an e-mail, as in "Mon, 5 Oct 2026", "October 5, 2026" or "2026-10-05": in its headers, above a quoted
 #: e-mail, or in a line of its own with or without the time.
 _SENT = re.compile(
-    r"^\s*(?:(?P<header>(?:date|sent):\s*)|(?P<reply>on\s+))?(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?\s+)?"
-    r"(?P<date>20\d\d-\d\d-\d\d|[a-z]{3,9}\.?\s+\d{1,2},?\s+20\d\d|\d{1,2}\s+[a-z]{3,9}\.?,?\s+20\d\d)\b"
+    r"^[^\S\n]*(?:(?P<header>(?:date|sent):\s*)|(?P<reply>on\s+))?(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?\s+)?"
+    r"(?P<date>20\d\d-\d\d-\d\d|[a-z]{3,9}\.?\s+\d{1,2},?\s+20\d\d|\d{1,2}\s+[a-z]{3,9}\.?,?\s+20\d\d)(?!\d)"
     r"(?(header)|(?(reply)(?=[^\n]*(?:\n[^\n]*)?\bwrote:)|(?:(?:,|T|\s+at)?\s*\d{1,2}:\d\d[^\n]*)?[ \t]*$))",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -60,16 +61,16 @@ class Mail:
 def read(text: str) -> Mail:
     """Return what an e-mail says, given its text; it can be quoted with ``>``, forwarded, HTML or quoted-printable."""
     text = _plain(text)
-    rows = [row.strip() for row in text.splitlines() if row.strip()]
+    rows = deque(row.strip() for row in text.splitlines() if row.strip())
     taken: dict[Line, None] = {}
     unknown = []
     while rows:
-        row = rows.pop(0)
+        row = rows.popleft()
         try:
             line = grant.parse_line(row)
             # A mail program can have broken the line in two.
             if not line and rows and (line := grant.parse_line(f"{row} {rows[0]}")):
-                rows.pop(0)
+                rows.popleft()
         except ValueError as exc:
             unknown.append((row, str(exc)))
             continue
