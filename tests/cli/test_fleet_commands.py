@@ -289,7 +289,7 @@ def test_requested_labels_missing_on_an_existing_node_are_named(fleet, tpu_ops, 
 def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     fleet.act("stop", "pod")
-    start = "start the node (`gcloud compute tpus tpu-vm start pod --zone us-central2-b --project"
+    start = "start the node (`tpu_ops node start pod --zone us-central2-b --project"
     failed(tpu_ops("create", *POD), 3, "STOPPED", start, "tpu_ops delete pod")
 
 
@@ -298,7 +298,7 @@ def test_for_a_node_in_an_unknown_state_deletion_is_not_the_only_advice(fleet, t
     fleet.create("pod", "v4-16")
     look = nodes.get_node
     monkeypatch.setattr(nodes, "get_node", lambda *args: look(*args)._replace(state=state))
-    see = "see why (`gcloud compute tpus tpu-vm describe pod --zone us-central2-b --project"
+    see = "see why (`tpu_ops node describe pod --zone us-central2-b --project"
     failed(tpu_ops("create", *POD), 3, f"in state {state}", see, "tpu_ops delete pod")
 
 
@@ -352,10 +352,10 @@ def test_delete_names_the_queued_resource_left_behind_and_its_deletion(fleet, tp
     deadline = time.monotonic() + PATIENCE
     while not (rows := json.loads(tpu_ops("list", "--json")[1])):
         assert time.monotonic() < deadline
-    deletes = f"gcloud compute tpus queued-resources delete spring --zone {rows[0]['zone']} --project {fleet.project}"
+    deletes = f"tpu_ops delete spring --zone {rows[0]['zone']} --project {fleet.project}"
     err = tpu_ops("delete", "pod", "--dry-run")[2]
     assert "queued resource spring, which created the node, stays and may use quota" in err
-    assert f"`{deletes} --force`" in err
+    assert f"`{deletes}`" in err
 
 
 @pytest.mark.parametrize(

@@ -47,5 +47,10 @@ def test_ctrl_c_interrupts_the_rounds() -> None:
         signal.raise_signal(signal.SIGINT)
         return True
 
-    with pytest.raises(KeyboardInterrupt):
-        keeping.watch(look, 0.001)
+    # A shell in the background starts programs with Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            keeping.watch(look, 0.001)
+    finally:
+        signal.signal(signal.SIGINT, before)

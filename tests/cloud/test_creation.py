@@ -11,7 +11,7 @@ from tpu_ops.cloud import creation, operations
 from tpu_ops.cloud.client import ApiError, connect
 from tpu_ops.cloud.creation import Anywhere, Order, Terms
 from tpu_ops.cloud.wish import Wish
-from tpu_ops.errors import CloudError
+from tpu_ops.errors import UsageError
 
 OTHER = "europe-west4-b"
 TERMS = Terms("ada:ssh-ed25519 AAAA ada", wait=True, timeout=20, first_pause=0.02)
@@ -119,7 +119,7 @@ def test_a_place_that_the_claims_refuse_is_not_tried(fleet, make):
     (done,), _ = make("a", zones=(ZONE, OTHER), claims=Only(), **V5E)
     assert done.wish.zone == OTHER
     (none,), _ = make("b", claims=Only())
-    assert isinstance(none.error, CloudError)
+    assert isinstance(none.error, UsageError)
     assert "the grant has no room left" in str(none.error)
 
 

@@ -48,7 +48,7 @@ def test_a_node_of_a_reservation_is_not_made_again_on_demand() -> None:
 
 def test_a_node_of_a_queued_resource_is_made_again_with_all_that_it_made() -> None:
     fix = remedies.until_ready(node("ms-0", state="PREEMPTED", queued_resource="spring", spot=True))
-    delete = f"gcloud compute tpus queued-resources delete spring {PLACE} --force"
+    delete = f"tpu_ops delete spring {PLACE}"
     assert fix == (
         f"the node does not come back by itself: `{delete}` deletes the queued resource and all its nodes; "
         "then request it again"

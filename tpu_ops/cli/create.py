@@ -19,7 +19,7 @@ from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Created, Order, Terms
 from tpu_ops.cloud.node import tier, without_workers
 from tpu_ops.cloud.remedies import until_ready
-from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, must_match, request
+from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, must_match, queued_request, request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import holdings, origin, targets, view
@@ -271,17 +271,22 @@ def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
 def _dry_run(tpu: Tpu, wishes: Sequence[Wish], keys: str, args: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     for wish in wishes:
-        body = request(wish, keys)
+        body: dict[str, Any] = request(wish, keys)
         existing = lifecycle.find(tpu, wish)
         if existing is not None:
             must_match(wish, existing)
         elif unknown := lifecycle.unknown(tpu, wish):
             raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
+        body["metadata"] = _without_secrets(body["metadata"])
         if not args.json:
-            _show_request(wish, body, existing.state if existing else "")
-        state = existing.state if existing else None
-        shown_body = body | {"metadata": _without_secrets(body["metadata"])}
-        found.append({"parent": wish.parent, "node_id": wish.name, "node": shown_body, "exists": state})
+            _show_request(wish, queued_request(wish, body) if wish.queued else body, existing.state if existing else "")
+        row = {
+            "parent": wish.parent,
+            "node_id": wish.name,
+            "node": body,
+            "exists": existing.state if existing else None,
+        }
+        found.append(row | ({"queued_resource": queued_request(wish, body)} if wish.queued else {}))
     if args.json:
         output.as_json(found[0] if len(found) == 1 else found)
     return ExitCode.OK
@@ -293,7 +298,7 @@ def _show_request(wish: Wish, body: dict[str, Any], state: str) -> None:
         return
     output.line(f"would create {wish.queue_name if wish.queued else wish.full_name}")
     for key, value in body.items():
-        output.line(f"  {key}: {_without_secrets(value) if key == 'metadata' else value}")
+        output.line(f"  {key}: {value}")
 
 
 def _without_secrets(metadata: dict[str, str]) -> dict[str, str]:
@@ -303,20 +308,21 @@ def _without_secrets(metadata: dict[str, str]) -> dict[str, str]:
 def _end(args: argparse.Namespace, settings: Settings, done: Sequence[Created]) -> int:
     """Learn the host keys of the new nodes, and print the result of each node."""
     there = [one for one in done if one.error is None and one.outcome != "begun"]
+    for one in there:
+        place = f"{one.wish.zone}, {tier(spot=one.wish.spot, reserved=one.wish.reserved)}"
+        output.info(f"node {one.wish.name}: {one.outcome} in {place}, {one.seconds:.0f} s")
     fleet = None
     if there:
         try:
             fleet = _refresh(settings, [one.wish for one in there])
         except OpsError as exc:
-            then = "run the same command again: it gets the node's addresses and host keys"
-            exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
+            nodes = "the node is READY" if len(there) == 1 else "the nodes are READY"
+            then = "run the same command again: it gets the nodes' addresses and host keys"
+            exc.what, exc.fix = f"{exc.what}; {nodes}", f"{exc.fix}; then {then}" if exc.fix else then
             for one in done:
                 if one.error:
                     output.warning(str(one.error))
             raise
-    for one in there:
-        place = f"{one.wish.zone}, {tier(spot=one.wish.spot, reserved=one.wish.reserved)}"
-        output.info(f"node {one.wish.name}: {one.outcome} in {place}, {one.seconds:.0f} s")
     failures = [one for one in done if one.error]
     if args.json and (len(done) > 1 or not failures):
         found = [_row(one, fleet) for one in done]

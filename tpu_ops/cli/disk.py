@@ -275,7 +275,7 @@ def _attach(settings: Settings, args: argparse.Namespace) -> int:
         changed = disks.attach(tpu, settings, node.full_name, place, mode, timeout=args.timeout, progress=progress)
     fleet = _refresh(settings) or fleet
     if args.mount:
-        now = next(one for one in fleet.nodes if one.full_name == node.full_name)
+        now = next((one for one in fleet.nodes if one.full_name == node.full_name), node)
         how = Mount(args.mount, read_only=mode == READ_ONLY, blank=args.format)
         entry = disk_mounts.mount(fleet, now, how, before, display=Progress, progress=progress)
         output.info(f"add it to disks_mounts in inventory/group_vars to keep it there: {json.dumps(entry)}")
@@ -332,7 +332,10 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
 def _refresh(settings: Settings) -> Fleet | None:
     """Update the snapshot; the disks were changed, so a failure is only a warning, and None is returned."""
     try:
-        return view.refresh(settings)[0]
+        fleet = view.refresh(settings)[0]
+        for text in fleet.warnings:
+            output.warning(text)
+        return fleet
     except (CloudError, UnwritableError) as exc:
         output.warning(f"the snapshot still has the node's former disks, since the refresh failed: {exc}")
         return None
@@ -370,6 +373,7 @@ def _check_unused(one: Held, labels: Mapping[str, str]) -> None:
 
     Raises:
         UsageError: A node or an instance uses the disk, or the disk is a regional one.
+        CloudError: Not all nodes could be listed.
     """
     disk = one.disk
     if disk.regional:
@@ -380,6 +384,9 @@ def _check_unused(one: Held, labels: Mapping[str, str]) -> None:
         first = one.uses[0].node
         fix = f"`tpu_ops disk detach {disk.name} {labels.get(first.full_name, first.name)}` first"
         raise UsageError(f"the disk is attached to {names}", where=disk.place.where, fix=fix)
+    if not one.certain:
+        what, fix = "it is unknown whether a node has the disk: not all nodes could be listed", "try again later"
+        raise CloudError(what, where=disk.place.where, fix=fix)
     if disk.users:
         names = texts.some([user.rpartition("/")[2] for user in disk.users])
         fix = "detach it first: gcloud compute instances detach-disk"

@@ -6,16 +6,16 @@ import argparse
 import datetime as dt
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import options, output
-from tpu_ops.cloud import pending
+from tpu_ops.cloud import deletion
 from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.deletion import Deletion
 from tpu_ops.cloud.node import tier
-from tpu_ops.cloud.pending import CREATE, Request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UsageError
 from tpu_ops.fleet import grant, grant_end, grant_mail, holdings, origin
@@ -140,8 +140,10 @@ def _clean_up(settings: Settings, tpu: Tpu, found: Grant, held: Holdings, args: 
     """Delete what the grant had room for, after its end. What was created outside the grant or after its end stays."""
     now = dt.datetime.now(dt.UTC)
     if now < found.ends:
-        output.info(f"the grant ends on {found.ends:%Y-%m-%d %H:%M} UTC: nothing is deleted before")
-        _show_left(args, grant_end.covered(found, held))
+        # cron sends what is printed by mail.
+        if args.dry_run or options.can_ask():
+            output.info(f"the grant ends on {found.ends:%Y-%m-%d %H:%M} UTC: nothing is deleted before")
+        _show_left(args, _plan(held, grant_end.covered(found, held)))
         return ExitCode.OK
     outside = grant_end.outside(found, settings.state_dir)
     covered = grant_end.covered(found, held, outside)
@@ -152,37 +154,47 @@ def _clean_up(settings: Settings, tpu: Tpu, found: Grant, held: Holdings, args: 
         if use.name in stay:
             why = "the grant had no room for it" if found.allowed(use) else "it was not created before the grant's end"
             output.warning(f"{use} stays: {why}, and it is billed")
-    ids = {node.full_name: node.node_id for node in held.nodes}
-    requests = [Request(name, CREATE, now.timestamp(), made=ids.get(name, "")) for name in covered]
-    deleted = _deleted(tpu, requests, dry_run=args.dry_run)
-    _show_left(args, covered, deleted)
-    if held.unlisted or (len(deleted) < len(covered) and not args.dry_run):
+    deletions = _plan(held, covered)
+    deleted = _deleted(tpu, deletions, dry_run=args.dry_run)
+    _show_left(args, deletions, deleted)
+    if held.unlisted or (len(deleted) < len(deletions) and not args.dry_run):
         what = "nodes or queued resources that the grant covered might still exist"
         raise CloudError(what, where="the fleet", fix="see the warnings; then run the same command again")
     return ExitCode.OK
 
 
-def _deleted(tpu: Tpu, requests: Sequence[Request], *, dry_run: bool) -> list[str]:
-    """Delete nodes and queued resources; return the names of those that were deleted."""
-    deleted = []
-    for request in requests:
-        if dry_run:
-            output.info(f"would delete {request.in_words}")
-            continue
-        try:
-            pending.delete(tpu, request, timeout=DELETION_LIMIT, progress=options.Waiting(request.in_words))
-        except CloudError as exc:
-            output.warning(str(exc))
+def _plan(held: Holdings, covered: Collection[str]) -> tuple[Deletion, ...]:
+    """Return what is deleted: a queued resource is deleted with its last nodes."""
+    return deletion.plan(
+        [node for node in held.nodes if node.full_name in covered],
+        [one for one in held.queued if one.full_name in covered],
+        listed=held.nodes,
+        queued=held.queued,
+    ).deletions
+
+
+def _deleted(tpu: Tpu, deletions: Sequence[Deletion], *, dry_run: bool) -> list[Deletion]:
+    """Delete everything at once, and return what was deleted."""
+    if dry_run:
+        for one in deletions:
+            output.info(f"would delete {one.whole}")
+        return []
+    progress = options.waiting_for([one.in_words for one in deletions])
+    failures = deletion.delete_all(
+        tpu, deletions, wait=True, timeout=DELETION_LIMIT, progress=lambda one: progress(one.in_words)
+    )
+    for one, failure in zip(deletions, failures, strict=True):
+        if failure:
+            output.warning(str(failure))
         else:
-            deleted.append(request.name)
-            output.info(f"deleted {request.in_words}")
-    return deleted
+            output.info(f"deleted {one.whole}")
+    return [one for one, failure in zip(deletions, failures, strict=True) if not failure]
 
 
-def _show_left(args: argparse.Namespace, covered: Sequence[str], deleted: Sequence[str] = ()) -> None:
+def _show_left(args: argparse.Namespace, covered: Sequence[Deletion], deleted: Sequence[Deletion] = ()) -> None:
     if args.json:
-        left = [name for name in covered if name not in deleted]
-        output.as_json({"left": left, "deleted": list(deleted), "dry_run": args.dry_run})
+        left = [one.name for one in covered if one not in deleted]
+        output.as_json({"left": left, "deleted": [one.name for one in deleted], "dry_run": args.dry_run})
 
 
 def _import(settings: Settings, args: argparse.Namespace) -> int:

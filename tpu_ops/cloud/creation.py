@@ -16,7 +16,7 @@ from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.queued_resources import HUSK_STATES
 from tpu_ops.cloud.remedies import node_deletion
 from tpu_ops.cloud.wish import Wish, must_match, queued_request, request
-from tpu_ops.errors import CloudError, OpsError
+from tpu_ops.errors import CloudError, OpsError, UsageError
 
 #: Seconds before a retry if no place has capacity; doubled for each further retry, up to the longest pause.
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
@@ -180,7 +180,8 @@ class _Creator:
         """Try each place once; return the last place tried, and the outcome or the error for missing capacity.
 
         Raises:
-            CloudError: The API refused for another reason, or no place has room in the grant.
+            CloudError: The API refused for another reason.
+            UsageError: No place has room in the grant.
         """
         tried: tuple[Wish, ApiError] | None = None
         for wish in order.wishes:
@@ -200,7 +201,7 @@ class _Creator:
                     self._say(f"{wish.where}: no capacity ({exc.what})")
         if tried is None:
             what, fix = "the grant has no room left for this node, or has ended", "`tpu_ops grant` shows what uses it"
-            raise CloudError(what, where=f"node {order.name}", fix=fix)
+            raise UsageError(what, where=f"node {order.name}", fix=fix)
         return tried
 
     def _existing(self, order: Order) -> Wish | None:

@@ -220,10 +220,10 @@ def must_be_ready(wish: Wish, node: Node | None) -> None:
             fix="run the same command again",
         )
     if node.state != "READY":
-        command, place = "gcloud compute tpus tpu-vm", f"{wish.name} --zone {wish.zone} --project {wish.project}"
-        first = f"see why (`{command} describe {place}`), or "
+        place = f"{wish.name} --zone {wish.zone} --project {wish.project}"
+        first = f"see why (`tpu_ops node describe {place}`), or "
         if node.state == "STOPPED":
-            first = f"start the node (`{command} start {place}`), or "
+            first = f"start the node (`tpu_ops node start {place}`), or "
         elif node.state in _GOING:
             first = ""
         raise CloudError(

@@ -44,8 +44,7 @@ def node_deletion(name: str, zone: str, project: str = "") -> str:
 
 def queued_deletion(node: Node) -> str:
     """Return the command that deletes the queued resource of a node, with all its nodes."""
-    words = ["gcloud", "compute", "tpus", "queued-resources", "delete", node.queued_resource]
-    return shlex.join([*words, "--zone", node.zone, "--project", node.project, "--force"])
+    return node_deletion(node.queued_resource, node.zone, node.project)
 
 
 def _creation(node: Node, place: Sequence[str]) -> list[str]:

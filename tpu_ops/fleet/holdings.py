@@ -146,7 +146,8 @@ class Guard:
         if self._grant is None:
             return tuple((zone, bool(spot)) for zone in zones)
         if there := self._existing(wish, zones):
-            return (there,)
+            # If the tier is another one than requested, the creation says so.
+            return ((there[0], there[1] if spot is None else spot),)
         with self._lock:
             lines = grant.with_room(self._grant, self._uses, wish.accelerator_type, self._now, zones=zones, spot=spot)
         if zones:
