@@ -333,12 +333,12 @@ def _refresh(settings: Settings) -> Fleet | None:
     """Update the snapshot; the disks were changed, so a failure is only a warning, and None is returned."""
     try:
         fleet = view.refresh(settings)[0]
-        for text in fleet.warnings:
-            output.warning(text)
-        return fleet
     except (CloudError, UnwritableError) as exc:
         output.warning(f"the snapshot still has the node's former disks, since the refresh failed: {exc}")
         return None
+    for text in fleet.warnings:
+        output.warning(text)
+    return fleet
 
 
 def _delete(settings: Settings, args: argparse.Namespace) -> int:
