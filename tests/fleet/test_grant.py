@@ -101,6 +101,12 @@ def test_a_fault_of_the_file_is_named_with_its_line(tmp_path: Path, text: str, f
     assert wrong.value.where.startswith(str(tmp_path / "grant.yml"))
 
 
+def test_a_file_with_the_other_ending_is_named(tmp_path: Path) -> None:
+    (tmp_path / "grant.yaml").write_text("ends: 2027-01-31")
+    with pytest.raises(UsageError, match=r"grant\.yaml: only grant\.yml is read \(rename it to grant\.yml\)"):
+        grant.read(tmp_path / "grant.yml")
+
+
 def test_all_faults_of_the_file_are_named_together(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as wrong:
         written(tmp_path, "ends: x\nlines:\n- 4 TPUs\n- {chips: no, type: v4, zone: Z}\n")

@@ -196,6 +196,10 @@ def read(file: Path) -> Document | None:
     try:
         text = files.read_regular(file, _LARGEST).decode()
     except FileNotFoundError:
+        other = file.with_suffix(".yaml")
+        if other.exists():
+            fix = f"rename it to {file.name}"
+            raise UsageError(f"only {file.name} is read", where=str(other), fix=fix) from None
         return None
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"

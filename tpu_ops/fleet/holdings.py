@@ -270,7 +270,14 @@ def must_be_covered(granted: Grant | None, nodes: Iterable[Node], now: dt.dateti
     if granted is None:
         return
     for node in nodes:
-        grant.with_room(granted, [], node.accelerator_type, now, zones=(node.zone,), spot=node.preemptible)
+        try:
+            grant.with_room(granted, [], node.accelerator_type, now, zones=(node.zone,), spot=node.preemptible)
+        except UsageError as exc:
+            raise UsageError(
+                f"a recovery would create node {node.name} again, outside the grant: {exc.what}",
+                where=exc.where,
+                fix="leave out --recover, or add --outside-grant: the node is billed",
+            ) from exc
 
 
 def refuse_uncovered(granted: Grant, held: Holdings, plan: Plan, now: dt.datetime) -> None:
