@@ -189,6 +189,22 @@ def test_lacking_capacity_is_waited_for_with_growing_pauses(tpu, lab_api):
     assert pauses == ["0.05 s", "0.1 s", "0.2 s"]
 
 
+def test_a_recovery_ends_if_creating_is_no_longer_allowed_after_a_pause(tpu, lab_api):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    preempt(lab_api)
+    lab_api.fault(method="CreateNode", code="RESOURCE_EXHAUSTED", message="no more capacity", times=1)
+    answers = iter([None, UsageError("the grant ended")])
+
+    def allow():
+        if answer := next(answers):
+            raise answer
+
+    with pytest.raises(UsageError, match="the grant ended"):
+        remaking.bring_back(tpu, plan, "r1/2", lambda _: None, allow=allow)
+    assert lab_api.call("GET", f"v2/{name()}")[0] == 404
+
+
 def test_a_node_that_is_preempted_while_it_is_made_is_made_again(tpu, lab_api, monkeypatch):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])

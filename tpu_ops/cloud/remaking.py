@@ -191,6 +191,7 @@ def bring_back(
     asked: Requests | None = None,
     *,
     used: Callable[[Collection[str]], str] = lambda _: "",
+    allow: Callable[[], object] = lambda: None,
 ) -> dict[str, Seen]:
     """Bring all nodes of a plan to READY; return their states.
 
@@ -205,6 +206,7 @@ def bring_back(
         asked: Records each request before it is sent; None records nothing.
         used: Given resource names of READY nodes, returns in words which run of another user is active there. Called
             before a queued resource is deleted together with these nodes.
+        allow: Called before each request that creates something; raises an error if that is not allowed any more.
 
     Raises:
         CloudError: The API refused permanently, a node did not come back in time, or a node that would be deleted has
@@ -212,9 +214,9 @@ def bring_back(
     """
     asked = asked or Requests()
     work: list[Callable[[], None]] = [
-        _Queue(tpu, plan, name, request, told, asked=asked, used=used).bring for name in plan.queued
+        _Queue(tpu, plan, name, request, told, asked=asked, used=used, allow=allow).bring for name in plan.queued
     ]
-    work += [_Single(tpu, made, told, asked).bring for made in plan.nodes if not made.queued]
+    work += [_Single(tpu, made, told, asked, allow).bring for made in plan.nodes if not made.queued]
     # One thread per task, so that no task waits for another.
     tpu.concurrently(lambda bring: bring(), work, at_once=max(1, len(work)))
     return look(tpu, plan)
@@ -283,8 +285,10 @@ class _Pauses:
 class _Single:
     """One node that was created without a queued resource."""
 
-    def __init__(self, tpu: Tpu, made: Made, told: Callable[[str], None], asked: Requests) -> None:
-        self._tpu, self._made, self._told, self._asked = tpu, made, told, asked
+    def __init__(
+        self, tpu: Tpu, made: Made, told: Callable[[str], None], asked: Requests, allow: Callable[[], object]
+    ) -> None:
+        self._tpu, self._made, self._told, self._asked, self._allow = tpu, made, told, asked, allow
         self._where = node_in_words(made.name)
 
     def bring(self) -> None:
@@ -313,6 +317,7 @@ class _Single:
             self._told(f"{self._where}: starting it")
             self._finish(self._send(START, lambda: cloud.start_node(self._tpu, self._made.name)))
         elif now.state == GONE:
+            self._allow()
             self._told(f"{self._where}: creating it as it was")
             self._finish(self._send(CREATE, lambda: bodies.create(self._tpu, self._made.name, self._made.body)))
         elif now.state in _TAKEN_AWAY:
@@ -355,9 +360,10 @@ class _Queue:
         *,
         asked: Requests,
         used: Callable[[Collection[str]], str],
+        allow: Callable[[], object],
     ) -> None:
         self._tpu, self._name, self._request, self._told = tpu, name, request, told
-        self._requests, self._used = asked, used
+        self._requests, self._used, self._allow = asked, used, allow
         self._body: Any = plan.queued[name]
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
@@ -419,6 +425,7 @@ class _Queue:
         """Request the queued resource; if it was requested but does not exist yet, check whether that failed."""
         if not self._asked:
             self._tell("asking for its resources again; this may take a while in the queue")
+            self._allow()
             request = self._id("create", self._tries)
             self._asked = self._requests.send(
                 self._name, CREATE, lambda: bodies.create_queued(self._tpu, self._name, self._body, request)

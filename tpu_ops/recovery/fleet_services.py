@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from tpu_ops.ansible import convergence
 from tpu_ops.ansible.convergence import NewDisplay
 from tpu_ops.cloud import remaking
+from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.config import Settings
-from tpu_ops.fleet import contact, holdings, origin, view
+from tpu_ops.fleet import contact, grant, holdings, origin, view
 from tpu_ops.runs import holders, projects
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.fanout import Fanout
@@ -62,10 +63,20 @@ class FleetServices:
     def bring_back(self, plan: Plan, request: str, requests: Requests) -> Mapping[str, Seen]:
         """Bring the nodes of a plan back; return their states once all nodes are READY."""
         with origin.api(self._settings) as tpu:
-            now = dt.datetime.now(dt.UTC)
-            if not self._outside_grant and (granted := holdings.read(self._settings, now)):
-                holdings.refuse_uncovered(granted, holdings.look(tpu, self._settings), plan, now)
-            return remaking.bring_back(tpu, plan, request, _log.info, requests, used=self._used)
+            return remaking.bring_back(
+                tpu, plan, request, _log.info, requests, used=self._used, allow=lambda: self._allow(tpu, plan)
+            )
+
+    def _allow(self, tpu: Tpu, plan: Plan) -> None:
+        """Refuse to create nodes that the fleet's grant does not cover, or not any more.
+
+        Raises:
+            UsageError: The grant has no room for them, or has ended.
+        """
+        granted = None if self._outside_grant else grant.read(self._settings.path / grant.FILE)
+        if granted:
+            held = holdings.look(tpu, self._settings)
+            holdings.refuse_uncovered(granted, held, plan, dt.datetime.now(dt.UTC))
 
     def _used(self, names: Collection[str]) -> str:
         """Return the other runs that are active on nodes, as words; empty if there are none."""
