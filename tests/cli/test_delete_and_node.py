@@ -181,10 +181,30 @@ def test_nodes_are_not_deleted_without_their_queued_resource_if_the_api_fails(fl
     assert left(fleet) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("status", "more", "expected"),
+    [
+        ("INTERNAL", ["--yes"], (3, ["pod"], ["spring"])),
+        ("INTERNAL", ["--dry-run"], (0, ["pod"], ["spring"])),
+        ("PERMISSION_DENIED", ["--yes"], (0, [], ["spring"])),
+    ],
+)
+def test_a_node_stays_if_queued_resources_are_listed_only_elsewhere(fleet, tpu_ops, status, more, expected):
+    queue(fleet, "spring", "ACTIVE", ("pod",))
+    fleet.write(zones=["us-central2-b", "us-west4-a"])
+    fault = {"method": "ListQueuedResources", "zone": "us-central2-b", "code": status}
+    fleet.api.fault(project=fleet.project, message="lost", **fault)
+    try:
+        code, _, err = tpu_ops("delete", "pod", *more)
+    finally:
+        fleet.api.clear_faults()
+    assert (code, *left(fleet)) == expected, err
+
+
 def test_a_queued_resource_that_was_requested_again_meanwhile_is_not_deleted(fleet):
     queue(fleet, "again", "FAILED", **FAILS)
     with origin.api(fleet.settings()) as tpu:
-        ((old,), _) = list_queued(tpu, [fleet.project])
+        (old,) = list_queued(tpu, [fleet.project]).queued
         fleet.api.done("DELETE", f"v2/{old.full_name}?force=true")
         queue(fleet, "again", "WAITING_FOR_RESOURCES", **WAITS)
         with pytest.raises(CloudError, match="the queued resource was recreated"):

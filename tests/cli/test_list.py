@@ -148,6 +148,14 @@ def test_a_refusal_to_list_queued_resources_is_a_warning(faulty, tpu_ops, status
     failed(tpu_ops("list", "--queued"), 3, "not for you")
 
 
+def test_a_project_without_an_answer_is_not_taken_for_one_without_queued_resources(faulty, tpu_ops):
+    assert tpu_ops("list", "--queued")[2] == "no queued resource without nodes\n"
+    faulty.write(projects=[faulty.project, faulty.second])
+    faulty.api.fault(method="ListQueuedResources", project=faulty.second, code="INTERNAL", message="lost")
+    assert "no queued resource without nodes is known, but some places" in tpu_ops("list", "--queued")[2]
+    assert "no known queued resource without nodes is FAILED" in tpu_ops("delete", "--failed", "--yes")[2]
+
+
 def test_each_project_is_asked_once_and_only_if_queued_resources_are_shown(fleet, tpu_ops):
     fleet.create("pod")
     fleet.api.forget_requests()

@@ -92,6 +92,7 @@ def test_a_deletion_says_what_it_is_and_what_is_lost(one, words):
         ("SUSPENDED", [MS0._replace(state="PREEMPTED")], [], False, "it still has node ms-0 (PREEMPTED)"),
         ("FAILED", [], [("lab", "us-central2-b")], False, "it is unknown whether it has nodes"),
         ("FAILED", [], [("lab", "-")], False, "it is unknown whether it has nodes"),
+        ("FAILED", [], [("-", "-")], False, "it is unknown whether it has nodes"),
         ("FAILED", [], [("other", "-"), ("lab", "us-west4-a")], True, ""),
         ("SUSPENDING", [], [], False, ""),
         ("ACTIVE", [], [], False, ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,22 @@ def test_a_node_that_somebody_has_deleted_meanwhile_is_created(
     fleet.act("delete", "dev")
     assert [one.outcome for one in apply(tpu, found)] == ["created"]
     assert look(DEV).works == ()
+
+
+def test_a_node_that_the_plan_did_not_know_keeps_its_queued_resource(
+    fleet: FleetDir, tpu: Tpu, look: Callable[..., Planned]
+) -> None:
+    assert [one.outcome for one in apply(tpu, look(QUEUED))] == ["begun"]
+    until, node = time.monotonic() + 10, f"{fleet.location()}/nodes/dev"
+    while fleet.api.call("GET", f"v2/{node}")[1].get("state") != "READY":
+        assert time.monotonic() < until
+    made = fleet.api.node("dev", fleet.location())["id"]
+    (work,) = look(QUEUED.replace("v4-8", "v4-16"), terms=plan.Terms(recreate=True)).works
+    # The plan of a command that was not told of the node.
+    step = replace(work.step, action=plan.Action.AGAIN, node=None)
+    found = Planned((work._replace(step=step),), look().claims)
+    assert [(one.outcome, one.error) for one in apply(tpu, found)] == [("already there", None)]
+    assert fleet.api.node("dev", fleet.location())["id"] == made
 
 
 def test_two_commands_with_the_same_plan_both_succeed(fleet: FleetDir, tpu: Tpu, look: Callable[..., Planned]) -> None:

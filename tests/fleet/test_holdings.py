@@ -5,11 +5,15 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 
+import pytest
+
+from tests.support.fleet import FleetDir
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.cloud.wish import Wish
+from tpu_ops.fleet import origin
 from tpu_ops.fleet.grant import Grant, Line
-from tpu_ops.fleet.holdings import Guard, Holdings, refuse_uncovered
+from tpu_ops.fleet.holdings import Guard, Holdings, look, refuse_uncovered
 
 NOW = dt.datetime(2027, 1, 10, 12, tzinfo=dt.UTC)
 LINE = Line(16, "v4", "us-central2-b", spot=False, number=3)
@@ -37,6 +41,29 @@ def test_a_guard_that_looks_again_sees_that_the_grant_has_ended() -> None:
     guard.release(WISH)
     guard.renew()
     assert not guard.take(WISH)
+
+
+@pytest.mark.parametrize(
+    ("method", "projects", "expected"),
+    [
+        ("ListQueuedResources", ["second"], [("second", "-")]),
+        ("ListNodes", ["second"], [("second", "-")]),
+        ("ListQueuedResources", ["project", "second"], [("-", "-")]),
+    ],
+)
+def test_only_places_that_could_not_be_listed_are_unlisted(
+    fleet: FleetDir, method: str, projects: list[str], expected: list[tuple[str, str]]
+) -> None:
+    ids = {"project": fleet.project, "second": fleet.second}
+    for name in projects:
+        fleet.api.fault(method=method, project=ids[name], code="PERMISSION_DENIED", message="not you")
+    try:
+        with origin.api(fleet.settings()) as tpu:
+            held = look(tpu, fleet.settings(), fleet.second)
+    finally:
+        fleet.api.clear_faults()
+    assert list(held.unlisted) == [(ids.get(project, project), zone) for project, zone in expected]
+    assert len(held.warnings) == 1
 
 
 def test_a_copy_counts_on_its_own() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.nodes import node
+from tpu_ops.cloud.listing import QueuedListing
 from tpu_ops.cloud.node import node_labels
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.errors import CloudError, OpsError, UsageError
@@ -37,9 +39,9 @@ def find(*words: str, place: Place = ANYWHERE, unanswered: tuple[Any, ...] = ())
     listed = [*mine, HIDDEN]
     fleet: Any = SimpleNamespace(nodes=mine, listed=listed, labels=node_labels(listed), unanswered=unanswered)
 
-    def queued(needed: bool) -> list[QueuedResource]:
+    def queued(needed: bool) -> QueuedListing:
         asked.append(needed)
-        return QUEUED
+        return QueuedListing(tuple(QUEUED))
 
     return lookup.find(fleet, lookup.names(words), place, queued=queued, last=lambda: [A, OLD, *TWINS]), asked
 
@@ -93,10 +95,25 @@ def test_a_queued_resource_whose_nodes_are_unknown_is_refused():
         find("waits", unanswered=(("lab", "us-central2-b"),))
 
 
+@pytest.mark.parametrize(
+    ("listing", "refused"),
+    [
+        (QueuedListing((QUEUED[2],), (("lab", "-"),)), False),
+        (QueuedListing((), (("lab", "us-west4-a"),)), False),
+        (QueuedListing((), (("lab", "us-central2-b"),)), True),
+        (QueuedListing((), (("lab", "-"),)), True),
+    ],
+)
+def test_a_node_whose_queued_resource_could_not_be_listed_is_refused(listing, refused):
+    fleet: Any = SimpleNamespace(nodes=[A, B], listed=[A, B], labels=node_labels([A, B]), unanswered=())
+    with pytest.raises(CloudError, match="queued resource spring") if refused else nullcontext():
+        lookup.find(fleet, ["a", "b"], Place(), queued=lambda _: listing, last=lambda: ())
+
+
 def test_the_only_node_of_a_name_is_not_taken_for_the_one_that_is_gone():
     """After twin.us-west4-a is deleted, the other node's label is `twin`; the old label means neither."""
     fleet: Any = SimpleNamespace(nodes=[TWINS[0]], listed=[TWINS[0]], labels=node_labels([TWINS[0]]), unanswered=())
-    found = lookup.find(fleet, ["twin.us-west4-a"], Place(), queued=lambda _: [], last=lambda: TWINS)
+    found = lookup.find(fleet, ["twin.us-west4-a"], Place(), queued=lambda _: QueuedListing(), last=lambda: TWINS)
     assert (found.nodes, found.gone) == ((), (TWINS[1],))
     with pytest.raises(OpsError):
-        lookup.find(fleet, ["twin.us-west4-b"], Place(), queued=lambda _: [], last=lambda: TWINS)
+        lookup.find(fleet, ["twin.us-west4-b"], Place(), queued=lambda _: QueuedListing(), last=lambda: TWINS)

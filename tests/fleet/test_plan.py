@@ -127,19 +127,86 @@ def test_the_queued_resource_of_a_recovery_is_not_pruned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zones", "unlisted", "expected"),
+    ("zones", "queued", "unlisted", "expected"),
     [
-        ((), (("lab", OTHER),), "(leave)"),
-        ((ZONE,), (("lab", OTHER),), "create"),
-        ((ZONE,), (("lab", "-"),), "(leave)"),
-        ((ZONE,), (("-", "-"),), "(leave)"),
-        ((ZONE,), (("away", "-"),), "create"),
+        ((), [], (("lab", OTHER),), "(leave)"),
+        ((ZONE,), [], (("lab", OTHER),), "create"),
+        ((ZONE,), [], (("lab", "-"),), "(leave)"),
+        ((ZONE,), [], (("-", "-"),), "(leave)"),
+        ((ZONE,), [], (("away", "-"),), "create"),
+        ((ZONE,), [queue("dev", "ACTIVE")], (("lab", ZONE),), "(leave)"),
+        ((ZONE,), [queue("dev", "FAILED")], (("lab", ZONE),), "(leave)"),
+        ((OTHER,), [queue("dev", "ACTIVE")], (("lab", ZONE),), "(leave)"),
+        ((ZONE,), [queue("dev", "ACTIVE")], (("lab", OTHER),), "make again"),
     ],
 )
 def test_a_node_that_may_exist_in_an_unlisted_zone_is_not_created(
-    zones: tuple[str, ...], unlisted: tuple[tuple[str, str], ...], expected: str
+    zones: tuple[str, ...], queued: list[QueuedResource], unlisted: tuple[tuple[str, str], ...], expected: str
 ) -> None:
-    assert steps(declares(zones=zones), [], [], Terms(), unlisted=unlisted) == [(expected, "dev")]
+    assert steps(declares(zones=zones), [], queued, Terms(), unlisted=unlisted) == [(expected, "dev")]
+
+
+MINE = node("mine-1", queued_resource="pair", labels={"team": "vision"})
+VISION = Filters(labels=(("team", ("vision",)),))
+
+
+@pytest.mark.parametrize(
+    ("sibling", "terms", "unlisted", "expected"),
+    [
+        (node("mine-2"), Terms(), (), ["delete", "delete"]),
+        (node("mine-2"), Terms(filters=Filters(names=("mine-*",))), (), ["delete", "delete"]),
+        (node("theirs"), Terms(filters=Filters(names=("mine-*",))), (), ["(leave)"]),
+        (node("two", labels={"team": "audio"}), Terms(filters=VISION), (), ["(leave)"]),
+        (node("dev"), Terms(kept=KEPT), (), ["(leave)", "(leave)"]),
+        (None, Terms(), (), ["delete"]),
+        (None, Terms(filters=VISION), (), ["delete"]),
+        (None, Terms(), (("lab", ZONE),), ["(leave)"]),
+    ],
+)
+def test_a_queued_resource_is_pruned_only_if_all_its_nodes_may_be(
+    sibling: Node | None, terms: Terms, unlisted: tuple[tuple[str, str], ...], expected: list[str]
+) -> None:
+    others = [sibling._replace(queued_resource="pair")] if sibling else []
+    pair = queue("pair", "ACTIVE", "mine-1", sibling.name if sibling else "mine-2")
+    found = steps(None, [MINE, *others], [pair], replace(terms, prune=True), unlisted=unlisted)
+    assert [action for action, _ in found] == expected
+
+
+def test_a_step_names_all_nodes_that_it_deletes() -> None:
+    held = Holdings((MINE,), (queue("pair", "ACTIVE", "mine-1", "mine-2"),))
+    place = f"projects/lab/locations/{ZONE}/nodes"
+    (step,) = plan.steps([], held, Terms(prune=True))
+    assert step.deleted_nodes == (f"{place}/mine-1", f"{place}/mine-2")
+    (step,) = plan.steps([], held, Terms())
+    assert step.deleted_nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("unlisted", "expected"),
+    [
+        ((), ["delete"]),
+        ((("lab", ZONE),), []),
+        ((("lab", "-"),), []),
+        ((("-", "-"),), []),
+        ((("lab", OTHER),), ["delete"]),
+    ],
+)
+def test_a_queued_resource_in_an_unlisted_place_is_not_pruned(
+    unlisted: tuple[tuple[str, str], ...], expected: list[str]
+) -> None:
+    found = steps(None, [], [queue("q", "ACTIVE", "two")], Terms(prune=True), unlisted=unlisted)
+    assert [action for action, _ in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "here", "terms"),
+    [(PLAIN, node(state="PREEMPTED"), Terms()), (None, node("old"), Terms(prune=True))],
+)
+def test_a_node_whose_queued_resource_could_not_be_listed_is_not_deleted(
+    one: Declared | None, here: Node, terms: Terms
+) -> None:
+    here = here._replace(queued_resource="q")
+    assert steps(one, [here], [], terms, unlisted=(("lab", ZONE),)) == [("(leave)", here.name)]
 
 
 ELSEWHERE = "projects/lab/global/networks/training"

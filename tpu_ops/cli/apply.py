@@ -169,7 +169,7 @@ def _once(settings: Settings, args: argparse.Namespace) -> int:
 
 def _runs(settings: Settings, todo: Sequence[Step], *, warn: bool) -> str:
     """Return the active runs on nodes that would be deleted, in words; with ``warn``, print them as a warning, too."""
-    names = [step.node.full_name for step in todo if step.destroys and step.node]
+    names = [name for step in todo if step.destroys for name in step.deleted_nodes]
     if not names:
         return ""
     fleet, _ = view.look(settings)

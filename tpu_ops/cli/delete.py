@@ -14,9 +14,8 @@ from tpu_ops.cli.node_uses import Uses
 from tpu_ops.cloud import deletion
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.deletion import Deletion
-from tpu_ops.cloud.listing import list_nodes, list_queued
+from tpu_ops.cloud.listing import QueuedListing, list_nodes, list_queued
 from tpu_ops.cloud.node import Node
-from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.cloud.remedies import queued_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
@@ -109,11 +108,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("no target is given", where="tpu_ops delete", fix=fix)
 
 
-def _queued(settings: Settings, *, needed: bool, dry_run: bool) -> Sequence[QueuedResource]:
+def _queued(settings: Settings, *, needed: bool, dry_run: bool) -> QueuedListing:
     """Return the queued resources of the fleet's projects and zones.
 
     If they cannot be listed, nothing is deleted: a queued resource would be left without its nodes. It is only a
-    warning if the user must not list them, or has no credentials and only looks.
+    warning if the user must not list them, or has no credentials and only looks. Places in which this is only a warning
+    are not in the result's ``unanswered``.
 
     Args:
         settings: The settings of the fleet.
@@ -125,16 +125,17 @@ def _queued(settings: Settings, *, needed: bool, dry_run: bool) -> Sequence[Queu
     """
     try:
         with origin.api(settings) as tpu:
-            found, warnings = list_queued(tpu, settings.projects, settings.zones)
+            found = list_queued(tpu, settings.projects, settings.zones)
     except CloudError as exc:
         is_denied = isinstance(exc, ApiError) and exc.status == "PERMISSION_DENIED"
         if needed or not (dry_run or is_denied):
             raise
         output.warning(f"the queued resources are unknown: {exc}")
-        return ()
-    for text in warnings:
+        return QueuedListing()
+    for text in found.warnings:
         output.warning(text)
-    return found
+    unanswered = () if dry_run else tuple(place for place in found.unanswered if place not in found.denied)
+    return found._replace(unanswered=unanswered)
 
 
 def _last(settings: Settings) -> Sequence[Node]:
@@ -293,17 +294,18 @@ def _husks(settings: Settings, args: argparse.Namespace) -> int:
     zones = [args.zone] if args.zone else []
     with origin.api(settings) as tpu:
         listing = list_nodes(tpu, projects, zones)
-        queued, warnings = list_queued(tpu, projects, zones)
-    for text in dict.fromkeys((*listing.warnings, *warnings)):
+        queue = list_queued(tpu, projects, zones)
+    for text in dict.fromkeys((*listing.warnings, *queue.warnings)):
         output.warning(text)
-    found = deletion.husks(queued, listing.nodes, listing.unanswered)
+    found = deletion.husks(queue.queued, listing.nodes, listing.unanswered)
     for one, reason in found.left:
         output.info(f"{Deletion((), one).in_words} ({one.state}) stays: {reason}")
     nobody = Uses({}, "")
     failures: dict[str, OpsError] = {}
     if not found.deletions:
         place = Place(args.zone, args.project).in_words
-        output.info(f"this fleet{place}: no queued resource without nodes is FAILED or SUSPENDED")
+        known = "known " if queue.unanswered else ""
+        output.info(f"this fleet{place}: no {known}queued resource without nodes is FAILED or SUSPENDED")
     elif not args.dry_run:
         if not args.yes and not _confirmed(found.deletions, nobody):
             output.info("nothing was deleted")

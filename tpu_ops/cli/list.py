@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         output.info(text)
     shown, queued = wanted.of(fleet), wanted.queued(waiting)
     if args.queued:
-        list_queued.show(queued, fleet.listed, now, as_json=args.json)
+        list_queued.show(queued, fleet.listed, now, as_json=args.json, unanswered=found.unanswered)
     elif args.idle:
         list_idle.show(fleet, shown, args.idle, now, as_json=args.json)
     elif args.cost and (shown or args.json):

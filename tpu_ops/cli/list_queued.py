@@ -8,6 +8,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import output
+from tpu_ops.cloud.listing import Place
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.queued_resources import HUSK_STATES, QueuedResource
 from tpu_ops.errors import UsageError
@@ -47,7 +48,14 @@ def names(one: QueuedResource) -> tuple[str, ...]:
     return (*(asked.name for asked in one.nodes), one.name)
 
 
-def show(queued: Sequence[QueuedResource], listed: Iterable[Node], now: float, *, as_json: bool = False) -> None:
+def show(
+    queued: Sequence[QueuedResource],
+    listed: Iterable[Node],
+    now: float,
+    *,
+    as_json: bool = False,
+    unanswered: Collection[Place] = (),
+) -> None:
     """Print queued resources, and how to delete those that only use quota.
 
     Args:
@@ -55,13 +63,15 @@ def show(queued: Sequence[QueuedResource], listed: Iterable[Node], now: float, *
         listed: All nodes in the same projects and zones.
         now: The present time.
         as_json: Whether to print JSON.
+        unanswered: Places whose queued resources could not be listed.
     """
     listed = list(listed)
     if as_json:
         output.as_json([_facts(one, listed) for one in queued])
         return
     if not queued:
-        output.info("no queued resource without nodes")
+        unknown = " is known, but some places could not be listed: see the warnings" if unanswered else ""
+        output.info(f"no queued resource without nodes{unknown}")
         return
     output.table([_row(one, now) for one in queued], COLUMNS)
     if husks := [one.name for one in queued if one.is_husk]:

@@ -153,9 +153,9 @@ def husks(queued: Iterable[QueuedResource], nodes: Sequence[Node], unanswered: C
     return Husks(tuple(deletions), tuple(left))
 
 
-def is_unlisted(one: QueuedResource, unanswered: Collection[Place]) -> bool:
-    """Return whether the nodes in the place of a queued resource could not be listed."""
-    return any((one.project, zone) in unanswered for zone in (one.zone, "-"))
+def is_unlisted(one: Node | QueuedResource, unanswered: Collection[Place]) -> bool:
+    """Return whether the place of a node or queued resource could not be listed; ``-`` means all projects or zones."""
+    return any(place in unanswered for place in ((one.project, one.zone), (one.project, "-"), ("-", "-")))
 
 
 def delete_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_ops.cloud import parsing, queued_resources, setups
 from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
@@ -72,6 +72,22 @@ class Listing:
     warnings: tuple[str, ...] = ()
 
 
+class QueuedListing(NamedTuple):
+    """The queued resources that the API listed, and the places that could not be listed.
+
+    Attributes:
+        queued: The queued resources, in the order of their full names.
+        unanswered: Places that could not be listed.
+        warnings: One sentence for each place that could not be listed, and for each queued resource that was left out.
+        denied: The places among ``unanswered`` that the user has no permission to list.
+    """
+
+    queued: tuple[QueuedResource, ...] = ()
+    unanswered: tuple[Place, ...] = ()
+    warnings: tuple[str, ...] = ()
+    denied: tuple[Place, ...] = ()
+
+
 def list_nodes(
     tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = (), *, strict_permissions: bool = False
 ) -> Listing:
@@ -113,22 +129,23 @@ def list_set_up(tpu: Tpu, projects: Sequence[str]) -> tuple[Listing, dict[str, S
     return combine(answers, named), found
 
 
-def list_queued(
-    tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = ()
-) -> tuple[tuple[QueuedResource, ...], tuple[str, ...]]:
+def list_queued(tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = ()) -> QueuedListing:
     """List the queued resources of several projects concurrently, in all zones or in the given ones.
-
-    Returns:
-        The queued resources in the order of their names, and one sentence for each place that could not be listed.
 
     Raises:
         ApiError: Nothing could be listed, or a project or zone does not exist.
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
     answers = _answers(tpu, named, ("list_queued_resources", _read_queued))
-    warnings = combine(answers, named).warnings
+    listing = combine(answers, named)
     found = [one for answer in answers.values() if isinstance(answer, Answered) for one in answer.queued]
-    return tuple(sorted(found, key=lambda one: one.full_name)), warnings
+    denied = tuple(
+        place
+        for place, answer in answers.items()
+        if isinstance(answer, ApiError) and answer.status == "PERMISSION_DENIED"
+    )
+    queued = tuple(sorted(found, key=lambda one: one.full_name))
+    return QueuedListing(queued, listing.unanswered, listing.warnings, denied)
 
 
 def _answers(tpu: Tpu, named: Sequence[Place], question: Question) -> dict[Place, Answer]:

@@ -162,8 +162,8 @@ def apply(
     todo = [work for work in works if work.step.does and not work.refusal]
     early = [work for work in todo if work.step.removes or work.step.change]
     results = [result for result in tpu.concurrently(first, early) if result]
-    failed = {id(result.step) for result in results if result.error}
-    ready = [work for work in todo if work.order and id(work.step) not in failed]
+    ended = {id(result.step) for result in results}
+    ready = [work for work in todo if work.order and id(work.step) not in ended]
     queued = [work for work in ready if work.order and work.order.wishes[0].queued]
     waited = [work for work in ready if work not in queued]
     for part, wait in ((queued, False), (waited, True)):
@@ -187,6 +187,11 @@ def _begin(tpu: Tpu, step: Step, timeout: float, progress: Progress) -> str:
     Raises:
         CloudError: The API refused, or the deletion or change was not done in time.
     """
+    if step.action is Action.AGAIN and step.queued is not None and step.node is None:
+        # The node may have come since the plan: the deletion of its queued resource would delete it.
+        parent = step.queued.full_name.rpartition("/queuedResources/")[0]
+        if _existing(tpu, f"{parent}/nodes/{step.name}"):
+            return "already there"
     if step.removes and step.queued is not None:
         _remove_queued(tpu, step.queued, timeout, progress)
     if step.removes and step.node is not None:
@@ -197,16 +202,21 @@ def _begin(tpu: Tpu, step: Step, timeout: float, progress: Progress) -> str:
     return "" if step.creates else "deleted"
 
 
-def _remove_node(tpu: Tpu, node: Node, timeout: float, progress: Progress) -> None:
-    """Delete a node; do nothing if another command has deleted it, or made another one of its name."""
-    what = node_in_words(node.full_name)
+def _existing(tpu: Tpu, name: str) -> Node | None:
+    """Return the node with a resource name; None if it does not exist."""
     try:
-        now = get_node(tpu, node.full_name)
+        return get_node(tpu, name)
     except ApiError as exc:
         if exc.status != "NOT_FOUND":
             raise
-        return
-    if node.node_id and now.node_id != node.node_id:
+        return None
+
+
+def _remove_node(tpu: Tpu, node: Node, timeout: float, progress: Progress) -> None:
+    """Delete a node; do nothing if another command has deleted it, or made another one of its name."""
+    what = node_in_words(node.full_name)
+    now = _existing(tpu, node.full_name)
+    if now is None or (node.node_id and now.node_id != node.node_id):
         return
     lifecycle.delete(tpu, node.full_name, node.node_id, what=what, wait=True, timeout=timeout, progress=progress)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tpu_ops.cloud import bodies
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.listing import Place, list_queued, list_set_up
+from tpu_ops.cloud.listing import Place, QueuedListing, list_queued, list_set_up
 from tpu_ops.cloud.node import SERVING_STATES, Node
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.cloud.remaking import Plan
@@ -66,13 +66,14 @@ def look(tpu: Tpu, settings: Settings, *projects: str) -> Holdings:
     named = tuple(dict.fromkeys((*settings.projects, *projects)))
     listing, setups = list_set_up(tpu, named)
     try:
-        queued, more = list_queued(tpu, named)
+        found = list_queued(tpu, named)
     except ApiError as exc:
         if exc.status != "PERMISSION_DENIED":
             raise
-        queued, more = (), (f"queued resources cannot be listed: {exc}",)
-    unlisted = (*listing.unanswered, *((("-", "-"),) if more else ()))
-    return Holdings(listing.nodes, queued, tuple(dict.fromkeys((*listing.warnings, *more))), setups, unlisted)
+        found = QueuedListing((), (("-", "-"),), (f"queued resources cannot be listed: {exc}",))
+    warnings = tuple(dict.fromkeys((*listing.warnings, *found.warnings)))
+    unlisted = tuple(dict.fromkeys((*listing.unanswered, *found.unanswered)))
+    return Holdings(listing.nodes, found.queued, warnings, setups, unlisted)
 
 
 def uses_of(nodes: Iterable[Node], queued: Iterable[QueuedResource]) -> list[Use]:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.cloud import deletion
+from tpu_ops.cloud.listing import QueuedListing
 from tpu_ops.cloud.node import Node, node_labels
+from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import targets
@@ -93,7 +95,7 @@ def find(
     names: Sequence[str],
     place: Place,
     *,
-    queued: Callable[[bool], Iterable[QueuedResource]],
+    queued: Callable[[bool], QueuedListing],
     last: Callable[[], Sequence[Node]],
 ) -> Found:
     """Return the nodes and queued resources that some names mean.
@@ -107,11 +109,12 @@ def find(
         place: Where the nodes and queued resources are.
         queued: Returns all queued resources of the fleet's projects and zones; its argument is whether a name depends
             on them. It is called only if a name is no node, or if a queued resource created one of the nodes.
+            A node is refused if its queued resource is in an unanswered place.
         last: Returns the nodes of the last snapshot; called only if a name is no node.
 
     Raises:
         UsageError: A name is ambiguous, excluded by the fleet's filters, or no name means anything.
-        CloudError: The queued resources could not be listed, or the nodes of one.
+        CloudError: The queued resources could not be listed, or that of a node, or the nodes of one.
     """
     nodes: dict[str, Node] = {}
     others: dict[str, UnknownError] = {}
@@ -122,7 +125,10 @@ def find(
             others[name] = exc
         else:
             nodes[found.full_name] = found
-    known = tuple(queued(bool(others))) if others or any(one.queued_resource for one in nodes.values()) else ()
+    needed = others or any(one.queued_resource for one in nodes.values())
+    listing = queued(bool(others)) if needed else QueuedListing()
+    known = listing.queued
+    _require_sources(nodes.values(), listing)
     old, listed = last() if others else (), {one.full_name for one in fleet.listed}
     sources, lost = list[QueuedResource](), list[Node]()
     for name in list(others):
@@ -143,6 +149,20 @@ def find(
     return Found(
         tuple(nodes.values()), tuple(sources), tuple(lost), known, unknown, single=len(names) == 1 and not sources
     )
+
+
+def _require_sources(nodes: Iterable[Node], listing: QueuedListing) -> None:
+    """Check that the queued resource of each node is known, as far as it exists.
+
+    Raises:
+        CloudError: The queued resources in the place of one could not be listed.
+    """
+    known = {one.full_name for one in listing.queued}
+    for one in nodes:
+        source = deletion.source_of(one)
+        if source and source not in known and deletion.is_unlisted(one, listing.unanswered):
+            what = f"queued resource {one.queued_resource}, which created the node, could not be listed"
+            raise CloudError(what, where=node_in_words(one.full_name), fix="run the same command again later")
 
 
 def _queued(found: Sequence[QueuedResource], name: str, place: Place, fleet: Fleet) -> QueuedResource | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tpu_ops import texts
+from tpu_ops.cloud import deletion
 from tpu_ops.cloud.changing import Change
 from tpu_ops.cloud.lifecycle import ON_THE_WAY
 from tpu_ops.cloud.names import short_name, split_name
@@ -80,6 +81,16 @@ class Step:
         return self.does and self.action in (Action.RECREATE, Action.DELETE)
 
     @property
+    def deleted_nodes(self) -> tuple[str, ...]:
+        """Resource names of the nodes that the step deletes if they exist: also those of its queued resource."""
+        if not self.removes:
+            return ()
+        members = self.queued.nodes if self.queued else ()
+        parent = self.queued.full_name.rpartition("/queuedResources/")[0] if self.queued else ""
+        own = [self.node.full_name] if self.node else []
+        return tuple(dict.fromkeys([*own, *(f"{parent}/nodes/{member.name}" for member in members)]))
+
+    @property
     def removed(self) -> tuple[str, ...]:
         """Resource names of what the step deletes."""
         found = [one.full_name for one in (self.node, self.queued) if one is not None]
@@ -139,6 +150,13 @@ def _source(node: Node, queued: Iterable[QueuedResource]) -> QueuedResource | No
     return next((one for one in queued if (one.project, one.zone, one.name) == place), None)
 
 
+def _source_unlisted(node: Node, queued: QueuedResource | None, held: Holdings) -> str:
+    """Return, in words, that the queued resource of a node could not be listed; empty if it is known or has none."""
+    if queued or not node.queued_resource or not deletion.is_unlisted(node, held.unlisted):
+        return ""
+    return f"its queued resource {node.queued_resource} could not be listed"
+
+
 class _Decision:
     """Decides the steps for one declared node."""
 
@@ -153,6 +171,8 @@ class _Decision:
             return found
         if run := _recovered(self._one, self._node, self._terms.kept):
             return [self._left(f"left to the recovery of run {run}")]
+        if self._node and found[0].removes and (why := _source_unlisted(self._node, self._queued, self._held)):
+            return [self._left(why)]
         others = _others(found[0], self._held.nodes)
         if others and self._queued:
             stays = f"its queued resource {self._queued.name} also has {texts.some(others)}"
@@ -173,6 +193,12 @@ class _Decision:
     def _missing(self) -> Step:
         """Return the step for a node that does not exist."""
         one, queued = self._one, self._queued
+        project, _ = one.key
+        for lost, zone in self._held.unlisted:
+            may_be_there = zone == "-" or not one.zones or zone in one.zones or (queued and zone == queued.zone)
+            if lost in (project, "-") and may_be_there:
+                where = f"project {project}" if zone == "-" else f"zone {zone}"
+                return self._left(f"{where} could not be listed, so the node may exist")
         if queued is not None:
             if queued.state == "ACTIVE":
                 return self._step(Action.AGAIN, f"the node of queued resource {queued.name} is gone")
@@ -180,11 +206,6 @@ class _Decision:
                 why = f": {queued.error}" if queued.error else ""
                 return self._step(Action.AGAIN, f"queued resource {queued.name} is {queued.state}{why}")
             return self._left(f"requested: queued resource {queued.name} is {queued.state}")
-        project, _ = one.key
-        for lost, zone in self._held.unlisted:
-            if lost in (project, "-") and (zone == "-" or not one.zones or zone in one.zones):
-                where = f"project {project}" if zone == "-" else f"zone {zone}"
-                return self._left(f"{where} could not be listed, so the node may exist")
         return self._step(Action.CREATE)
 
     def _existing(self, node: Node) -> list[Step]:
@@ -306,8 +327,10 @@ def _undeclared(declared: Sequence[Declared], used: set[str], held: Holdings, te
         seen.update([queued.full_name] if queued else [])
         if run := terms.kept.get(node.full_name):
             found.append(_left(node, f"not declared, but left to the recovery of run {run}"))
-        elif queued and any((queued.project, one.name) in known for one in queued.nodes):
-            found.append(_left(node, f"not declared, but its queued resource {queued.name} has declared nodes"))
+        elif unknown := _source_unlisted(node, queued, held):
+            found.append(_left(node, f"not declared, but {unknown}"))
+        elif queued and (needed := _needed(queued, known, held, terms)):
+            found.append(_left(node, f"not declared, but its queued resource {queued.name} {needed}"))
         else:
             why = (f"{node.accelerator_type}, {node.state}", "not declared", *only)
             place = (Action.DELETE, node.name, node.project, node.zone)
@@ -315,14 +338,47 @@ def _undeclared(declared: Sequence[Declared], used: set[str], held: Holdings, te
     for one in held.queued:
         if one.full_name in seen or one.state == "DELETING" or (terms.zones and one.zone not in terms.zones):
             continue
-        members = [f"{one.full_name.rpartition('/queuedResources/')[0]}/nodes/{node.name}" for node in one.nodes]
-        if any((one.project, node.name) in known for node in one.nodes) or any(name in terms.kept for name in members):
-            continue
-        # The labels of a node that does not exist are unknown.
-        if all(terms.filters.match(node.name, node.name, node.accelerator_type, {}) for node in one.nodes):
+        if not _needed(one, known, held, terms):
             why = (f"queued resource, {one.state}", "not declared", *only)
             found.append(Step(Action.DELETE, one.name, one.project, one.zone, why, terms.prune, queued=one))
     return found
+
+
+def _needed(one: QueuedResource, known: Collection[tuple[str, str]], held: Holdings, terms: Terms) -> str:
+    """Return why a queued resource is not pruned, in words; empty if all its nodes may be deleted.
+
+    Args:
+        one: The queued resource.
+        known: Project and name of each declared node.
+        held: What exists.
+        terms: What the command may do.
+    """
+    if deletion.is_unlisted(one, held.unlisted):
+        return "is in a zone that could not be listed"
+    requested = {asked.name: asked.accelerator_type for asked in one.nodes}
+    there = {
+        node.name: node
+        for node in held.nodes
+        if (node.project, node.zone) == (one.project, one.zone)
+        and (node.name in requested or node.queued_resource == one.name)
+    }
+    labels = node_labels(held.nodes)
+    # The labels of a node that does not exist are unknown: the existing nodes decide.
+    absent = terms.filters._replace(labels=()) if there else terms.filters
+    parent = one.full_name.rpartition("/queuedResources/")[0]
+    for name in sorted({*requested, *there}):
+        if (one.project, name) in known:
+            return "has declared nodes"
+        if run := terms.kept.get(f"{parent}/nodes/{name}"):
+            return f"also has {name}, left to the recovery of run {run}"
+        node = there.get(name)
+        if node is None:
+            belongs = absent.match(name, name, requested[name], {})
+        else:
+            belongs = terms.filters.match(name, labels[node.full_name], node.accelerator_type, node.labels)
+        if not belongs:
+            return f"also has {name}, which the fleet's filters exclude"
+    return ""
 
 
 def _left(node: Node, why: str) -> Step:

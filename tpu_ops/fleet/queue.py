@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.listing import list_queued
+from tpu_ops.cloud.listing import Place, list_queued
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.config import Filters, Settings
@@ -20,17 +20,20 @@ class Queue(NamedTuple):
         queued: The queued resources in every state.
         warnings: One sentence for each project or zone that could not be listed.
         failure: The error if none could be listed.
+        unanswered: Places that could not be listed.
     """
 
     queued: tuple[QueuedResource, ...] = ()
     warnings: tuple[str, ...] = ()
     failure: CloudError | None = None
+    unanswered: tuple[Place, ...] = ()
 
 
 def ask(tpu: Tpu, settings: Settings) -> Queue:
     """List the queued resources in the fleet's projects and zones; an error of the API becomes part of the result."""
     try:
-        return Queue(*list_queued(tpu, settings.projects, settings.zones))
+        found = list_queued(tpu, settings.projects, settings.zones)
+        return Queue(found.queued, found.warnings, unanswered=found.unanswered)
     except ApiError as exc:
         return Queue(failure=exc)
 
