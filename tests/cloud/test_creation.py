@@ -63,6 +63,22 @@ def test_a_stockout_that_ends_is_waited_out(fleet, make):
     assert (done.outcome, sum("no place has capacity; next try in" in text for text in said)) == ("created", 3)
 
 
+def test_an_outage_of_the_api_after_the_first_try_is_waited_out(fleet, make):
+    no_capacity(fleet, times=1)
+
+    class Outage(Anywhere):
+        def renew(self):
+            if not said:
+                fault = {"method": "GetNode", "project": fleet.project, "code": "UNAVAILABLE", "message": "down"}
+                fleet.api.fault(**fault, times=3)
+            said.append("renewed")
+
+    said = []
+    (done,), texts = make("a", claims=Outage(), terms=TERMS._replace(patience=60), timeout=0.2)
+    assert done.outcome == "created", done.error
+    assert [text for text in texts if "the API does not answer; next try in" in text]
+
+
 def test_without_patience_a_stockout_is_an_error_that_names_the_option(fleet, make):
     no_capacity(fleet)
     (done,), said = make("a")

@@ -154,15 +154,23 @@ class _Creator:
         Raises:
             CloudError: The API refused, or no place has had capacity.
         """
-        begin, pause = time.monotonic(), self._terms.first_pause
+        begin, pause, patience = time.monotonic(), self._terms.first_pause, self._terms.patience
         while True:
-            # A colleague may have created the node during the last pause.
-            if there := self._existing(order):
-                return there, self._in(there, progress)
-            wish, result = self._somewhere(order, progress)
-            if isinstance(result, str):
-                return wish, result
-            patience = self._terms.patience
+            why = "no place has capacity"
+            try:
+                # A colleague may have created the node during the last pause.
+                if there := self._existing(order):
+                    return there, self._in(there, progress)
+                wish, result = self._somewhere(order, progress)
+                if isinstance(result, str):
+                    return wish, result
+            except ApiError as exc:
+                # On the first try the user is still at the terminal: fail at once.
+                if pause == self._terms.first_pause or exc.status not in lifecycle.UNCLEAR:
+                    raise
+                for wish in order.wishes:
+                    self._claims.release(wish)
+                result, why = exc, "the API does not answer"
             if patience is None:
                 fix = f"{result.fix or 'try another zone'}; --until-capacity keeps trying"
                 raise ApiError(result.what, status=result.status, where=result.where, fix=fix)
@@ -170,7 +178,7 @@ class _Creator:
             seconds = pause * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
             if time.monotonic() - begin + seconds > patience:
                 raise result
-            self._say(f"node {order.name}: no place has capacity; next try in {seconds:.0f} s")
+            self._say(f"node {order.name}: {why}; next try in {seconds:.0f} s")
             if self._tpu.closed.wait(seconds):
                 raise result
             pause = min(pause * 2, LONGEST_PAUSE)
