@@ -1,4 +1,4 @@
-"""What the user has to do after a playbook has failed."""
+"""The advice after a playbook has failed."""
 
 from __future__ import annotations
 

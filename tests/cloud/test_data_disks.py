@@ -51,7 +51,7 @@ def test_a_change_keeps_all_other_disks_as_they_are_and_in_order(before, own, af
     added, removed = with_disk(disks, MINE, READ_ONLY), without_disk(disks, MINE)
     assert [disk for disk in added if not disk.is_disk(MINE)] == rest == list(removed)
     assert sum(disk.is_disk(MINE) for disk in added) == 1
-    # What is done already is not done again.
+    # A change that is in place is not sent again.
     assert (with_disk(added, MINE, READ_ONLY), without_disk(removed, MINE)) == (added, removed)
     assert without_disk(with_disk(removed, MINE, READ_ONLY), MINE) == removed
 

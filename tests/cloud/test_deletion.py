@@ -1,4 +1,4 @@
-"""What is deleted for some targets, and which queued resources only use quota."""
+"""Plans of deletions for some targets, and the queued resources that only use quota."""
 
 from __future__ import annotations
 

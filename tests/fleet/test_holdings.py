@@ -1,4 +1,4 @@
-"""What a fleet has, as the guard of a command counts it while time passes."""
+"""The guard of a command counts the fleet's nodes again while time passes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ NO_LOGINS = told(unknown=["it keeps no record of logins"])
         (made(), [told(use("run", 50, now=True))], USED, 0, "run exp of ada"),
         (made(), [told(use("chip", 50, what="python", now=True))], USED, 0, "process of ada on a chip: python"),
         (made(), [told(use("login", 20, what="pts/0"), use("run", 30))], IDLE, 20, "login of ada (pts/0)"),
-        # One used worker makes the node a used one, although another does not answer.
+        # If a worker is used, its node is used, although another worker does not answer.
         (made(count=2), [told(use("login", 1)), SILENT], USED, 1, "login"),
         (made(count=2), [told(use("run", 20)), told(use("run", 14))], IDLE, 14, "run"),
         # A worker that cannot tell everything makes the node unknown, never idle.

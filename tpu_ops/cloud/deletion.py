@@ -216,7 +216,8 @@ def delete_queued(tpu: Tpu, one: QueuedResource, *, wait: bool, timeout: float, 
             operation = ""
         found = bodies.queued(tpu, one.full_name)
         state = found.state if found else "gone"
-        return found is None
+        # Another client may have requested the name again.
+        return found is None or bool(one.created and found.created not in ("", one.created))
 
     operations.until(is_gone, what=what, timeout=timeout, progress=lambda elapsed: progress(elapsed, state))
 

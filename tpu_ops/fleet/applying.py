@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tpu_ops.cloud import bodies, changing, creation, lifecycle, operations
+from tpu_ops.cloud import bodies, changing, creation, deletion, lifecycle
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.creation import Claims, Created, Order, Terms
 from tpu_ops.cloud.node import Node
@@ -223,25 +222,10 @@ def _remove_node(tpu: Tpu, node: Node, timeout: float, progress: Progress) -> No
 
 def _remove_queued(tpu: Tpu, queued: QueuedResource, timeout: float, progress: Progress) -> None:
     """Delete a queued resource with its nodes; do nothing if another command has deleted or requested it again."""
-    name, where = queued.full_name, bodies.queued_in_words(queued.full_name)
-
-    def is_gone() -> bool:
-        now = bodies.queued(tpu, name)
-        return now is None or now.created != queued.created
-
-    if is_gone():
+    now = bodies.queued(tpu, queued.full_name)
+    if now is None or now.created != queued.created:
         return
-    try:
-        operation = bodies.delete_queued(tpu, name, str(uuid.uuid4()))
-        operations.wait(tpu, operation, what=where, timeout=timeout, progress=progress)
-    except ApiError:
-        # Another command may have begun to delete it.
-        now = bodies.queued(tpu, name)
-        if now is not None and now.state != "DELETING":
-            raise
-    operations.until(
-        is_gone, what=where, timeout=timeout, progress=lambda elapsed: progress(elapsed, "waiting until it is deleted")
-    )
+    deletion.delete_queued(tpu, queued, wait=True, timeout=timeout, progress=progress)
 
 
 def refusals(works: Sequence[Work]) -> OpsError | None:

@@ -1,4 +1,4 @@
-"""What a fleet has in the cloud besides runs: nodes and queued resources, and how much of its grant these use."""
+"""The nodes and queued resources of a fleet, and how much of the fleet's grant they use."""
 
 from __future__ import annotations
 

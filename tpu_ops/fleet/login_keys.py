@@ -89,6 +89,9 @@ def push_to_node(tpu: Tpu, settings: Settings, name: str, line: str, *, timeout:
                 if exc.status not in RETRIED or attempt == _ATTEMPTS - 1:
                     raise
                 _pause(attempt)
+        now = nodes.node_metadata(tpu, name).get(ENTRY, "")
+        if merged(now, line) == now:
+            return True
         raise _overwritten(where)
 
 
