@@ -178,6 +178,14 @@ def test_after_the_api_has_accepted_a_request_no_other_place_is_tried(fleet, mak
     assert "the API is creating the node" in str(done.error)
     assert said == []
     assert fleet.api.call("GET", f"v2/{fleet.location('us-west4-a')}/nodes/a")[0] == 404
+    assert done.wish.zone == OTHER
+
+
+def test_an_error_names_the_last_place_that_was_tried(fleet, make):
+    no_capacity(fleet, zone=OTHER)
+    fleet.api.fault(method="CreateNode", project=fleet.project, zone="us-west4-a", code="PERMISSION_DENIED")
+    (done,), _ = make("a", zones=(OTHER, "us-west4-a"), **V5E)
+    assert (done.outcome, done.wish.zone) == ("failed", "us-west4-a")
 
 
 def test_a_node_that_a_colleague_creates_during_a_pause_is_found(fleet, make):

@@ -67,7 +67,7 @@ class Created(NamedTuple):
     """The result of an order.
 
     Attributes:
-        wish: The node in the place where it was created, or in the first place after an error.
+        wish: The node in the place where it was created; after an error, in the last place that was tried.
         outcome: ``created``, ``resumed``, ``already there``, ``begun``, or ``failed``.
         error: The error, if the node is not there.
         seconds: How long it took.
@@ -123,7 +123,7 @@ def create_all(
         try:
             wish, outcome = creator.create(order, progress(order.name))
         except OpsError as exc:
-            return Created(order.wishes[0], "failed", exc, time.monotonic() - start)
+            return Created(creator.tried.get(order.name, order.wishes[0]), "failed", exc, time.monotonic() - start)
         return Created(wish, outcome, seconds=time.monotonic() - start)
 
     if len(orders) == 1:
@@ -143,10 +143,15 @@ def lacks_capacity(failure: ApiError) -> bool:
 
 
 class _Creator:
-    """Creates nodes on the same terms."""
+    """Creates nodes on the same terms.
+
+    Attributes:
+        tried: Name of each node -> the last place that was tried: after an error, the node may exist there.
+    """
 
     def __init__(self, tpu: Tpu, terms: Terms, claims: Claims, say: Callable[[str], None]) -> None:
         self._tpu, self._terms, self._claims, self._say = tpu, terms, claims, say
+        self.tried: dict[str, Wish] = {}
 
     def create(self, order: Order, progress: Progress) -> tuple[Wish, str]:
         """Return the node in the place where it was created, and the outcome.
@@ -253,6 +258,7 @@ class _Creator:
             )
 
     def _in(self, wish: Wish, progress: Progress) -> str:
+        self.tried[wish.name] = wish
         body, wait, timeout = request(wish, self._terms.keys), self._terms.wait, self._terms.timeout
         if wish.queued:
             queue = queued_request(wish, body)
