@@ -30,12 +30,12 @@ def test_a_node_is_idle_once_holder_run_and_login_are_old(bench: Bench) -> None:
     assert (found["use"], found["sign"].partition(":")[0]) == ("used", "process of bob on a chip")
     bench.tpu_ops("unlock", "pod", "--yes", person="bob")
 
-    bench.started("sleep", "600", name="owned")
-    assert (verdict(bench, "0.001s")["use"], verdict(bench, "0.001s")["sign"]) == ("used", "run owned of ada")
-    assert bench.tpu_ops("stop", "owned").returncode == 0
+    bench.started("sleep", "600", name="awake")
+    assert (verdict(bench, "0.001s")["use"], verdict(bench, "0.001s")["sign"]) == ("used", "run awake of ada")
+    assert bench.tpu_ops("stop", "awake").returncode == 0
     found = verdict(bench, "1h")
-    assert (found["use"], found["sign"]) == ("used", "run owned of ada")
-    assert (verdict(bench, "0.001s")["use"], verdict(bench, "0.001s")["sign"]) == ("idle", "run owned of ada")
+    assert (found["use"], found["sign"]) == ("used", "run awake of ada")
+    assert (verdict(bench, "0.001s")["use"], verdict(bench, "0.001s")["sign"]) == ("idle", "run awake of ada")
 
     command = ["ssh", "-tt", "-F", str(bench.ssh_config()), "pod-w1", "true"]
     done = subprocess.run(command, env=bench.environ(), stdin=subprocess.DEVNULL, capture_output=True, check=False)

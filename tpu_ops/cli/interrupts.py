@@ -124,13 +124,20 @@ def ended_by(asked: Callable[[], bool]) -> Iterator[None]:
     """
 
     def watch() -> None:
-        while not over.wait(EVERY):
+        # Python calls the handler late if the signal comes just before a system call that blocks, such as the event
+        # loop's wait for its next event. The next signal interrupts that call.
+        while not (over.wait(EVERY) or came):
             if asked():
                 signal.pthread_kill(main, signal.SIGUSR1)
-                return
 
+    def comes(*_: object) -> None:
+        if not came:
+            came.append(True)
+            _end(Asked, [])
+
+    came: list[bool] = []
     main, over = threading.get_ident(), threading.Event()
-    before = signal.signal(signal.SIGUSR1, lambda *_: _end(Asked, []))
+    before = signal.signal(signal.SIGUSR1, comes)
     watching = threading.Thread(target=watch, name="asked", daemon=True)
     watching.start()
     try:
