@@ -316,6 +316,15 @@ def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):
     assert "fix: node pod publishes no host key: `tpu_ops refresh --trust-first pod`" in done.stderr
 
 
+def test_a_fleet_without_workers_is_named_with_the_command_that_creates_a_node(fleet):
+    write(fleet, TOUCH)
+    (fleet.path.parent / "published.json").write_text(document([]).text())
+    done = configure(fleet)
+    assert done.returncode == 2
+    assert "error: no task ran: the fleet has no workers" in done.stderr
+    assert "fix: `tpu_ops create` creates a node" in done.stderr
+
+
 @pytest.mark.parametrize("target", ["solo", "pod,solo"])
 def test_a_node_that_does_not_serve_is_named_and_nothing_runs(fleet, target):
     write(fleet, TOUCH)

@@ -77,6 +77,10 @@ def fix_of(outcome: Outcome, file: Path, target: str, settings: Settings, then: 
             "Ansible did not run the playbook; see its output above", where=f"{shown(file)}, {target}", fix=again
         )
     if not outcome.hosts:
+        fleet = view.known(settings)
+        if fleet and not fleet.workers:
+            fix = "`tpu_ops create` creates a node, `tpu_ops list` shows the fleet"
+            raise UsageError("no task ran: the fleet has no workers", where=str(settings.file), fix=fix)
         fix = "see --tags and --skip-tags, and `tpu_ops list` for the fleet"
         raise UsageError("no task ran: no tag or no host matches", where=f"{shown(file)}, {target}", fix=fix)
     return ""
