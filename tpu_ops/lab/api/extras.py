@@ -99,8 +99,8 @@ def _add_capacity(app: web.Application, service: Service) -> None:
         return json_response(json.dumps(capacity.shown(service.state)))
 
     async def change(http: web.Request) -> web.Response:
-        before = service.state.capacity
-        service.declare(capacity.changed(before, await read_json(http)))
+        body, before = await read_json(http), service.state.capacity
+        service.declare(capacity.changed(before, body))
         try:
             await service.store.flush()
         except ApiError:
