@@ -25,7 +25,7 @@ from tools.bench.lab import Lab
 from tools.bench.measure import BIN, ROOT, ZONE
 from tpu_ops.cli.commands import COMMANDS
 
-_LAB_COMMANDS = ("up", "down", "env", "status", "maintenance", "preempt", "api")
+_LAB_COMMANDS = ("up", "down", "env", "status", "maintenance", "preempt", "capacity", "api")
 _BUCKET_COMMANDS = ("create", "check")
 _DISK_COMMANDS = ("create", "list", "attach", "detach", "delete")
 _NODE, _RUN = "pod", "kept"

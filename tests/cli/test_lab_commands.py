@@ -212,7 +212,7 @@ def test_down_says_of_a_shell_that_talks_to_the_lab_that_it_still_does(monkeypat
     assert "this shell still points to the lab: open a new one" in tpu_ops("lab", "down")[1]
 
 
-@pytest.mark.parametrize("command", ["up", "down", "env", "status", "maintenance", "preempt", "api"])
+@pytest.mark.parametrize("command", ["up", "down", "env", "status", "maintenance", "preempt", "capacity", "api"])
 def test_every_subcommand_describes_itself_and_its_options(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["lab", command, "--help"])

@@ -167,6 +167,22 @@ def test_refusals_arrive_with_their_code(gcloud: Run, words: tuple[str, ...], co
     assert code in gcloud(*words, ok=False).stderr
 
 
+def test_a_stockout_and_a_full_quota_arrive_as_the_services_own(gcloud: Run, api: LabApi) -> None:
+    node = ("--accelerator-type=v4-8", "--version=tpu-ubuntu2204-base")
+    capacity = {
+        "stockouts": [{"zone": "us-central2-b", "type": "v4"}],
+        "quotas": [{"zone": "us-central2-b", "generation": "v4", "spot": True, "chips": 0}],
+    }
+    assert api.call("POST", "lab/capacity", capacity)[0] == 200
+    assert "There is no more capacity in the zone" in gcloud("tpu-vm", "create", "n", *node, ok=False).stderr
+    assert shown(gcloud, "tpu-vm", "list") == []
+    said = gcloud("tpu-vm", "create", "n", *node, "--spot", ok=False).stderr
+    assert ("RESOURCE_EXHAUSTED" in said, "Limit: 0 in zone us-central2-b." in said) == (True, True), said
+    assert api.call("POST", "lab/capacity", {"stockouts": [], "quotas": []})[0] == 200
+    gcloud("tpu-vm", "create", "n", *node)
+    gcloud("tpu-vm", "delete", "n")
+
+
 def test_firewall_rules_and_the_metadata_of_a_project(gcloud: Run, api: LabApi) -> None:
     rules = {"group": "firewall-rules"}
     narrow = ("--allow=tcp:22", "--source-ranges=203.0.113.7/32")

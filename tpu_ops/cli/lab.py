@@ -1,24 +1,28 @@
-"""`tpu_ops lab`: start and remove the lab, show its state, and simulate preemptions and maintenance events."""
+"""`tpu_ops lab`: start and remove the lab, show its state, limit its capacity, and simulate events of nodes."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tpu_ops import config, files, texts
 from tpu_ops.ansible import playbook
-from tpu_ops.cli import output
+from tpu_ops.cli import options, output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
 
 #: Upper limit of --seconds, the shortest duration of an operation: one day.
 _MAX_SECONDS = 86400.0
+_QUOTA = re.compile(r"(?P<zone>[^:=]+):(?P<generation>[^:=]+)(?P<spot>:spot)?=(?P<chips>\d+)")
+_STOCKOUT = re.compile(r"(?P<zone>[^:=]+)(?::(?P<type>[^:=]+))?(?:=(?P<duration>.+))?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +74,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
         event.add_argument("--zone", help="zone of the node, if several nodes share the name")
+    capacity = add(
+        "capacity",
+        "show or limit the capacity of the lab's cloud: quotas, stockouts, preemptions",
+        "An option replaces all earlier limits of its kind; the other kinds stay. Without options, nothing changes.",
+    )
+    capacity.add_argument(
+        "--quota",
+        type=_quota,
+        action="append",
+        metavar="ZONE:GENERATION[:spot]=CHIPS",
+        help="chips that each project can have, as in us-central2-b:v4=32; can be repeated",
+    )
+    capacity.add_argument(
+        "--stockout",
+        type=_stockout,
+        action="append",
+        metavar="ZONE[:TYPE][=DURATION]",
+        help="create and start no nodes there, as in us-central2-b:v4=5m; without DURATION until the next --stockout "
+        "or --unlimited; can be repeated",
+    )
+    capacity.add_argument(
+        "--preempt-per-hour", type=float, metavar="N", help="mean number of preemptions of each spot node; 0 ends them"
+    )
+    capacity.add_argument(
+        "--seed", type=int, default=0, help="another seed gives other times of preemption (default 0)"
+    )
+    capacity.add_argument("--unlimited", action="store_true", help="lift all earlier limits first")
     api = add(
         "api",
         "serve a fleet without containers, in the foreground",
@@ -109,20 +140,33 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _quota(text: str) -> dict[str, Any]:
+    """Return a quota as the lab's API takes it, for argparse."""
+    match = _QUOTA.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a quota: write it as in us-central2-b:v4:spot=32")
+    return {
+        "zone": match["zone"],
+        "generation": match["generation"],
+        "spot": bool(match["spot"]),
+        "chips": int(match["chips"]),
+    }
+
+
+def _stockout(text: str) -> dict[str, Any]:
+    """Return a stockout as the lab's API takes it, for argparse."""
+    match = _STOCKOUT.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a stockout: write it as in us-central2-b:v4-8=5m")
+    found = {"zone": match["zone"], "type": match["type"] or ""}
+    return {**found, "seconds": options.duration(match["duration"])} if match["duration"] else found
+
+
 def run(args: argparse.Namespace) -> int:
     """Run one subcommand of `tpu_ops lab`."""
     lab = instance.instance()
-    if args.command == "up":
-        return _up(lab, args)
-    if args.command == "down":
-        return _down(lab, args)
-    if args.command == "env":
-        return _env(lab, args)
-    if args.command == "status":
-        return _status(lab, args)
-    if args.command == "api":
-        return _api(args)
-    return _event(lab, args)
+    commands = {"up": _up, "down": _down, "env": _env, "status": _status, "capacity": _capacity, "api": _api}
+    return commands.get(args.command, _event)(lab, args)
 
 
 def _up(lab: Instance, args: argparse.Namespace) -> int:
@@ -282,6 +326,30 @@ def _status(lab: Instance, args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _capacity(lab: Instance, args: argparse.Namespace) -> int:
+    parts: dict[str, Any] = {"quotas": [], "stockouts": [], "preemption": {}} if args.unlimited else {}
+    parts |= {"quotas": args.quota} if args.quota else {}
+    parts |= {"stockouts": args.stockout} if args.stockout else {}
+    if args.preempt_per_hour is not None:
+        parts["preemption"] = {"per_hour": args.preempt_per_hour, "seed": args.seed}
+    found = events.capacity(lab, parts)
+    if args.json:
+        output.as_json(found)
+        return ExitCode.OK
+    for quota in found["quotas"]:
+        used = ", ".join(f"{project} uses {chips}" for project, chips in quota["used"].items())
+        tier = "spot" if quota["spot"] else "on-demand"
+        chips = f"{quota['chips']} {tier} {quota['generation']} chips for each project"
+        output.line(f"{quota['zone']}: {chips}{f' ({used})' if used else ''}")
+    for one in found["stockouts"]:
+        end = "until it is lifted" if one["seconds"] is None else f"for another {one['seconds']:.0f} s"
+        output.line(f"{one['zone']}: no capacity for {one['type'] or 'any type'} {end}")
+    if rate := found["preemption"]["per_hour"]:
+        output.line(f"every spot node is preempted {rate:g} times per hour on average")
+    output.line("everything else is unlimited")
+    return ExitCode.OK
+
+
 def _event(lab: Instance, args: argparse.Namespace) -> int:
     name = events.node_name(lab, args.node, args.zone)
     if args.command == "preempt":
@@ -293,7 +361,7 @@ def _event(lab: Instance, args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _api(args: argparse.Namespace) -> int:
+def _api(_: Instance, args: argparse.Namespace) -> int:
     ports = (args.port, args.port + 1) if args.port else (0, 0)
     command = [sys.executable, "-m", "tpu_ops.lab.api", "--state", args.state, "--bind", args.bind]
     command += ["--grpc-port", str(ports[0]), "--rest-port", str(ports[1])]

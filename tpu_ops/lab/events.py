@@ -1,8 +1,9 @@
-"""Requests to a running lab's API: list the workers, preempt a node, simulate a maintenance event of a node."""
+"""Requests to a running lab's API: workers, the cloud's capacity, preemptions and maintenance events of nodes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_ops.errors import CloudError, UsageError
@@ -53,6 +54,15 @@ def preempt(lab: Instance, name: str) -> None:
         CloudError: The API refuses the request, for example because the node is not READY.
     """
     call(lab, "POST", "/lab/preempt", {"node": name})
+
+
+def capacity(lab: Instance, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the capacity of the lab's cloud as the API shows it, after replacing the parts that are given.
+
+    Raises:
+        CloudError: The API refuses the request, for example because a zone does not exist.
+    """
+    return call(lab, "POST", "/lab/capacity", parts) if parts else call(lab, "GET", "/lab/capacity")
 
 
 def maintain(lab: Instance, name: str) -> None:

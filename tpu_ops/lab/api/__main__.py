@@ -104,6 +104,7 @@ async def _serve(options: argparse.Namespace) -> None:
             grpc_server,
             lifecycle,
             operations,
+            preemptions,
             queued_walk,
             rest,
             storage_routes,
@@ -120,6 +121,7 @@ async def _serve(options: argparse.Namespace) -> None:
         stack.push_async_callback(rest_api.cleanup)
         operations.resume(service)
         queued_walk.resume(service)
+        preemptions.resume(service)
         lifecycle.resume(service)
         service.store.changed()
         await service.store.flush()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from tpu_ops.lab.api import compute, compute_projects_routes, faults, methods, nodes, storage_routes
+from tpu_ops.lab.api import capacity, compute, compute_projects_routes, faults, methods, nodes, storage_routes
 from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
-from tpu_ops.lab.api.errors import invalid
+from tpu_ops.lab.api.errors import ApiError, invalid
 from tpu_ops.lab.api.rest import json_response, read_json
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
@@ -88,7 +88,31 @@ def add_routes(app: web.Application, service: Service) -> None:
     app.router.add_post("/lab/preempt", preempt)
     app.router.add_get("/lab/workers", workers)
     app.router.add_get("/lab/info", info)
+    _add_capacity(app, service)
     _add_faults(app, service.faults)
+
+
+def _add_capacity(app: web.Application, service: Service) -> None:
+    """Add the routes that show and change the capacity of the lab's cloud."""
+
+    def shown() -> web.Response:
+        return json_response(json.dumps(capacity.shown(service.state)))
+
+    async def change(http: web.Request) -> web.Response:
+        body, before = await read_json(http), service.state.capacity
+        service.declare(capacity.changed(before, body))
+        try:
+            await service.store.flush()
+        except ApiError:
+            service.declare(before)
+            raise
+        return shown()
+
+    async def show(http: web.Request) -> web.Response:
+        return shown()
+
+    app.router.add_get("/lab/capacity", show)
+    app.router.add_post("/lab/capacity", change)
 
 
 def _add_faults(app: web.Application, kept: faults.Faults) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_ops.lab.api.catalogue import ZONES
 from tpu_ops.lab.api.errors import ApiError, Code, invalid
+from tpu_ops.lab.api.lab_requests import Kinds, check_fields, check_zone
 from tpu_ops.lab.api.names import ANY_LOCATION
 from tpu_ops.lab.api.wire import Json, Message
 
@@ -19,7 +19,7 @@ LONGEST = 3600.0
 #: The only API method for which a fault can set `unreachable`.
 LISTS = "ListNodes"
 
-_KINDS: dict[str, tuple[type, ...]] = {
+_KINDS: Kinds = {
     "method": (str,),
     "project": (str,),
     "zone": (str,),
@@ -98,12 +98,7 @@ def parse(body: Json, methods: Collection[str]) -> Fault:
     Raises:
         ApiError: INVALID_ARGUMENT; the message names the field.
     """
-    for key, value in body.items():
-        kinds = _KINDS.get(key)
-        if kinds is None:
-            raise invalid(f"{key}: a fault has no such field; the fields are {', '.join(_KINDS)}")
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise invalid(f"{key}: {value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+    check_fields(body, _KINDS, "a fault")
     fault = Fault(**{**body, "code": _code(body["code"]) if body.get("code") else None})
     if fault.unreachable:
         fault.method = fault.method or LISTS
@@ -111,8 +106,7 @@ def parse(body: Json, methods: Collection[str]) -> Fault:
         raise invalid(
             f"method: {fault.method!r} is not a method of the API; the methods are {', '.join(sorted(methods))}"
         )
-    if fault.zone not in ("", ANY_LOCATION, *ZONES):
-        raise invalid(f"zone: {fault.zone!r} is not a zone of the lab; the zones are {', '.join(sorted(ZONES))}")
+    check_zone(fault.zone, "", ANY_LOCATION)
     if fault.times is not None and fault.times < 1:
         raise invalid(f"times: {fault.times} must be 1 or more")
     if not 0 <= fault.seconds <= LONGEST:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 
+from tpu_ops.lab.api.capacity import check_quota
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists, precondition
 from tpu_ops.lab.api.operations import EMPTY, Undo, effect, result
 from tpu_ops.lab.api.records import NodeRecord, OperationRecord, timestamp
@@ -23,8 +24,8 @@ def add(service: Service, name: str, body: Json) -> NodeRecord:
     """Add a node in state CREATING to the API's state, and assign addresses to its workers.
 
     Raises:
-        ApiError: ALREADY_EXISTS; RESOURCE_EXHAUSTED if the lab's networks have no free addresses; FAILED_PRECONDITION
-            if another node uses one of the node's disks.
+        ApiError: ALREADY_EXISTS; RESOURCE_EXHAUSTED if the project has no quota or the lab's networks have no free
+            addresses; FAILED_PRECONDITION if another node uses one of the node's disks.
     """
     state = service.state
     if name in state.nodes:
@@ -32,6 +33,9 @@ def add(service: Service, name: str, body: Json) -> NodeRecord:
     body = {**body, "id": state.new_node_id(), "createTime": timestamp(time.time())}
     record = NodeRecord(name, body, "CREATING", [], [])
     check_disks(service, record, body)
+    # A queued resource has used quota for its nodes since it was requested.
+    if not record.queued:
+        check_quota(state, record.location, [body])
     workers = record.accelerator.workers
     record.internal_ips = state.internal.take(workers)
     try:
@@ -226,6 +230,11 @@ async def maintain(service: Service, record: NodeRecord, operation: OperationRec
     _arrive(service, record, "REPAIRING", "READY", "HEALTHY")
 
 
+def _stockout(service: Service, record: NodeRecord) -> ApiError | None:
+    """Return the error if the node's zone has no capacity for the node now; None if it has."""
+    return service.state.capacity.stockout(record.location.zone, record.accelerator.name)
+
+
 def resume(service: Service) -> None:
     """Boot the workers of all READY nodes: workers might have stopped while the API was not running."""
 
@@ -245,6 +254,9 @@ async def _create(service: Service, operation: OperationRecord) -> Json:
     record = _target(service, operation)
     async with service.lock(record.name):
         if record.state == "CREATING":
+            if stockout := _stockout(service, record):
+                await abandon(service, record)
+                raise stockout
             if not operation.cancel_requested:
                 await bring_up(service, record)
             if operation.cancel_requested:
@@ -277,6 +289,11 @@ async def _start(service: Service, operation: OperationRecord) -> Json:
     record = _target(service, operation)
     async with service.lock(record.name):
         if record.state == "STARTING":
+            if stockout := _stockout(service, record):
+                await _halt(service, record)
+                drop_external(service, record)
+                become(service, record, "STOPPED")
+                raise stockout
             await _boot(service, record)
             _arrive(service, record, "STARTING", "READY", "HEALTHY")
     return result(operation.api, "Node", record)

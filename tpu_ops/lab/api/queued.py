@@ -7,6 +7,7 @@ import time
 
 from tpu_ops.lab.api import lifecycle, operations, wire
 from tpu_ops.lab.api import queued_walk as walk
+from tpu_ops.lab.api.capacity import check_quota
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists, invalid, precondition
 from tpu_ops.lab.api.names import Location, check_node_id, check_queued_id
 from tpu_ops.lab.api.nodes import complete, require
@@ -98,6 +99,7 @@ async def create_queued_resource(service: Service, api: str, request: Message) -
     for node in wanted:
         if node in service.state.nodes or wanted.count(node) > 1:
             raise already_exists(node)
+    check_quota(service.state, location, [node for _, node, _ in record.specs()])
     service.state.queued.add(record)
     args = {"createTime": record.body["createTime"]}
 

@@ -132,7 +132,7 @@ async def _accepted(service: Service, record: QueuedRecord) -> None:
 
 async def _waiting(service: Service, record: QueuedRecord) -> None:
     after, until = _times(record)
-    await asyncio.sleep(min(after, until) - time.time())
+    await service.next_declaration(_pause(min(max(after, _available(service, record)), until)))
     if record.state != "WAITING_FOR_RESOURCES":
         return
     if time.time() >= until:
@@ -144,8 +144,19 @@ async def _waiting(service: Service, record: QueuedRecord) -> None:
                 "the valid interval of the queued resource ended before its nodes were created",
             ),
         )
-    else:
+    elif time.time() >= max(after, _available(service, record)):
         _provision(service, record)
+
+
+def _available(service: Service, record: QueuedRecord) -> float:
+    """Return when the zone has capacity for all nodes of a queued resource, in seconds since the epoch."""
+    names = [node["acceleratorType"] for _, node, _ in record.specs()]
+    return service.state.capacity.available(record.location.zone, names)
+
+
+def _pause(end: float) -> float | None:
+    """Return the seconds until a time, at least 0; None if the time is infinite."""
+    return None if end == float("inf") else max(0.0, end - time.time())
 
 
 def _provision(service: Service, record: QueuedRecord) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from typing import Any
 
 from tpu_ops.lab.api import names
+from tpu_ops.lab.api.capacity import Capacity
 from tpu_ops.lab.api.catalogue import check_zone
 from tpu_ops.lab.api.errors import ApiError, Code, invalid
 from tpu_ops.lab.api.faults import Faults, target_of
@@ -51,6 +53,7 @@ class Service:
         #: Function that is called for every node that was preempted or deleted.
         self.on_lost: Callable[[NodeRecord], None] | None = None
         self.faults = Faults()
+        self._declared = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def call(self, method: str, handler: Handler, api: str, request: Message) -> Message | Page:
@@ -73,6 +76,18 @@ class Service:
             logging.getLogger(__name__).exception("%s failed", method)
             raise ApiError(Code.INTERNAL, f"the lab's API failed: {type(failure).__name__}: {failure}") from failure
         return answer.without(unreachable) if isinstance(answer, Page) and unreachable else answer
+
+    def declare(self, capacity: Capacity) -> None:
+        """Set the capacity of the lab's cloud, and end the waits for a declaration."""
+        self.state.capacity = capacity
+        self.store.changed()
+        self._declared.set()
+        self._declared = asyncio.Event()
+
+    async def next_declaration(self, seconds: float | None) -> None:
+        """Wait until the capacity is declared again, at most for some seconds; None has no limit."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._declared.wait(), seconds)
 
     def lost(self, record: NodeRecord) -> None:
         """Call `on_lost` for a node that was preempted or deleted."""

@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 from typing import Any, Generic, TypeVar
 
 from tpu_ops.lab.api.addresses import RESERVED, Pool
+from tpu_ops.lab.api.capacity import Capacity
 from tpu_ops.lab.api.compute_projects import Project
 from tpu_ops.lab.api.errors import ApiError, not_found
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
@@ -94,6 +95,7 @@ class State:
             self.operations = Collection([OperationRecord.from_file(entry) for entry in data.get("operations", [])])
             self.disks = Collection([DiskRecord.from_file(entry) for entry in data.get("disks", [])])
             self.projects = {name: Project(entry) for name, entry in data.get("projects", {}).items()}
+            self.capacity = Capacity.from_file(data.get("capacity", {}))
             for node in self.nodes:
                 node.workers()
             for queued in self.queued:
@@ -131,6 +133,7 @@ class State:
         ]
         head = {"format": FORMAT, "version": FORMAT_VERSION, "next_external": self.external.cursor}
         lists.append(f'"projects": {json.dumps({name: one.json() for name, one in self.projects.items()})}')
+        lists.append(f'"capacity": {json.dumps(self.capacity.json())}')
         return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
 
     def new_node_id(self) -> str:
