@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--cost",
         action="store_true",
-        help="estimate by list prices what each node costs; the grant's TPUs cost nothing",
+        help="estimate by list prices what each node costs, and each queued resource will cost; the grant's TPUs cost "
+        "nothing",
     )
     parser.epilog = (
         "A node that has no workers yet has a row too; with --json its host and worker_index are null. "
@@ -106,8 +107,9 @@ def run(args: argparse.Namespace) -> int:
         list_queued.show(queued, fleet.listed, now, as_json=args.json, unanswered=found.unanswered)
     elif args.idle:
         list_idle.show(fleet, shown, args.idle, now, as_json=args.json)
-    elif args.cost and (shown or args.json):
-        list_cost.show(fleet, shown, now, as_json=args.json)
+    elif args.cost and (shown or queued or args.json):
+        known = None if args.cached or fleet.source or found.failure else found
+        list_cost.show(fleet, shown, queued, known, now, as_json=args.json)
     elif args.json:
         output.as_json(_json_rows(fleet, shown))
     else:
@@ -145,7 +147,7 @@ def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes 
         listed = disks.ask(tpu, settings)
 
     plain = not (args.json or args.cost or args.queued)
-    beside = [ask_for_queued] if args.queued or plain else []
+    beside = [ask_for_queued] if args.queued or args.cost or plain else []
     beside += [ask_for_disks] if plain and Wanted(args).any_disk else []
     fleet, changes = view.look(settings, beside=beside)
     if fleet.source:
