@@ -249,3 +249,38 @@ def test_values_of_the_metadata_are_not_printed(tpu_ops):
 @pytest.mark.usefixtures("fleet")
 def test_a_type_in_another_spelling_is_named_as_the_api_spells_it(tpu_ops, kind, meant):
     failed(tpu_ops("create", "pod", "--type", kind, "--zone", "us-central2-b"), 2, f"did you mean {meant}?")
+
+
+TYPO = """
+lines:
+  - 16 on-demand Cloud TPU v4 chips in zone us-central2-b
+  - 16 spot Cloud TPU v4 chips in zone us-cental2-b
+"""
+
+
+def test_a_zone_that_does_not_exist_is_a_fault_with_its_line(granted, tpu_ops):
+    fleet = granted(lines=TYPO)
+    words = (str(fleet.path / "grant.yml"), "line 4: no zone is called 'us-cental2-b'", "did you mean 'us-central2-b'")
+    failed(tpu_ops("create", "pod", "--type", "v4-8", "--dry-run"), 2, *words)
+    code, out, err = tpu_ops("grant")
+    assert (code, "us-cental2-b" in out, err.count("line 4: no zone is called")) == (0, True, 1)
+
+
+def test_the_zones_of_the_grant_are_asked_for_once_and_only_if_nothing_is_there(granted, tpu_ops):
+    fleet = granted(lines="\nlines:\n  - 16 on-demand Cloud TPU v4 chips in zone us-central2-b\n")
+
+    def asked():
+        fleet.api.forget_requests()
+        assert tpu_ops("grant")[0] == 0
+        return fleet.api.requests(fleet.project).get("ListLocations", 0)
+
+    assert asked() == 1
+    fleet.create("pod")
+    assert asked() == 0
+
+
+def test_zones_are_not_refused_if_the_api_does_not_list_zones(granted, tpu_ops):
+    fleet = granted(lines=TYPO)
+    fleet.api.fault(method="ListLocations", project=fleet.project, code="PERMISSION_DENIED")
+    code, _, err = tpu_ops("create", "pod", "--type", "v4-8", "--on-demand", "--no-wait")
+    assert (code, "us-cental2-b" in err) == (0, False), err

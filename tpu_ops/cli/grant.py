@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             output.warning(text)
         if args.delete_after_end:
             return _clean_up(settings, tpu, found, held, args)
+        for text in holdings.unknown_zones(tpu, settings, found, held):
+            output.warning(f"{found.file}, {text}")
     return _show(found, held.uses, now, as_json=args.json)
 
 
