@@ -284,3 +284,12 @@ def test_zones_are_not_refused_if_the_api_does_not_list_zones(granted, tpu_ops):
     fleet.api.fault(method="ListLocations", project=fleet.project, code="PERMISSION_DENIED")
     code, _, err = tpu_ops("create", "pod", "--type", "v4-8", "--on-demand", "--no-wait")
     assert (code, "us-cental2-b" in err) == (0, False), err
+
+
+@pytest.mark.parametrize("more", [[], ["--queued"]])
+def test_waiting_for_capacity_without_waiting_is_refused(granted, tpu_ops, more):
+    fleet = granted()
+    fleet.api.forget_requests()
+    words = ("--until-capacity and --no-wait", "leave out one of them")
+    failed(tpu_ops("create", "pod", "--type", "v4-8", "--until-capacity", "1h", "--no-wait", *more), 2, *words)
+    assert fleet.api.requests(fleet.project) == {}

@@ -275,7 +275,7 @@ def test_an_option_may_be_shortened(tmp_path: Path, tpu_ops) -> None:
             ("create", "pod", "--type", "v4-8", "--timeout", "x"),
             ("'x' is not a number: give a number of seconds", "--timeout", "tpu_ops create"),
         ),
-        (("create",), ("the following arguments are required: name, --type", "tpu_ops create", "tpu_ops create")),
+        (("create",), ("the following arguments are required: NAME, --type", "tpu_ops create", "tpu_ops create")),
         (("unlock", "pod", "--grace", "x"), ("'x' is not a number", "--grace", "tpu_ops unlock")),
         (("list", "--cost", "--idle", "1h"), ("not allowed with argument --cost", "--idle", "tpu_ops list")),
         (("disk", "attach", "a", "b", "--mode", "x"), ("invalid choice: 'x'", "--mode", "tpu_ops disk attach")),
@@ -333,6 +333,22 @@ def test_help_begins_with_a_capital_and_leaves_the_others(tpu_ops, capfd: pytest
     with pytest.raises(SystemExit):
         tpu_ops("create", "--help")
     assert "Create TPU nodes and" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        (
+            "create",
+            ("--type", "--zone", "--spot", "if there is no capacity", "--until-capacity", "--metadata", "--json"),
+        ),
+        ("train", ("--sync", "--env", "--detach", "recovery after preemptions", "--recover", "--force", "--barrier")),
+    ],
+)
+def test_help_shows_the_options_in_groups_the_most_used_first(name: str, order: tuple[str, ...]) -> None:
+    lines = [line.strip() for line in command(name, "--help").stdout.splitlines()]
+    found = [next(at for at, line in enumerate(lines) if line.startswith(words)) for words in order]
+    assert found == sorted(found)
 
 
 def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: Path) -> None:
