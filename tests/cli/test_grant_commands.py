@@ -293,3 +293,17 @@ def test_waiting_for_capacity_without_waiting_is_refused(granted, tpu_ops, more)
     words = ("--until-capacity and --no-wait", "leave out one of them")
     failed(tpu_ops("create", "pod", "--type", "v4-8", "--until-capacity", "1h", "--no-wait", *more), 2, *words)
     assert fleet.api.requests(fleet.project) == {}
+
+
+def test_queued_resources_are_not_called_billed_before_they_are_active(granted, tpu_ops):
+    fleet = granted(lines="\nlines:\n  - 1 on-demand Cloud TPU v2-8 device(s) in zone us-central1-b\n")
+    node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
+    specs = [{"parent": fleet.location(), "nodeId": "a", "node": node}]
+    for name, policy in (("later", {"validAfterDuration": "600s"}), ("lost", {"validUntilDuration": "0.001s"})):
+        body = {"tpu": {"nodeSpec": specs}, "queueingPolicy": policy}
+        path = f"v2/{fleet.location()}/queuedResources"
+        assert fleet.api.call("POST", f"{path}?queuedResourceId={name}", body)[0] == 200
+    code, out, err = tpu_ops("grant")
+    assert (code, "not covered, so billed: " in err) == (0, False)
+    assert "not covered, so billed once ACTIVE: queued resource later" in err
+    assert "2 nodes or queued resources would still exist after the end, nodes are billed then: queued resource" in out

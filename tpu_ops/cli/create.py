@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "whether a zone has capacity is only known after waiting",
             where="--until-capacity and --no-wait",
-            fix="leave out one of them; or `--queued --no-wait`: then the service waits for capacity",
+            fix="leave out one of them, or let the service wait: --queued --no-wait",
         )
     settings, now = config.load(args.fleet), dt.datetime.now(dt.UTC)
     names = node_names(args.name)
