@@ -12,9 +12,7 @@ import pytest
 from tests.support.commands import failed
 from tests.support.fleet import ZONE
 from tests.support.lab_api import PATIENCE
-from tpu_ops import config
-from tpu_ops.cloud import client, listing
-from tpu_ops.fleet import disks, origin
+from tpu_ops.cloud import client
 
 OTHER = "europe-west4-b"
 READ_ONLY, READ_WRITE = "READ_ONLY", "READ_WRITE"
@@ -264,17 +262,63 @@ def test_a_list_sends_two_requests_for_each_project(fleet, disk):
     assert fleet.api.requests(fleet.project) == {"ListNodes": 1, "compute.disks.aggregatedList": 1}
 
 
-def test_disks_without_a_node_are_found_in_all_zones(fleet, disk):
+@pytest.fixture
+def unused(fleet, disk):
+    """A fleet with one node, a disk of it, and two disks without a node, of which one is in another zone."""
     create(disk, "idle", "used")
     create(disk, "away", zone=OTHER)
     fleet.create("box")
     disk("attach", "used", "box")
-    settings = config.load()
-    with origin.api(settings) as tpu:
-        found = listing.list_nodes(tpu, settings.projects)
-    assert [one.name for one in disks.unused(settings, found.nodes)] == ["away", "idle"]
-    # The nodes of one zone are not known: whether its disks are used is not known either.
-    assert [one.name for one in disks.unused(settings, [], [(fleet.project, ZONE)])] == ["away"]
+    return fleet
+
+
+def shown(tpu_ops, *argv):
+    """Return the disks in the output of `tpu_ops list`, and its messages."""
+    code, out, err = tpu_ops("list", *argv)
+    assert code == 0, err
+    return [line.split()[0] for line in out.partition("DISK WITHOUT")[2].splitlines()[1:]], err
+
+
+def test_list_shows_the_disks_without_a_node(unused, tpu_ops):
+    found, err = shown(tpu_ops)
+    assert found == ["away", "idle"]
+    assert "2 disks that no node uses cost money: `tpu_ops disk delete NAME`" in err
+    assert "\n\nDISK WITHOUT" in tpu_ops("list")[1]
+    assert shown(tpu_ops, "--zone", ZONE)[0] == ["idle"]
+    assert shown(tpu_ops, "--name", "box")[0] == []
+    unused.write(zones=[OTHER])
+    assert shown(tpu_ops)[0] == ["away"], "nodes are listed in the fleet's zones only"
+
+
+def test_the_disks_of_a_zone_without_an_answer_are_not_called_unused(unused, tpu_ops):
+    unused.write(zones=[ZONE, OTHER])
+    unused.api.fault(method="ListNodes", zone=ZONE, code="INTERNAL", message="lost")
+    assert shown(tpu_ops)[0] == ["away"]
+
+
+def test_list_asks_for_disks_once_and_only_to_show_them(unused, tpu_ops):
+    method = "compute.disks.aggregatedList"
+    for argv, count in (([], 1), (["--json"], None), (["--cached"], None), (["--queued"], None), (["--cost"], None)):
+        unused.api.forget_requests()
+        assert tpu_ops("list", *argv)[0] == 0
+        assert unused.api.requests(unused.project).get(method) == count, argv
+    assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["box-w0"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"code": "PERMISSION_DENIED"}, ""),
+        ({"code": "INTERNAL", "message": "lost"}, "warning: whether a disk costs money without a node is unknown: "),
+        ({"code": "UNAVAILABLE"}, "warning: whether a disk costs money without a node is unknown: "),
+    ],
+)
+def test_list_works_without_an_answer_of_compute_engine(unused, tpu_ops, fault, words):
+    unused.write(request_timeout=1)
+    unused.api.fault(method="compute.disks.aggregatedList", project=unused.project, **fault)
+    code, out, err = tpu_ops("list")
+    assert (code, "box-w0" in out, "DISK" in out) == (0, True, False)
+    assert [line.startswith(words) for line in err.splitlines() if "disk" in line] == [True] * bool(words)
 
 
 def test_missing_rights_for_disks_are_explained(fleet, tpu_ops):

@@ -249,3 +249,61 @@ def test_values_of_the_metadata_are_not_printed(tpu_ops):
 @pytest.mark.usefixtures("fleet")
 def test_a_type_in_another_spelling_is_named_as_the_api_spells_it(tpu_ops, kind, meant):
     failed(tpu_ops("create", "pod", "--type", kind, "--zone", "us-central2-b"), 2, f"did you mean {meant}?")
+
+
+TYPO = """
+lines:
+  - 16 on-demand Cloud TPU v4 chips in zone us-central2-b
+  - 16 spot Cloud TPU v4 chips in zone us-cental2-b
+"""
+
+
+def test_a_zone_that_does_not_exist_is_a_fault_with_its_line(granted, tpu_ops):
+    fleet = granted(lines=TYPO)
+    words = (str(fleet.path / "grant.yml"), "line 4: no zone is called 'us-cental2-b'", "did you mean 'us-central2-b'")
+    failed(tpu_ops("create", "pod", "--type", "v4-8", "--dry-run"), 2, *words)
+    code, out, err = tpu_ops("grant")
+    assert (code, "us-cental2-b" in out, err.count("line 4: no zone is called")) == (0, True, 1)
+
+
+def test_the_zones_of_the_grant_are_asked_for_once_and_only_if_nothing_is_there(granted, tpu_ops):
+    fleet = granted(lines="\nlines:\n  - 16 on-demand Cloud TPU v4 chips in zone us-central2-b\n")
+
+    def asked():
+        fleet.api.forget_requests()
+        assert tpu_ops("grant")[0] == 0
+        return fleet.api.requests(fleet.project).get("ListLocations", 0)
+
+    assert asked() == 1
+    fleet.create("pod")
+    assert asked() == 0
+
+
+def test_zones_are_not_refused_if_the_api_does_not_list_zones(granted, tpu_ops):
+    fleet = granted(lines=TYPO)
+    fleet.api.fault(method="ListLocations", project=fleet.project, code="PERMISSION_DENIED")
+    code, _, err = tpu_ops("create", "pod", "--type", "v4-8", "--on-demand", "--no-wait")
+    assert (code, "us-cental2-b" in err) == (0, False), err
+
+
+@pytest.mark.parametrize("more", [[], ["--queued"]])
+def test_waiting_for_capacity_without_waiting_is_refused(granted, tpu_ops, more):
+    fleet = granted()
+    fleet.api.forget_requests()
+    words = ("--until-capacity and --no-wait", "leave out one of them")
+    failed(tpu_ops("create", "pod", "--type", "v4-8", "--until-capacity", "1h", "--no-wait", *more), 2, *words)
+    assert fleet.api.requests(fleet.project) == {}
+
+
+def test_queued_resources_are_not_called_billed_before_they_are_active(granted, tpu_ops):
+    fleet = granted(lines="\nlines:\n  - 1 on-demand Cloud TPU v2-8 device(s) in zone us-central1-b\n")
+    node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
+    specs = [{"parent": fleet.location(), "nodeId": "a", "node": node}]
+    for name, policy in (("later", {"validAfterDuration": "600s"}), ("lost", {"validUntilDuration": "0.001s"})):
+        body = {"tpu": {"nodeSpec": specs}, "queueingPolicy": policy}
+        path = f"v2/{fleet.location()}/queuedResources"
+        assert fleet.api.call("POST", f"{path}?queuedResourceId={name}", body)[0] == 200
+    code, out, err = tpu_ops("grant")
+    assert (code, "not covered, so billed: " in err) == (0, False)
+    assert "not covered, so billed once ACTIVE: queued resource later" in err
+    assert "2 nodes or queued resources would still exist after the end, nodes are billed then: queued resource" in out

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from tests.support.commands import failed
 from tests.support.fleet import ROOT
 from tests.support.lab_api import LabApi
 from tpu_ops import files
@@ -157,10 +158,8 @@ def test_env_of_a_lab_that_is_down_exports_nothing(tpu_ops):
 
 
 @pytest.mark.parametrize("port", ["0", "65535", "70000", "x", "-1"])
-def test_a_port_that_cannot_be_is_refused_before_anything_happens(port, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["lab", "up", f"--port={port}"])
-    assert caught.value.code == 2
+def test_a_port_that_cannot_be_is_refused_before_anything_happens(port, tpu_ops):
+    failed(tpu_ops("lab", "up", f"--port={port}"), 2, "--port")
     assert not instance.instance().directory.exists()
 
 

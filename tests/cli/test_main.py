@@ -247,34 +247,49 @@ def test_a_command_that_is_misspelt_is_named(tpu_ops, word: str, fix: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "word", "fix"),
     [
-        (("train", "pod", "--detahc", "--", "true"), "unrecognized arguments: --detahc; did you mean --detach?\n"),
-        (("list", "--stat=READY"), ""),
-        (("list", "--satte=READY"), "unrecognized arguments: --satte=READY; did you mean --state?\n"),
-        (("list", "--nothing-like-it"), "unrecognized arguments: --nothing-like-it\n"),
+        (
+            ("train", "pod", "--detahc", "--", "true"),
+            "--detahc",
+            "did you mean --detach? `tpu_ops train --help` shows the options",
+        ),
+        (("list", "--satte=READY"), "--satte=READY", "did you mean --state? `tpu_ops list --help` shows"),
+        (("list", "--nothing-like-it"), "--nothing-like-it", "`tpu_ops list --help` shows"),
+        (("sync", "a", "b", "c"), "c", "give several nodes or workers as one word, as in a,b"),
     ],
 )
-def test_an_option_that_is_misspelt_is_named(
-    tmp_path: Path, tpu_ops, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
-) -> None:
-    if not said:
-        failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
-        return
-    with pytest.raises(SystemExit):
-        tpu_ops(*argv)
-    assert capfd.readouterr().err.endswith(said)
+def test_an_argument_that_is_unknown_is_named_with_advice(tpu_ops, argv: tuple[str, ...], word: str, fix: str) -> None:
+    said = f"error: unrecognized arguments: {word}\n  at:  tpu_ops {argv[0]}\n  fix: {fix}"
+    failed(tpu_ops(*argv), 2, said)
+
+
+def test_an_option_may_be_shortened(tmp_path: Path, tpu_ops) -> None:
+    failed(tpu_ops("list", "--fleet", str(tmp_path), "--stat=READY"), 2, "inventory/tpu_vm.yml")
 
 
 @pytest.mark.parametrize(
-    "argv", [("create", "pod", "--type", "v4-8", "--timeout", "x"), ("unlock", "pod", "--grace", "x")]
+    ("argv", "error"),
+    [
+        (
+            ("create", "pod", "--type", "v4-8", "--timeout", "x"),
+            ("'x' is not a number: give a number of seconds", "--timeout", "tpu_ops create"),
+        ),
+        (("create",), ("the following arguments are required: NAME, --type", "tpu_ops create", "tpu_ops create")),
+        (("unlock", "pod", "--grace", "x"), ("'x' is not a number", "--grace", "tpu_ops unlock")),
+        (("list", "--cost", "--idle", "1h"), ("not allowed with argument --cost", "--idle", "tpu_ops list")),
+        (("disk", "attach", "a", "b", "--mode", "x"), ("invalid choice: 'x'", "--mode", "tpu_ops disk attach")),
+        (("lab", "nothing"), ("invalid choice: 'nothing'", "COMMAND", "tpu_ops lab")),
+        (("run", "pod", "--no-such-option"), ("unrecognized arguments", "tpu_ops run", "tpu_ops run")),
+    ],
 )
-def test_an_invalid_number_of_seconds_is_rejected(
-    tpu_ops, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...]
+def test_an_error_of_usage_has_the_form_of_all_errors(
+    tpu_ops, argv: tuple[str, ...], error: tuple[str, str, str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        tpu_ops(*argv)
-    assert "'x' is not a number: give a number of seconds\n" in capfd.readouterr().err
+    what, where, command = error
+    result = tpu_ops(*argv)
+    failed(result, 2, f"  at:  {where}\n  fix: `{command} --help` shows the options\n")
+    assert result[2].startswith(f"error: {what}")
 
 
 @pytest.fixture
@@ -314,16 +329,26 @@ def test_empty_arguments_of_a_command_and_empty_labels_are_accepted(
     failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
 
 
-def test_an_unknown_option_is_not_taken_for_a_command(tpu_ops, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        tpu_ops("run", "pod", "--no-such-option")
-    assert (ended.value.code, "unrecognized" in capfd.readouterr().err) == (2, True)
-
-
 def test_help_begins_with_a_capital_and_leaves_the_others(tpu_ops, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         tpu_ops("create", "--help")
     assert "Create TPU nodes and" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        (
+            "create",
+            ("--type", "--zone", "--spot", "if there is no capacity", "--until-capacity", "--metadata", "--json"),
+        ),
+        ("train", ("--sync", "--env", "--detach", "recovery after preemptions", "--recover", "--force", "--barrier")),
+    ],
+)
+def test_help_shows_the_options_in_groups_the_most_used_first(name: str, order: tuple[str, ...]) -> None:
+    lines = [line.strip() for line in command(name, "--help").stdout.splitlines()]
+    found = [next(at for at, line in enumerate(lines) if line.startswith(words)) for words in order]
+    assert found == sorted(found)
 
 
 def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from tests.support.nodes import node
 from tpu_ops.cloud import prices
 from tpu_ops.cloud.accelerators import catalogue, generations
 from tpu_ops.cloud.prices import Prices
+from tpu_ops.cloud.queued_resources import QueuedNode, QueuedResource
 from tpu_ops.fleet import cost, grant
-from tpu_ops.fleet.cost import Cost, Total
+from tpu_ops.fleet.cost import Cost, QueuedCost, Total
 
 NOW = dt.datetime(2026, 11, 27, 12, tzinfo=dt.UTC).timestamp()
 LISTED = Prices(
@@ -102,3 +103,22 @@ def test_the_price_file_has_generations_types_and_regions_that_exist():
         assert all(price < found.tables["on-demand"][name][region] for region, price in regions.items()), name
     assert found.of("v4-32", "us-central2", "on-demand") == 3.22
     assert [found.of(kind, "us-central1", "on-demand") for kind in ("v2-8", "v2-32")] == [1.125, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("state", "kinds", "missing", "hourly"),
+    [
+        ("WAITING_FOR_RESOURCES", ("v4-8", "v4-16"), "ab", 36.0),
+        ("PROVISIONING", ("v4-8", "v4-16"), "b", 24.0),
+        ("ACTIVE", ("v4-8",), "a", 0.0),
+        ("FAILED", ("v4-8",), "a", 0.0),
+        ("SUSPENDED", ("v4-8",), "a", 0.0),
+        ("ACCEPTED", ("v4-8", "v9-8"), "ab", None),
+        ("ACCEPTED", (), "", 0.0),
+    ],
+)
+def test_the_cost_of_a_queued_resource_once_it_is_active(state, kinds, missing, hourly):
+    asked = tuple(QueuedNode(name, kind) for name, kind in zip("ab", kinds, strict=False))
+    one = QueuedResource("q", "p", "us-central2-b", state, nodes=asked)
+    assert cost.estimate_queued(one, missing, (), LISTED) == QueuedCost(one, covered=False, hourly=hourly)
+    assert cost.estimate_queued(one, missing, {one.full_name}, LISTED) == QueuedCost(one, covered=True, hourly=0.0)

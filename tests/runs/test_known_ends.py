@@ -464,7 +464,10 @@ def test_logs_show_the_last_run_and_status_and_attach_name_it(world: World, refu
     code, _, err = world(logs, "a-w1")
     assert (code, "no run is active on a-w1; the last one there was r1\n" in err) == (ExitCode.OK, True)
     code, _, err = world(status, "a")
-    assert (code, err) == (ExitCode.OK, "no run is active on a; the last one there was r1\n")
+    assert (code, err) == (
+        ExitCode.OK,
+        "no run is active on a; the last one there was r1: `tpu_ops status r1` shows its end\n",
+    )
     # Whoever waits for an end means a run that is on.
     for command, argv in ((attach, ["a-w[0-1]"]), (logs, ["--follow", "a-w[0-1]"])):
         assert refused(world, command, *argv).fix.startswith("the last run there was r1: `tpu_ops logs 'a-w[0-1]'`; ")
@@ -508,8 +511,21 @@ def test_logs_of_a_rank_that_never_started_show_the_reason(world: World) -> None
 
 def test_of_several_last_runs_the_newest_is_meant(world: World) -> None:
     world.workers.newest = {"a-w0": newest(0, since=7.0), "a-w1": newest(1, "r3", 9.0), "b-w0": newest(2, "r2", 8.0)}
-    for command in (logs, status):
-        assert "no run is active on a,b; the last one there was r3\n" in world(command, "a,b")[2]
+    assert "no run is active on a,b; the last one there was r3\n" in world(logs, "a,b")[2]
+    assert "no run is active on a,b; the last one there was r3: `tpu_ops status r3` shows" in world(status, "a,b")[2]
+
+
+def test_workers_without_a_launcher_have_no_run_and_that_is_no_error(world: World) -> None:
+    world.told(*[BARE] * len(ALL))
+    for argv, first in (
+        ((), "no run is active, and this machine has no record of a run"),
+        (("a,b",), "no run is active on a,b\n"),
+    ):
+        code, out, err = world(status, *argv)
+        assert (code, out) == (ExitCode.OK, "")
+        assert err.startswith(first)
+        assert "a-w[0-1],b-w[0-1] have no launcher yet, so no run: `tpu_ops configure 'a-w" in err
+        assert json.loads(world(status, *argv, "--json")[1]) == []
 
 
 @pytest.mark.parametrize(
@@ -686,7 +702,7 @@ def test_status_of_several_runs_ends_with_a_failure_that_is_known(
     world: World, monkeypatch: pytest.MonkeyPatch, states: list[str], problem: OpsError | None, code: int
 ) -> None:
     told = [(control.RunRef(f"r{at}", ("a-w0",)), (Outcome(0, "a-w0", state),)) for at, state in enumerate(states)]
-    monkeypatch.setattr(status, "_ask", AsyncMock(return_value=(told, (), problem)))
+    monkeypatch.setattr(status, "_ask", AsyncMock(return_value=(told, control.Found([]), problem)))
     ended, _, said = world(status, "a")
     assert (ended, "error: silent" in said) == (code, problem is not None and code == 1)
 

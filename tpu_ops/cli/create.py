@@ -34,19 +34,28 @@ _LARGEST = 256 * 1024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops create`."""
-    parser.add_argument("name", help="name of the node, or a node set such as 'tpu-[1-4]'")
+    parser.usage = "%(prog)s NAME --type TYPE [OPTION...]"
+    parser.add_argument("name", metavar="NAME", help="name of the node, or a node set such as 'tpu-[1-4]'")
     parser.add_argument("--type", required=True, help="accelerator type, as in v4-32")
     place = "(default: the fleet's, if it has only one)"
     parser.add_argument("--zone", help=f"zone, or several to try in order, as in a,b {place[:-1]}, or the grant's)")
-    parser.add_argument("--project", help=f"project of the node {place}")
-    parser.add_argument("--runtime", help="runtime version (default: the usual one for this TPU generation)")
     tier = parser.add_mutually_exclusive_group()
     tier.add_argument("--spot", action="store_true", help="create a spot node: cheaper, but it may be preempted")
     tier.add_argument("--on-demand", action="store_true", help="create no spot node, also if the grant prefers one")
     tier.add_argument("--reserved", action="store_true", help="use the project's reservation")
-    parser.add_argument(
-        "--outside-grant", action="store_true", help="create it also if grant.yml does not cover it: it is billed"
-    )
+    parser.add_argument("--runtime", help="runtime version (default: the usual one for this TPU generation)")
+    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
+    parser.add_argument("--project", help=f"project of the node {place}")
+    parser.add_argument("--dry-run", action="store_true", help="check the request and show it; create nothing")
+    _add_room(parser.add_argument_group("if there is no capacity, or no room in the grant"))
+    _add_contents(parser.add_argument_group("network, rights, metadata and disks"))
+    command = parser.add_argument_group("waiting, fleet and output")
+    options.add_waiting(command, 1800)
+    options.add_fleet(command)
+    options.add_json(command)
+
+
+def _add_room(parser: options.Options) -> None:
     parser.add_argument(
         "--until-capacity",
         type=options.duration,
@@ -59,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--valid-until", type=options.duration, default=0, metavar="DURATION", help="with --queued: give up after this"
     )
-    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
+    parser.add_argument(
+        "--outside-grant", action="store_true", help="create it also if grant.yml does not cover it: it is billed"
+    )
+
+
+def _add_contents(parser: options.Options) -> None:
     parser.add_argument("--internal-only", action="store_true", help="give the workers no external addresses")
     parser.add_argument("--network", default="", help="network (default: the project's)")
     parser.add_argument("--subnetwork", default="", help="subnetwork (default: the network's)")
@@ -75,14 +89,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disk", action="append", default=[], metavar="NAME:ro|rw", help="attach an existing disk (repeatable)"
     )
-    options.add_waiting(parser, 1800)
-    parser.add_argument("--dry-run", action="store_true", help="check the request and show it; create nothing")
-    options.add_fleet(parser)
-    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Create the nodes."""
+    if args.no_wait and args.until_capacity is not None:
+        raise UsageError(
+            "whether a zone has capacity is only known after waiting",
+            where="--until-capacity and --no-wait",
+            fix="leave out one of them, or let the service wait: --queued --no-wait",
+        )
     settings, now = config.load(args.fleet), dt.datetime.now(dt.UTC)
     names = node_names(args.name)
     granted = None if args.outside_grant else holdings.read(settings, now)

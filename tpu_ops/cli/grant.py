@@ -16,6 +16,7 @@ from tpu_ops.cloud import deletion
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.deletion import Deletion
 from tpu_ops.cloud.node import tier
+from tpu_ops.cloud.queued_resources import HUSK_STATES
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UsageError
 from tpu_ops.fleet import grant, grant_end, grant_mail, holdings, origin
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
             output.warning(text)
         if args.delete_after_end:
             return _clean_up(settings, tpu, found, held, args)
+        for text in holdings.unknown_zones(tpu, settings, found, held):
+            output.warning(f"{found.file}, {text}")
     return _show(found, held.uses, now, as_json=args.json)
 
 
@@ -114,18 +117,39 @@ def _show(found: Grant, uses: Sequence[Use], now: dt.datetime, *, as_json: bool)
         for line, row, members in zip(found.lines, rows, held, strict=True)
     ]
     output.table(table, COLUMNS)
-    if outside:
-        output.warning(f"not covered, so billed: {texts.some([f'{use} ({_kind(use)})' for use in outside])}")
+    for text in _uncovered(outside):
+        output.warning(text)
     if left > 0:
         output.line(f"ends {found.ends:%Y-%m-%d %H:%M} UTC: {found.time_left(now)} left")
     if uses:
-        exist = "exists after the end, and is billed" if len(uses) == 1 else "exist after the end, and are billed"
-        what = "would still exist after the end, and be billed" if left > 0 else exist
-        output.line(f"{texts.count(len(uses), 'node')} {what}: {texts.some([str(use) for use in uses])}")
+        output.line(_after_end(uses, is_over=left <= 0))
         output.info("`tpu_ops grant --delete-after-end` deletes what the grant covered once it has ended (for cron)")
     if text := found.warning(now):
         output.warning(text)
     return ExitCode.OK
+
+
+def _uncovered(outside: Sequence[Use]) -> list[str]:
+    """Return warnings about nodes that are billed, and about queued resources whose nodes will be."""
+    nodes = [f"{use} ({_kind(use)})" for use in outside if not use.node]
+    waiting = [f"{use} ({_kind(use)})" for use in outside if use.node and use.state not in HUSK_STATES]
+    return [
+        *([f"not covered, so billed: {texts.some(nodes)}"] if nodes else []),
+        *([f"not covered, so billed once ACTIVE: {texts.some(waiting)}"] if waiting else []),
+    ]
+
+
+def _after_end(uses: Sequence[Use], *, is_over: bool) -> str:
+    """Return the sentence on what exists after the end of the grant."""
+    count = texts.count(len(uses), "node")
+    if any(use.node for use in uses):
+        # A queued resource costs nothing before its nodes exist.
+        count, billed = f"{count} or queued {'resource' if len(uses) == 1 else 'resources'}", "nodes are billed then"
+    else:
+        billed = "and is billed" if len(uses) == 1 else "and are billed"
+        billed = billed if is_over else "and be billed"
+    exist = ("exists" if len(uses) == 1 else "exist") if is_over else "would still exist"
+    return f"{count} {exist} after the end, {billed}: {texts.some([str(use) for use in uses])}"
 
 
 def _kind(use: Use) -> str:

@@ -1,4 +1,4 @@
-"""`tpu_ops list`: list the workers of the fleet and its queued resources, what they cost, and which are idle."""
+"""`tpu_ops list`: list the workers of the fleet, its queued resources and unused disks, the cost, and idle nodes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import list_cost, list_idle, list_queued, options, output
+from tpu_ops.cli import list_cost, list_disks, list_idle, list_queued, options, output
 from tpu_ops.cloud import queued_resources
+from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.disks import Disk
 from tpu_ops.cloud.node import Node, Worker
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.config import Filters, Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import queue, selection, view
+from tpu_ops.fleet import disks, queue, selection, view
 from tpu_ops.fleet.diff import Changes
+from tpu_ops.fleet.disks import Listed
 from tpu_ops.fleet.hostvars import facts, facts_without_worker
 from tpu_ops.fleet.queue import Queue
 from tpu_ops.fleet.view import Fleet
@@ -68,12 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--cost",
         action="store_true",
-        help="estimate by list prices what each node costs; the grant's TPUs cost nothing",
+        help="estimate by list prices what each node costs, and each queued resource will cost; the grant's TPUs cost "
+        "nothing",
     )
     parser.epilog = (
         "A node that has no workers yet has a row too; with --json its host and worker_index are null. "
-        "A second table has the queued resources that are not, or not wholly, nodes. It is left out with --json, "
-        "--cached and published snapshots, so that the JSON is always a list of workers. "
+        "A second table has the queued resources that are not, or not wholly, nodes, a third the disks of these zones "
+        "that no node uses. Both are left out with --json, --cached and published snapshots, so that the JSON is "
+        "always a list of workers: `list --queued --json` and `disk list --json` have them. Options that describe "
+        "nodes leave out the disks. "
         "--idle asks the workers. A younger node is not idle; whether a node is idle is unknown if a worker of it does "
         "not answer. The exit code is 0 whether or not nodes are idle."
     )
@@ -86,9 +92,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("list does not take a target", where=args.target, fix=f"tpu_ops list --name {name}")
     settings = config.load(args.fleet)
     wanted, now = Wanted(args), time.time()
-    fleet, changes, found = _look(settings, args)
-    for text in (*fleet.warnings, *list_queued.warnings(found, fleet.warnings)) if not args.cached else ():
-        output.warning(text)
+    fleet, changes, found, listed = _look(settings, args)
+    if not args.cached:
+        for text in (*fleet.warnings, *list_queued.warnings(found, fleet.warnings), *list_disks.warnings(listed)):
+            output.warning(text)
     for text in selection.unreachable(settings, fleet.listed, asked=False):
         output.warning(text)
     waiting = [one for one in queue.unfulfilled(found.queued, fleet.listed) if queue.belongs(one, settings.filters)]
@@ -100,12 +107,15 @@ def run(args: argparse.Namespace) -> int:
         list_queued.show(queued, fleet.listed, now, as_json=args.json, unanswered=found.unanswered)
     elif args.idle:
         list_idle.show(fleet, shown, args.idle, now, as_json=args.json)
-    elif args.cost and (shown or args.json):
-        list_cost.show(fleet, shown, now, as_json=args.json)
+    elif args.cost and (shown or queued or args.json):
+        known = None if args.cached or fleet.source or found.failure else found
+        list_cost.show(fleet, shown, queued, known, now, as_json=args.json)
     elif args.json:
         output.as_json(_json_rows(fleet, shown))
     else:
         _show(fleet, shown, queued, now, unmatched=not unknown)
+        unused = disks.unused(listed.disks, fleet.listed, fleet.unanswered, settings.zones)
+        list_disks.show(wanted.disks(unused), now, first=not shown and not queued)
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
@@ -113,8 +123,8 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes | None, Queue]:
-    """Return the fleet, its changes since the last refresh, and its queued resources if they are to be shown.
+def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes | None, Queue, Listed]:
+    """Return the fleet, its changes since the last refresh, and its queued resources and disks if they are to be shown.
 
     Raises:
         UsageError: --queued was given, and the API is not asked.
@@ -122,21 +132,29 @@ def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes 
     """
     if args.cached:
         list_queued.require(args.queued, "--cached")
-        return view.cached(settings), None, Queue()
-    answers: list[Queue] = []
+        return view.cached(settings), None, Queue(), Listed()
     if args.idle:
         # Asking workers needs their host keys and the fleet's ssh config, which a refresh writes.
-        return view.newest(settings)[0], None, Queue()
-    if args.queued or not (args.json or args.cost):
-        fleet, changes = view.look(settings, beside=lambda tpu: answers.append(queue.ask(tpu, settings)))
-    else:
-        fleet, changes = view.look(settings)
+        return view.newest(settings)[0], None, Queue(), Listed()
+    found, listed = Queue(), Listed()
+
+    def ask_for_queued(tpu: Tpu) -> None:
+        nonlocal found
+        found = queue.ask(tpu, settings)
+
+    def ask_for_disks(tpu: Tpu) -> None:
+        nonlocal listed
+        listed = disks.ask(tpu, settings)
+
+    plain = not (args.json or args.cost or args.queued)
+    beside = [ask_for_queued] if args.queued or args.cost or plain else []
+    beside += [ask_for_disks] if plain and Wanted(args).any_disk else []
+    fleet, changes = view.look(settings, beside=beside)
     if fleet.source:
         list_queued.require(args.queued, "a published snapshot")
-    found = answers[0] if answers else Queue()
     if args.queued and found.failure:
         raise found.failure
-    return fleet, changes, found
+    return fleet, changes, found, listed
 
 
 def _show(
@@ -221,6 +239,17 @@ class Wanted:
             and _one_of(one.project, args.project)
             and (not args.state or one.state in args.state)
         ]
+
+    @property
+    def any_disk(self) -> bool:
+        """Whether the options select disks: not if they describe nodes."""
+        args = self._args
+        return not (args.name or args.type or args.label or args.state)
+
+    def disks(self, found: Sequence[Disk]) -> list[Disk]:
+        """Return the selected disks."""
+        args = self._args
+        return [disk for disk in found if _one_of(disk.zone, args.zone) and _one_of(disk.project, args.project)]
 
     def unknown(self, fleet: Fleet, queued: Sequence[QueuedResource]) -> list[str]:
         """Return a message for each value of an option that nothing in the fleet has; it lists the existing values."""

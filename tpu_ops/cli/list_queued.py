@@ -81,13 +81,18 @@ def show(
         output.info(f"{many} in state {states} still {use} quota: `tpu_ops delete --failed` deletes {them}")
 
 
-def _row(one: QueuedResource, now: float) -> dict[str, str]:
+def nodes_in_words(one: QueuedResource) -> str:
+    """Return the nodes that a queued resource requests, as in ``2 x v4-8``."""
     kinds = Counter(asked.accelerator_type for asked in one.nodes)
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or "-"
+
+
+def _row(one: QueuedResource, now: float) -> dict[str, str]:
     created = texts.moment(one.created)
     return {
         "queued resource": one.name,
         "zone": one.zone,
-        "nodes": ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or "-",
+        "nodes": nodes_in_words(one),
         "state": one.state,
         "tier": one.tier,
         "created": "-" if created is None else texts.ago(created, now),

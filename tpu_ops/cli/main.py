@@ -25,6 +25,8 @@ _HELP = ("-h", "--help")
 #: Programs that users run. If one is given as TARGET and `--` is missing, the user has forgotten the target. (A node
 #: may have the name of a program, but then `--` follows.)
 _PROGRAM = re.compile(r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)")
+#: An error of argparse about one argument: the argument, and what is wrong with it.
+_OF_ONE_ARGUMENT = re.compile(r"argument (.+?): (.+)", re.DOTALL)
 #: An empty argument, or an option with an empty value.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
@@ -46,34 +48,33 @@ def _usage() -> str:
     )
 
 
-class _Misused(SystemExit):
-    """Ends a command with invalid arguments after the message was printed."""
-
-    def __init__(self, message: str, command: str) -> None:
-        super().__init__(int(ExitCode.USAGE))
-        self.error = UsageError(message, where=command, fix=f"`{command} --help` shows its options")
-
-
 class _Parser(argparse.ArgumentParser):
-    """Prints help through `output`, and adds advice to the errors of argparse."""
+    """Prints help through `output`, and turns the errors of argparse into errors like all others."""
 
     def print_help(self, file: object = None) -> None:
         """Print the help text as a result."""
         output.as_it_is(self.format_help().removesuffix("\n"))
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong with the arguments, and end the command."""
-        targets = any(action.dest == "target" for action in self._actions)
-        if targets and message.startswith("unrecognized arguments: ") and " -" not in message:
-            message += "; give several nodes or workers as one word, as in a,b"
-        if message.startswith("unrecognized arguments: -"):
+        """Refuse the arguments.
+
+        Raises:
+            UsageError: Always. It says what is wrong, with advice.
+        """
+        what, where, fix = message, self.prog, f"`{self.prog} --help` shows the options"
+        if of_one := _OF_ONE_ARGUMENT.fullmatch(message):
+            where, what = of_one.groups()
+        elif message.startswith("unrecognized arguments: -"):
             word = message.split()[2].partition("=")[0].removeprefix("--")
             known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
-            message += f"; did you mean {close}?" if (close := _alike(word, known, "--")) else ""
-        try:
-            super().error(message)
-        except SystemExit:
-            raise _Misused(message, self.prog) from None
+            fix = f"did you mean {close}? {fix}" if (close := _alike(word, known, "--")) else fix
+        elif (
+            message.startswith("unrecognized arguments: ")
+            and " -" not in message
+            and any(action.dest == "target" for action in self._actions)
+        ):
+            fix = "give several nodes or workers as one word, as in a,b"
+        raise UsageError(what, where=where, fix=fix)
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -193,9 +194,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except OpsError as failure:
         return _failed(failure, words)
-    except _Misused as misused:
-        _tell_program(misused.error, words)
-        raise
     except KeyboardInterrupt:
         output.info("interrupted")
         return ExitCode.INTERRUPTED

@@ -17,7 +17,11 @@ from tpu_ops.options import duration as parsed_duration
 PATIENCE = 10.0
 
 
-def add_fleet(parser: argparse.ArgumentParser) -> None:
+#: A parser, or a group of its options.
+Options = argparse._ActionsContainer
+
+
+def add_fleet(parser: Options) -> None:
     """Declare --fleet."""
     parser.add_argument(
         "--fleet",
@@ -27,12 +31,12 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: Options) -> None:
     """Declare --json."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_waiting(parser: argparse.ArgumentParser, limit: int) -> None:
+def add_waiting(parser: Options, limit: int) -> None:
     """Declare --no-wait, and --timeout with its default in seconds."""
     parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
     parser.add_argument(
@@ -40,11 +44,11 @@ def add_waiting(parser: argparse.ArgumentParser, limit: int) -> None:
     )
 
 
-def add_exit_code(parser: argparse.ArgumentParser, first: str = "the rank that failed first") -> None:
+def add_exit_code(parser: Options, first: str = "the rank that failed first") -> None:
     """Declare --exit-code.
 
     Args:
-        parser: The parser of the command.
+        parser: The parser of the command, or a group of its options.
         first: The rank or worker whose exit code ``--exit-code rank`` returns, as words for the help.
     """
     parser.add_argument(

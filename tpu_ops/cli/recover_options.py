@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from tpu_ops.cli import options
 from tpu_ops.errors import UsageError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: options.Options) -> None:
     """Declare --recover."""
     parser.add_argument(
         "--recover",
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_budgets(parser: argparse.ArgumentParser) -> None:
+def add_budgets(parser: options.Options) -> None:
     """Declare the options that limit how often a run is started again."""
     parser.add_argument(
         "--max-preemptions",

@@ -12,8 +12,9 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.recovery import open_requests
-from tpu_ops.runs import advice, control, overview, preparations, recovery
+from tpu_ops.runs import advice, control, overview, preflight, preparations, recovery
 from tpu_ops.runs.outcomes import Outcome, run_state
+from tpu_ops.ssh.replies import Reply
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,9 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     Raises:
         UnreachableError, HostError: Workers could not be asked for their runs.
     """
-    problem = preparations.problem_of(seen.silent.silent, settings.state_dir)
+    silent = seen.silent.silent
+    new = preparations.without_runs(silent, settings.state_dir)
+    problem = preparations.problem_of([reply for reply in silent if reply not in new], settings.state_dir)
     found = {run_.run_id: recovery.recoverer(settings.state_dir, run_.run_id) for run_, *_ in seen.rows}
     if as_json and (seen.rows or not problem):
         told = [runs_output.summary(run_.run_id, outcomes, found[run_.run_id]) for run_, outcomes, _ in seen.rows]
@@ -53,6 +56,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
                 output.info(advice.recovery(found[row["run"]]))
     elif not problem:
         output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts a run")
+    tell_of_new(new)
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
         open_requests.tell(path.parent.name, open_requests.kept(settings.state_dir, path.parent.name))
     for text in seen.damaged:
@@ -60,6 +64,14 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     if problem:
         raise problem
     return ExitCode.OK
+
+
+def tell_of_new(silent: Sequence[Reply]) -> None:
+    """Print which workers have no launcher yet, given their answers, and what installs it."""
+    if silent:
+        hosts, have = [reply.host for reply in silent], "has" if len(silent) == 1 else "have"
+        what = f"{texts.folded(hosts)} {have} no launcher yet, so no run"
+        output.info(f"{what}: `{preflight.configure(texts.target(hosts))}` installs it")
 
 
 def _row(

@@ -13,7 +13,7 @@ from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
 from tpu_ops.recovery import open_requests
-from tpu_ops.runs import advice, control, holders, nodes, overview, recovery
+from tpu_ops.runs import advice, control, holders, nodes, overview, preparations, recovery
 from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome, run_state
 
@@ -34,16 +34,20 @@ def run(args: argparse.Namespace) -> int:
     """Ask the workers for the state of the run, or of all runs, and print the answers."""
     fleet = view.current(config.load(args.fleet))
     if not args.run:
-        found = asyncio.run(overview.overview(fleet, contact.fanout(fleet)))
-        return runs.show(found, fleet.settings, as_json=args.json)
-    seen, last, problem = asyncio.run(_ask(fleet, args.run))
+        every_run = asyncio.run(overview.overview(fleet, contact.fanout(fleet)))
+        return runs.show(every_run, fleet.settings, as_json=args.json)
+    seen, found, problem = asyncio.run(_ask(fleet, args.run))
+    new = preparations.without_runs(found.silent, fleet.settings.state_dir)
     if args.json and (seen or not problem):
         with output.read_or_not():
             known = [(run_.run_id, outcomes) for run_, outcomes in seen]
             state_dir = fleet.settings.state_dir
             output.as_json([runs_output.summary(*one, recovery.recoverer(state_dir, one[0])) for one in known])
-    elif not args.json and not seen and (last or not problem):
-        output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
+    elif not args.json and not seen and (found.last or not problem):
+        last = found.last.run_id if found.last else ""
+        ended = f"; the last one there was {last}: `tpu_ops status {last}` shows its end" if last else ""
+        output.info(f"no run is active on {args.run}{ended}")
+    runs.tell_of_new(new)
     for run_, outcomes in seen if not args.json else ():
         _show(run_, outcomes, fleet)
     every = [outcome for _, outcomes in seen for outcome in outcomes]
@@ -87,14 +91,15 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
 
 async def _ask(
     fleet: view.Fleet, word: str
-) -> tuple[list[tuple[control.RunRef, tuple[Outcome, ...]]], control.Last | None, OpsError | None]:
-    """Return the runs that a word stands for with their outcomes, the last ended run there, and the error, if any."""
+) -> tuple[list[tuple[control.RunRef, tuple[Outcome, ...]]], control.Found, OpsError | None]:
+    """Return the runs that a word stands for with their outcomes, what was found, and the error, if any."""
     fanout, begun = contact.fanout(fleet), time.time()
     found = await control.find(fleet, fanout, word)
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
     as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
-    problem = found.problem()
+    new = preparations.without_runs(found.silent, fleet.settings.state_dir)
+    problem = found._replace(silent=tuple(reply for reply in found.silent if reply not in new)).problem()
     if problem and not found.runs:
         problem.fix = "; ".join(filter(None, (problem.fix, nodes.last_started(fleet, word))))
-    return as_seen, found.last, problem
+    return as_seen, found, problem

@@ -57,11 +57,7 @@ TAKES_COMMAND = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops train`."""
-    options.add_fleet(parser)
-    options.add_json(parser)
-    options.add_exit_code(parser)
-    recover_options.add_arguments(parser)
-    recover_options.add_budgets(parser)
+    parser.add_argument("target", help="a node (pod), or several nodes of one type, each as a slice (a,b or pod-[1-2])")
     parser.add_argument(
         "--sync",
         metavar="DIR",
@@ -74,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[PROJECT@]REF",
         help="check out a project of `workspace_projects` at this branch, tag or commit on every worker and start "
         "there; needs full passwordless sudo on the workers",
+    )
+    parser.add_argument(
+        "--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)"
     )
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
     parser.add_argument(
@@ -92,14 +91,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give the value of this shell's variable NAME, or the contents of FILE, to the command only: as variable "
         "NAME, and as a file whose path is in NAME_FILE (repeatable)",
     )
+    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
+    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
     parser.add_argument(
-        "--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)"
+        "--shell", action="store_true", help="run the command as one line of /bin/sh on every worker, its words joined"
     )
     parser.add_argument(
         "--user", default="", metavar="U", help="run as this user; needs full passwordless sudo on the workers"
     )
-    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
     parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the workers, and with --sync look for files that block the copy; show what would be started",
+    )
+    again = parser.add_argument_group("recovery after preemptions and failures")
+    recover_options.add_arguments(again)
+    recover_options.add_budgets(again)
+    checks = parser.add_argument_group("checks before the start")
+    forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
+    checks.add_argument("--force", action="store_true", help=f"start although one of these checks fails: {forcible}")
+    checks.add_argument(
         "--bucket",
         action="append",
         default=[],
@@ -107,34 +118,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check the location of this bucket, besides those of gs:// URIs in the command and its variables "
         "(repeatable)",
     )
-    parser.add_argument(
+    checks.add_argument(
         "--any-region", action="store_true", help="start although a bucket is in another region, and pay for transfers"
     )
-    parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
+    shows = parser.add_argument_group("output, exit code and fleet")
+    shows.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
+    options.add_exit_code(shows)
+    options.add_json(shows)
+    options.add_fleet(shows)
+    limits = parser.add_argument_group("time limits")
     for option, value, what in (
         ("--barrier", spec.BARRIER, "that all workers get to become ready"),
         ("--lease", spec.LEASE, "of silence after which a worker is considered lost"),
         ("--exit-skew", spec.EXIT_SKEW, "that the other ranks may keep running after a rank has exited with 0"),
     ):
-        parser.add_argument(
+        limits.add_argument(
             option,
             type=options.seconds,
             default=value,
             metavar="SECONDS",
             help=f"seconds {what} (default: {value:.0f})",
         )
-    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
-    parser.add_argument(
-        "--shell", action="store_true", help="run the command as one line of /bin/sh on every worker, its words joined"
-    )
-    forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
-    parser.add_argument("--force", action="store_true", help=f"start although one of these checks fails: {forcible}")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check the workers, and with --sync look for files that block the copy; show what would be started",
-    )
-    parser.add_argument("target", help="a node (pod), or several nodes of one type, each as a slice (a,b or pod-[1-2])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'"
 

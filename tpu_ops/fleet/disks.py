@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tpu_ops import texts
 from tpu_ops.cloud import data_disks
 from tpu_ops.cloud import disks as cloud
-from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS, OfNode
 from tpu_ops.cloud.disks import Disk, Place
@@ -16,8 +16,20 @@ from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import node_lock, origin
+
+#: Seconds that `ask` waits for the Compute Engine API.
+PATIENCE = 3.0
+#: Errors of a project whose disks this user cannot list at any time.
+_NOT_FOR_THIS_USER = ("PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
+
+
+class Listed(NamedTuple):
+    """Disks, and one sentence for each place whose disks could not be listed."""
+
+    disks: tuple[Disk, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Use(NamedTuple):
@@ -67,27 +79,58 @@ def look(
     for project in dict.fromkeys(projects):
         listed, more = cloud.list_disks(client, project)
         warnings += more
-        for disk in listed:
-            certain = not {(project, disk.zone), (project, "-")} & {*unanswered}
-            found.append(Held(disk, uses(disk.place, nodes), certain))
+        found += [_held(disk, nodes, unanswered) for disk in listed]
     return found, warnings
 
 
-def unused(settings: Settings, nodes: Sequence[Node], unanswered: Collection[tuple[str, str]] = ()) -> list[Disk]:
-    """Return the disks of the fleet's projects that cost money without a node.
+def ask(tpu: Tpu, settings: Settings) -> Listed:
+    """List the disks of the fleet's projects, for a command that can do without them.
+
+    An error of a project is a warning. There is none if the user may not list the project's disks, or if it does not
+    use Compute Engine.
 
     Args:
+        tpu: A client, whose threads are used.
         settings: The fleet's settings.
-        nodes: All nodes of the fleet's projects in all zones, without the filters.
-        unanswered: Projects and zones whose nodes could not be listed; their disks are left out.
-
-    Raises:
-        UsageError: Only one of the two endpoints is set.
-        CloudError: There are no credentials, or the API refused or did not answer.
     """
-    with origin.compute_api(settings) as client:
-        held, _ = look(client, settings.projects, nodes, unanswered)
+
+    def of(project: str) -> Listed:
+        try:
+            listed, warnings = cloud.list_disks(client, project)
+            return Listed(tuple(listed), tuple(warnings))
+        except ApiError as exc:
+            return Listed() if exc.status in _NOT_FOR_THIS_USER else Listed(warnings=(str(exc),))
+
+    try:
+        with origin.compute_api(settings, PATIENCE) as client:
+            found = tpu.concurrently(of, settings.projects)
+    except UsageError:
+        return Listed()  # there is an endpoint of the TPU API only
+    except CloudError as exc:
+        return Listed(warnings=(str(exc),))
+    return Listed(
+        tuple(disk for one in found for disk in one.disks), tuple(text for one in found for text in one.warnings)
+    )
+
+
+def unused(
+    listed: Iterable[Disk], nodes: Sequence[Node], unanswered: Collection[tuple[str, str]], zones: Collection[str]
+) -> list[Disk]:
+    """Return the disks that cost money without a node.
+
+    Args:
+        listed: The disks.
+        nodes: All nodes of the fleet's projects and zones, without the filters.
+        unanswered: Projects and zones whose nodes could not be listed; their disks are left out.
+        zones: The zones of the nodes, to which the disks are limited; empty means all zones.
+    """
+    held = (_held(disk, nodes, unanswered) for disk in listed if not zones or disk.zone in zones)
     return [one.disk for one in held if one.is_unused]
+
+
+def _held(disk: Disk, nodes: Iterable[Node], unanswered: Collection[tuple[str, str]]) -> Held:
+    certain = not {(disk.project, disk.zone), (disk.project, "-")} & {*unanswered}
+    return Held(disk, uses(disk.place, nodes), certain)
 
 
 def uses(place: Place, nodes: Iterable[Node]) -> tuple[Use, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from tpu_ops import texts
 from tpu_ops.cloud import bodies
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.listing import Place, QueuedListing, list_queued, list_set_up
@@ -18,10 +19,12 @@ from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.cloud.setups import Setup
 from tpu_ops.cloud.wish import Wish
+from tpu_ops.cloud.zones import locations
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import grant
 from tpu_ops.fleet.grant import Grant, Use
+from tpu_ops.options import did_you_mean, shown
 
 _log = logging.getLogger(__name__)
 
@@ -242,7 +245,8 @@ def guard(
 
     Raises:
         ApiError: The API refused or did not answer.
-        UsageError: A part of the fleet could not be listed, so the rest of the grant is unknown.
+        UsageError: A part of the fleet could not be listed, so the rest of the grant is unknown; or a zone of the
+            grant does not exist.
     """
     if granted is None:
         return Guard(None, Holdings((), ()), now)
@@ -253,6 +257,9 @@ def guard(
         return found._replace(nodes=nodes, queued=tuple(one for one in found.queued if one.full_name not in left))
 
     held = held or look(tpu, settings, *projects)
+    if faults := unknown_zones(tpu, settings, granted, held, *projects):
+        what = f"the file has {texts.count(len(faults), 'fault')}"
+        raise UsageError(what, where=str(granted.file), fix="correct these lines", details=faults)
     if held.warnings:
         raise UsageError(
             f"how much of the grant is used is unknown: {held.warnings[0]}",
@@ -260,6 +267,38 @@ def guard(
             fix="repeat the command; --outside-grant does not ask",
         )
     return Guard(granted, others(held), now, lambda: others(look(tpu, settings, *projects)))
+
+
+def unknown_zones(tpu: Tpu, settings: Settings, granted: Grant, held: Holdings, *projects: str) -> list[str]:
+    """Return a sentence for each line of the grant whose zone none of the fleet's projects has, with its line number.
+
+    The API is asked, since Google adds zones. It is not asked for zones with nodes or queued resources. If it does not
+    list the zones of a project, nothing is known to be wrong.
+
+    Args:
+        tpu: The client.
+        settings: The settings of the fleet.
+        granted: The grant.
+        held: What exists.
+        projects: Further projects.
+    """
+    there = {node.zone for node in held.nodes} | {one.zone for one in held.queued}
+    if all(line.zone in there for line in granted.lines):
+        return []
+
+    def zones_of(project: str) -> list[str] | None:
+        try:
+            return locations(tpu, project)
+        except ApiError:
+            return None
+
+    listed = tpu.concurrently(zones_of, list(dict.fromkeys((*settings.projects, *projects))))
+    known = sorted({zone for zones in listed for zone in zones or ()})
+    return [
+        f"line {line.number}: no zone is called {shown(line.zone)}{did_you_mean(line.zone, known)}"
+        for line in granted.lines
+        if None not in listed and line.zone not in {*there, *known}
+    ]
 
 
 def must_be_covered(granted: Grant | None, nodes: Iterable[Node], now: dt.datetime) -> None:

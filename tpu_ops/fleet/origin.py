@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from tpu_ops.cloud import compute, forms
@@ -17,6 +18,9 @@ from tpu_ops.fleet.publishing import published, sources
 from tpu_ops.fleet.publishing.published import Seen
 from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of
 from tpu_ops.ssh import guest_attributes
+
+#: Uses the API's client while the nodes are listed.
+Job = Callable[[Tpu], object]
 
 
 @contextmanager
@@ -40,8 +44,12 @@ def api(settings: Settings) -> Iterator[Tpu]:
 
 
 @contextmanager
-def compute_api(settings: Settings) -> Iterator[compute.Compute]:
+def compute_api(settings: Settings, patience: float = math.inf) -> Iterator[compute.Compute]:
     """Connect to the Compute Engine API, for the length of a `with` block.
+
+    Args:
+        settings: The fleet's settings.
+        patience: The most seconds for one call, if the settings allow more.
 
     Raises:
         UsageError: Only one of the two endpoints is set.
@@ -55,7 +63,7 @@ def compute_api(settings: Settings) -> Iterator[compute.Compute]:
             where=f"environment variable {lacking}",
             fix=f"set {lacking}, or unset the other endpoint",
         )
-    with compute.connect(settings.rest_endpoint, settings.request_timeout, settings.auth) as found:
+    with compute.connect(settings.rest_endpoint, min(settings.request_timeout, patience), settings.auth) as found:
         yield found
 
 
@@ -83,11 +91,11 @@ def ask(
     *,
     verify_keys: bool = False,
     learn: bool = True,
-    beside: Callable[[Tpu], object] | None = None,
+    beside: Sequence[Job] = (),
 ) -> Seen:
     """Ask the API for a fleet's nodes and host keys, or read them from the published snapshot.
 
-    If the API is asked, ``beside`` is called with its client while the nodes are listed.
+    If the API is asked, the functions ``beside`` are called with its client while the nodes are listed.
     """
     stored = files.read()
     chosen = _source(settings, stored) if source is None else source
@@ -104,7 +112,7 @@ def _ask_api(
     *,
     verify_keys: bool,
     learn: bool,
-    beside: Callable[[Tpu], object] | None,
+    beside: Sequence[Job],
 ) -> Seen:
     """Ask the API for the nodes, and for the guest attributes that are not known yet."""
     if not settings.projects:
@@ -135,15 +143,15 @@ def _ask_api(
     return Seen(asked_at, nodes, unanswered, learned, listing.warnings)
 
 
-def _list(tpu: Tpu, settings: Settings, beside: Callable[[Tpu], object] | None) -> Listing:
-    """List the nodes, and call ``beside`` at the same time."""
+def _list(tpu: Tpu, settings: Settings, beside: Sequence[Job]) -> Listing:
+    """List the nodes, and call the functions ``beside`` at the same time."""
     found: list[Listing] = []
 
     def nodes(tpu: Tpu) -> None:
         strict = settings.strict_permissions
         found.append(list_nodes(tpu, settings.projects, settings.zones, strict_permissions=strict))
 
-    tpu.concurrently(lambda job: job(tpu), [nodes, beside] if beside else [nodes])
+    tpu.concurrently(lambda job: job(tpu), [nodes, *beside])
     return found[0]
 
 

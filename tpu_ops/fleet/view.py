@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from tpu_ops import texts
-from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.node import Node, Worker, workers_of
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
@@ -195,16 +194,15 @@ def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
         return found._replace(warnings=(str(exc), *found.warnings)), Changes()
 
 
-def look(
-    settings: Settings, *, source: str | None = None, beside: Callable[[Tpu], object] | None = None
-) -> tuple[Fleet, Changes]:
+def look(settings: Settings, *, source: str | None = None, beside: Sequence[origin.Job] = ()) -> tuple[Fleet, Changes]:
     """Return the fleet from the API or the published snapshot, and its changes since the user saw it; write nothing.
 
     Args:
         settings: The fleet's settings.
         source: A result of `sources.parse`; None means the source in the settings, else the source of the stored
             snapshot.
-        beside: Called with the API's client while the nodes are listed; not called if a published snapshot is read.
+        beside: Functions that are called with the API's client while the nodes are listed; not called if a published
+            snapshot is read.
 
     Raises:
         CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.

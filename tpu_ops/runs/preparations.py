@@ -55,6 +55,12 @@ def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
     return problem
 
 
+def without_runs(silent: Sequence[Reply], state_dir: Path) -> list[Reply]:
+    """Return the answers of workers without a launcher, which have no run, unless a recovery is preparing them."""
+    works = each_at_work(state_dir, bare(silent))
+    return [reply for reply in silent if reply.kind == "no-launcher" and reply.host not in works]
+
+
 def bare(silent: Iterable[Reply]) -> list[str]:
     """Return the workers without a launcher, given the error answers of workers."""
     return [reply.host for reply in silent if reply.kind == "no-launcher"]

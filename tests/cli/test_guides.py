@@ -1,0 +1,102 @@
+"""The guides to the grant and to nodes: their commands and examples are valid, and their first commands work."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import ROOT
+from tpu_ops.fleet import grant
+from tpu_ops.runs import declared_nodes
+
+GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("grant", "nodes")}
+MAIL = """Dear Ada, you have access for the next 30 days to:
+- 32 on-demand Cloud TPU v4 chips in zone us-central2-b
+- 64 spot Cloud TPU v5e chips in zone europe-west4-b
+"""
+#: Lines of a terminal window.
+SCREEN = 24
+#: The commands of all indented blocks, up to a pipe.
+COMMANDS = sorted(
+    {
+        line.strip().partition("|")[0].strip()
+        for text in GUIDES.values()
+        for line in text.splitlines()
+        if line.startswith("    ") and line.strip().startswith("tpu_ops ")
+    }
+)
+
+
+def block(text: str, heading: str) -> list[str]:
+    """Return the first indented block below a heading, without its indentation."""
+    below = text.partition(f"## {heading}\n")[2]
+    found = re.search(r"(?:^    .*\n)+", below, re.MULTILINE)
+    assert found, heading
+    return [line.removeprefix("    ") for line in found[0].splitlines()]
+
+
+def first_commands() -> list[str]:
+    """Return the commands from the e-mail to the first node, as the guide shows them."""
+    return block(GUIDES["grant"], "From the e-mail to the first node")
+
+
+def test_from_the_e_mail_to_the_first_node_are_five_commands_on_the_first_screen() -> None:
+    commands = first_commands()
+    lines = GUIDES["grant"].splitlines()
+    assert (len(commands), lines.index(f"    {commands[-1]}") < SCREEN) == (5, True)
+    # The first two cannot be tried here: they install this environment, and log in to Google.
+    assert [line.split()[0] for line in commands] == ["make", "gcloud", "nano", "tpu_ops", "tpu_ops"]
+
+
+def test_the_first_commands_lead_to_a_node_word_for_word(fleet, monkeypatch) -> None:
+    """What the commands before them do is done here: the fleet's own file, with only the project filled in."""
+    shutil.copy(ROOT / "inventory" / "tpu_vm.yml", fleet.file)
+    text = fleet.file.read_text()
+    example = "# projects:\n#   - my-project\n"
+    assert example in text
+    fleet.file.write_text(text.replace(example, f"projects:\n  - {fleet.project}\n"))
+    environ = os.environ | {
+        "TPU_OPS_ENDPOINT": fleet.api.grpc,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    for line, given in zip(first_commands()[-2:], (MAIL, ""), strict=True):
+        command = ["bash", "-c", line]
+        done = subprocess.run(command, env=environ, input=given, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert fleet.api.node("pod", fleet.location())["state"] == "READY"
+    assert "log in: tpu_ops ssh pod" in done.stderr or "next: tpu_ops refresh --trust-first pod" in done.stderr
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_guides_are_valid(tpu_ops, tmp_path, monkeypatch, line: str) -> None:
+    """Outside of a fleet, a valid command fails because there is no fleet, and an invalid one before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TPU_OPS_FLEET", raising=False)
+    code, _, err = tpu_ops(*shlex.split(line, comments=True)[1:])
+    assert (code, "no fleet: " in err) == (2, True), err
+
+
+def test_the_example_of_a_grant_is_valid(tmp_path) -> None:
+    found = re.search(r"(?:^    (?:ends:|lines:|  - ).*\n)+", GUIDES["grant"], re.MULTILINE)
+    assert found
+    (tmp_path / "grant.yml").write_text("\n".join(line[4:] for line in found[0].splitlines()))
+    read = grant.read(tmp_path / "grant.yml")
+    assert read
+    assert (read.ends, len(read.lines)) == (dt.datetime(2027, 2, 1, tzinfo=dt.UTC), 5)
+
+
+def test_the_example_of_declared_nodes_is_valid(fleet) -> None:
+    example = block(GUIDES["nodes"], "Nodes as code")
+    (fleet.path / "nodes.yml").write_text("\n".join(example))
+    (fleet.path / "scripts").mkdir()
+    (fleet.path / "scripts" / "boot.sh").write_text("#!/bin/sh\n")
+    declared = declared_nodes.read(fleet.settings())
+    assert [one.wish.name for one in declared] == ["dev", *(f"sweep-{number}" for number in range(1, 9))]
