@@ -80,7 +80,7 @@ def ended(fleet: FleetDir) -> None:
 def ruled(fleet: FleetDir) -> None:
     place = f"compute/v1/projects/{fleet.project}/global/firewalls"
     rule = {
-        "name": "tpu-ops-default-ssh",
+        "name": "tpu-ops-ssh-default",
         "network": f"projects/{fleet.project}/global/networks/default",
         "direction": "INGRESS",
         "sourceRanges": ["198.51.100.1/32"],
@@ -241,18 +241,19 @@ def test_the_same_command_completes_what_sigkill_interrupted(
         complete = again.code == 0 or (case.gone != "" and case.gone in again.output)
         result = found(fleet)
         good = complete and result == wanted
-        record_property("kill", (name, at, first.steps[-1], "after" if sent else "before", good))
+        record_property("kill", (name, at, first.killed, "after" if sent else "before", good))
         if not good:
-            wrong.append(f"killed at {at}, {first.steps[-1]}: {again.code} {again.output}\n{result}\n{wanted}")
+            wrong.append(f"killed at {at}, {first.killed}: {again.code} {again.output}\n{result}\n{wanted}")
     assert not wrong, "\n".join(wrong)
     assert ends
 
 
 def points(steps: Sequence[str]) -> list[tuple[int, bool]]:
-    """Return where a command is killed: at which request, and whether after its answer.
+    """Return the number of a request, and whether the command is killed after its answer; for each end of a command.
 
-    Between two changes, nothing is different in the cloud. So the other requests are left to `make bench`.
+    Numbers of requests after whose answer a command is killed count only requests that change something. Between
+    these, nothing is different in the cloud, so that only `make bench` kills at the others.
     """
-    numbers = range(1, len(steps) + 1)
-    before = [(at, False) for at in numbers if FULL]
-    return before + [(at, True) for at in numbers if changing(steps[at - 1])]
+    every = range(1, len(steps) + 1 if FULL else 1)
+    changes = range(1, len([step for step in steps if changing(step)]) + 1)
+    return [(at, False) for at in every] + [(at, True) for at in changes]

@@ -113,7 +113,7 @@ def test_a_disk_is_mounted_on_all_workers_and_unmounted_before_it_is_detached(ad
     assert admin.json("tpu_ops", "disk", "list", "--json") == []
 
 
-def test_the_doctor_tries_the_access_to_a_bucket_from_a_worker(admin, lab):
+def test_the_doctor_tries_the_access_to_a_bucket_from_a_worker(admin, member, lab):
     """Workers of the lab have no metadata server and do not reach its storage: the path there is a tunnel of ssh."""
     admin.do("tpu_ops", "bucket", "create", "near-workers", "--region", "us-central2")
 

@@ -21,6 +21,7 @@ from tpu_ops.cli.commands import COMMANDS
 
 #: The file to which a command writes the name of each request.
 STEPS = "TPU_OPS_TEST_STEPS"
+KILLED = "killed"
 
 
 class Ended(NamedTuple):
@@ -30,11 +31,13 @@ class Ended(NamedTuple):
         code: Its exit code; negative after a signal.
         output: Standard output and errors.
         steps: The names of its requests, in order.
+        killed: The request at which SIGKILL ended it, if any.
     """
 
     code: int
     output: str
     steps: tuple[str, ...]
+    killed: str
 
 
 class Commands:
@@ -57,7 +60,8 @@ class Commands:
             argv: Its arguments.
             environ: Its environment.
             at: Number of the request, from 1, at which SIGKILL ends it; 0 for none.
-            sent: Whether SIGKILL comes after the API's answer instead of before the request.
+            sent: Whether SIGKILL comes after the API's answer instead of before the request. Only requests that change
+                something are then counted.
         """
         assert self._server.stdin
         assert self._server.stdout
@@ -67,7 +71,10 @@ class Commands:
         print(json.dumps({**order, "folder": str(Path.cwd()), "output": str(output)}), file=self._server.stdin)
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
-        return Ended(code, output.read_text(), tuple(steps.read_text().split()))
+        words = steps.read_text().split()
+        # The request at which the command was killed is written once more, after this word.
+        killed = words[words.index(KILLED) + 1] if KILLED in words else ""
+        return Ended(code, output.read_text(), tuple(words), killed)
 
     def close(self) -> None:
         """End the process that runs the commands."""
@@ -93,17 +100,21 @@ def _watch(at: int, *, sent: bool) -> None:
     lock, count = threading.Lock(), 0
     file = os.open(os.environ[STEPS], os.O_WRONLY | os.O_APPEND)
 
+    def end(name: str) -> None:
+        os.write(file, f"{KILLED} {name}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def step(name: str, call: Callable[[], Any]) -> Any:
         nonlocal count
         with lock:
-            count += 1
-            here = count == at
+            count += changing(name) or not sent
+            here = count == at and (changing(name) or not sent)
             os.write(file, f"{name}\n".encode())
             if here and not sent:
-                os.kill(os.getpid(), signal.SIGKILL)
+                end(name)
         answer = call()
         if here:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(name)
         return answer
 
     tpu, compute, storage = Tpu.call, Compute.call, Connection.api_request

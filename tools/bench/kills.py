@@ -23,7 +23,7 @@ class KillSample:
 
     Attributes:
         command: The command.
-        number: Number of the request, from 1.
+        number: Number of the request, from 1; after an answer, of the requests that change something.
         request: Its name.
         when: ``before`` the request or ``after`` its answer.
         complete: Whether the second command completed the first and nothing was lost.
