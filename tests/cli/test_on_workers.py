@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.desk import Desk, Lab, lab_up
+from tests.support.desk import ZONE, Desk, Lab, lab_up
 from tests.support.fleet import ROOT
 from tests.support.published import Member, web
 from tpu_ops.host import build
@@ -79,6 +80,73 @@ def listed(lab: Lab) -> int:
     count = lab.requests("lab").get("ListNodes", 0)
     lab.forget_requests()
     return count
+
+
+def test_a_disk_is_mounted_on_all_workers_and_unmounted_before_it_is_detached(admin, lab):
+    zone = ("--zone", "us-central2-b")
+    admin.do("tpu_ops", "disk", "create", "filled", "--size", "10", *zone)
+    mount = ("--mount", "/mnt/filled")
+    made = admin.json("tpu_ops", "disk", "attach", "filled", "solo", *mount, "--format", "--json")
+    assert (made["outcome"], made["mounted"]) == ("attached", "/mnt/filled")
+    lab.inside("solo-w0", "sh", "-ec", "mountpoint -q /mnt/filled; echo text >/mnt/filled/file")
+    # A file that is open keeps the disk mounted, so that it stays attached as well.
+    hold = "exec 3</mnt/filled/file; exec sleep 600"
+    admin.do(*lab.engine, "exec", "--detach", lab.containers["solo-w0"], "sh", "-c", hold)
+    refused = admin.try_("tpu_ops", "disk", "detach", "filled", "solo")
+    assert refused.returncode == 1, refused.stderr
+    lab.inside("solo-w0", "mountpoint", "-q", "/mnt/filled")
+    lab.inside("solo-w0", "pkill", "-x", "sleep")
+    gone = admin.json("tpu_ops", "disk", "detach", "filled", "solo", "--json")
+    assert gone["unmounted"] == ["/mnt/filled"]
+    lab.inside("solo-w0", "sh", "-c", "! mountpoint -q /mnt/filled && ! grep /mnt/filled /etc/fstab")
+    assert "dataDisks" not in lab.node("solo", ZONE)
+
+    # A pod reads what was written.
+    admin.do("tpu_ops", "disk", "attach", "filled", "pod", *mount)
+    for host in ("pod-w0", "pod-w1"):
+        assert lab.inside(host, "cat", "/mnt/filled/file") == "text\n"
+        lab.inside(host, "sh", "-c", "! touch /mnt/filled/other 2>/dev/null")
+    admin.do("tpu_ops", "disk", "detach", "filled", "pod")
+    for host in ("pod-w0", "pod-w1"):
+        lab.inside(host, "sh", "-c", "! mountpoint -q /mnt/filled")
+    admin.do("tpu_ops", "disk", "delete", "filled", "--yes")
+    assert admin.json("tpu_ops", "disk", "list", "--json") == []
+
+
+def test_the_doctor_tries_the_access_to_a_bucket_from_a_worker(admin, member, lab):
+    """Workers of the lab have no metadata server and do not reach its storage: the path there is a tunnel of ssh."""
+    admin.do("tpu_ops", "bucket", "create", "near-workers", "--region", "us-central2")
+
+    def access(*names):
+        buckets = [word for name in names for word in ("--bucket", name)]
+        done = admin.try_("tpu_ops", "doctor", "pod", *buckets, "--write", "--json")
+        return {row["check"]: row for row in json.loads(done.stdout)}["bucket_access"]
+
+    (fault,) = access("near-workers")["faults"]
+    assert (fault["worker"], "the metadata server gives no token" in fault["problem"]) == ("pod-w0", True)
+    port = lab.rest.rpartition(":")[2]
+    # Each session of ssh reads this file when its connection is opened.
+    lab.inside("pod-w0", "sh", "-c", f"echo STORAGE_EMULATOR_HOST=http://127.0.0.1:{port} >>/etc/environment")
+    config = admin.json("tpu_ops", "refresh", "--json")["ssh_config"]
+    admin.hang_up()
+    tunnel = ("ssh", "-F", config, "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes")
+    forward = [*tunnel, "-R", f"{port}:{lab.rest.partition('//')[2]}", "pod-w0", "echo open; exec cat"]
+    with subprocess.Popen(forward, env=admin.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as path:
+        assert path.stdin
+        assert path.stdout
+        assert path.stdout.readline() == "open\n"
+        lab.forget_requests()
+        found = access("near-workers")
+        assert (found["passed"], found["workers"]) == (True, ["pod-w0"]), found
+        asked = lab.requests("lab")
+        assert [asked[f"storage.objects.{verb}"] for verb in ("list", "insert", "delete")] == [1, 1, 1]
+        lab.fault(method="storage.objects.insert", code="PERMISSION_DENIED")
+        (fault,) = access("near-workers")["faults"]
+        assert "near-workers" in fault["problem"]
+        lab.clear_faults()
+        path.stdin.close()
+    lab.inside("pod-w0", "sed", "-i", "/STORAGE_EMULATOR_HOST/d", "/etc/environment")
+    admin.hang_up()
 
 
 MOVED = "address    pod-w1 external: "

@@ -1,4 +1,4 @@
-"""Compare the inventory and runs with other tools, measure site.yml, repeat tests, and write docs/benchmarks.md.
+"""Measure the inventory, runs, site.yml and nodes, repeat tests, kill commands, and write docs/benchmarks.md.
 
     python -m tools.bench                measure, write the samples and the page
     python -m tools.bench --part site    measure one part again; the page keeps the other parts
@@ -18,8 +18,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tools.bench import faults, machine, measure, report, runs, runs_report, samples, site, site_report
+from tools.bench import faults, kills, machine, measure, nodes, report, runs, runs_report, samples, site, site_report
 from tools.bench.faults import FaultSample, FaultSeries
+from tools.bench.kills import KillSample, KillSeries
+from tools.bench.nodes import NodesSample, NodesSeries
 from tools.bench.runs import RunSample, RunSeries
 from tools.bench.samples import Fleet, Series, read_part
 from tools.bench.site import SiteSample, SiteSeries
@@ -117,8 +119,24 @@ def faults_part(_: argparse.Namespace) -> Iterator[tuple[str, FaultSeries]]:
     yield "faults", FaultSeries(commit, date, described, tuple(faults.run(measure.ROOT, say)))
 
 
+def kills_part(_: argparse.Namespace) -> Iterator[tuple[str, KillSeries]]:
+    """Kill commands at each of their requests; yield "kills" and one series with all of them."""
+    commit, date, described = circumstances()
+    yield "kills", KillSeries(commit, date, described, tuple(kills.run(measure.ROOT, say)))
+
+
+def nodes_part(options: argparse.Namespace) -> Iterator[tuple[str, NodesSeries]]:
+    """Measure the creation of nodes; yield "nodes" and the series."""
+    if options.rounds < 1:
+        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = nodes.run(options.rounds, Path(directory), say)
+    yield "nodes", NodesSeries(commit, date, described, tuple(found))
+
+
 #: The types of series that the parts of the measurement yield.
-AnySeries = Series | SiteSeries | RunSeries | FaultSeries
+AnySeries = Series | SiteSeries | RunSeries | FaultSeries | KillSeries | NodesSeries
 
 #: Part -> the function that measures it.
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]] = {
@@ -126,6 +144,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]
     "site": site_part,
     "runs": runs_part,
     "faults": faults_part,
+    "nodes": nodes_part,
+    "kills": kills_part,
 }
 
 
@@ -217,6 +237,10 @@ def document(out: Path) -> str:
         parts.append(runs_report.section(read_part(more, RunSample)))
     if (more := samples_file(out, "faults")).exists():
         parts.append(faults.section(read_part(more, FaultSample)))
+    if (more := samples_file(out, "nodes")).exists():
+        parts.append(nodes.section(read_part(more, NodesSample)))
+    if (more := samples_file(out, "kills")).exists():
+        parts.append(kills.section(read_part(more, KillSample)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 

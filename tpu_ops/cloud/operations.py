@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 #: Seconds between the first two checks of an operation, which is short since some operations take no time; and the
 #: longest pause between two checks.
 FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
+#: A pause as a multiple of the one before: the end of an operation is seen late by a fifth of its time at most.
+GROWTH = 1.2
 
 #: Part of the INVALID_ARGUMENT error of an operation that creates a node, if the node was preempted while it was being
 #: created (seen in skypilot-org/skypilot).
@@ -190,7 +192,7 @@ def until(
             )
         progress(elapsed)
         time.sleep(min(delay, max(0.0, timeout - elapsed)))
-        delay = min(delay * 1.5, LONGEST_LOOK)
+        delay = min(delay * GROWTH, LONGEST_LOOK)
 
 
 def each(
