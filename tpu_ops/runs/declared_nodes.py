@@ -16,7 +16,7 @@ from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import applying, declared, holdings, node_lock, plan, targets, unconfigured, view
+from tpu_ops.fleet import applying, declared, holdings, plan, targets, unconfigured, view
 from tpu_ops.fleet.applying import Planned, Result
 from tpu_ops.fleet.declared import Declared
 from tpu_ops.fleet.grant import Grant
@@ -147,12 +147,12 @@ class Pass:
         progress = self._screen.progress([work.step.name for work in works])
         results = applying.apply(
             tpu,
+            self._settings,
             works,
             terms,
             claims=planned.claims,
             say=self._screen.say,
             progress=progress,
-            alone=lambda name: node_lock.locked(self._settings, name, terms.timeout),
         )
         for one in results:
             if not one.error:
