@@ -224,7 +224,7 @@ def _remove_queued(tpu: Tpu, queued: QueuedResource, timeout: float, progress: P
     now = bodies.queued(tpu, queued.full_name)
     if now is None or now.created != queued.created:
         return
-    deletion.delete_queued(tpu, queued, wait=True, timeout=timeout, progress=progress)
+    deletion.delete_queued(tpu, queued.full_name, queued.created, wait=True, timeout=timeout, progress=progress)
 
 
 def refusals(works: Sequence[Work]) -> OpsError | None:
