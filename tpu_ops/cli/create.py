@@ -123,7 +123,7 @@ def _zones(args: argparse.Namespace, settings: Settings, *, has_grant: bool) -> 
     """Return the zones that the user accepts, in the order of preference; empty leaves them to the grant."""
     if args.zone is not None:
         return [config.check_zone(zone.strip(), "--zone") for zone in args.zone.split(",")]
-    return [] if has_grant else [config.check_zone(_only("zone", None, settings.zones), "--zone")]
+    return [] if has_grant else [config.check_zone(options.only("zone", None, settings.zones), "--zone")]
 
 
 def _order(rehearsal: holdings.Guard, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> Order:
@@ -157,7 +157,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
             )
     return Wish(
         name="",
-        project=config.check_project(_only("project", args.project, settings.projects), "--project"),
+        project=config.check_project(options.only("project", args.project, settings.projects), "--project"),
         zone="",
         accelerator_type=_type(args.type),
         runtime_version=args.runtime or default_runtime(args.type),
@@ -221,17 +221,6 @@ def _content(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise UsageError(f"the file cannot be read: {reason}", where=str(path), fix="name a text file") from exc
-
-
-def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
-    if given is not None:
-        return given
-    if len(known) == 1:
-        return known[0]
-    choice = (
-        f"one of {', '.join(known)}" if known else f"for example {'us-central2-b' if name == 'zone' else 'my-project'}"
-    )
-    raise UsageError(f"no {name} is given", where=f"--{name}", fix=f"add --{name}, {choice}")
 
 
 def _pair(text: str, option: str, words: str) -> tuple[str, str]:

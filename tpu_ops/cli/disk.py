@@ -182,8 +182,8 @@ def _look(settings: Settings, *, dry: bool) -> Fleet:
 
 def _create(settings: Settings, args: argparse.Namespace) -> int:
     """Create a disk, or wait for one that an earlier command began to create."""
-    project = config.check_project(_only("project", args.project, settings.projects), "--project")
-    zone = config.check_zone(_only("zone", args.zone, settings.zones), "--zone")
+    project = config.check_project(options.only("project", args.project, settings.projects), "--project")
+    zone = config.check_zone(options.only("zone", args.zone, settings.zones), "--zone")
     place, kind = Place(project, zone, cloud.check_name(args.name)), cloud.check_type(args.type)
     what = f"{place.where} ({args.size} GB, {kind})"
     with origin.compute_api(settings) as client:
@@ -235,20 +235,6 @@ def _must_match(disk: Disk, size: int, kind: str) -> None:
             where=disk.place.where,
             fix="use another name, or the existing disk",
         )
-
-
-def _only(name: str, given: str | None, known: Sequence[str]) -> str:
-    """Return the value of an option, or the fleet's only one.
-
-    Raises:
-        UsageError: The option is not given, and the fleet has not exactly one.
-    """
-    if given is not None:
-        return given
-    if len(known) == 1:
-        return known[0]
-    fix = f"add --{name}{f', one of {texts.some(known)}' if known else ''}"
-    raise UsageError(f"no {name} is given", where=f"--{name}", fix=fix)
 
 
 def _attach(settings: Settings, args: argparse.Namespace) -> int:
@@ -343,7 +329,7 @@ def _refresh(settings: Settings) -> Fleet | None:
 
 def _delete(settings: Settings, args: argparse.Namespace) -> int:
     """Delete a disk that nothing uses."""
-    project = config.check_project(_only("project", args.project, settings.projects), "--project")
+    project = config.check_project(options.only("project", args.project, settings.projects), "--project")
     with origin.compute_api(settings) as client:
         held, labels = _held(settings, client, [project])
         disk = disks.chosen([one.disk for one in held], args.name, zone=args.zone)
