@@ -11,7 +11,7 @@ from typing import Any
 from tpu_ops import config, texts
 from tpu_ops.ansible import disk_mounts
 from tpu_ops.ansible.disk_mounts import Mount
-from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli import interrupts, options, output, refresh
 from tpu_ops.cli.configure import Progress
 from tpu_ops.cloud import disks as cloud
 from tpu_ops.cloud import operations
@@ -25,7 +25,6 @@ from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.cloud.wish import DISK_MODES
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UnreachableError, UsageError
-from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import disks, lookup, origin, view
 from tpu_ops.fleet.disks import Held
 from tpu_ops.fleet.view import Fleet
@@ -33,6 +32,8 @@ from tpu_ops.fleet.view import Fleet
 COLUMNS = ("disk", "zone", "type", "size", "used_by")
 #: The cell of a disk that nothing uses.
 UNUSED = "nothing: costs money without a node"
+#: What a refresh that fails after a change leaves, as words for a warning.
+_STALE = "the snapshot still has the node's former disks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -259,7 +260,7 @@ def _attach(settings: Settings, args: argparse.Namespace) -> int:
     progress = options.Waiting(f"node {node.name}")
     with origin.api(settings) as tpu:
         changed = disks.attach(tpu, settings, node.full_name, place, mode, timeout=args.timeout, progress=progress)
-    fleet = _refresh(settings) or fleet
+    fleet = refresh.after_change(settings, _STALE) or fleet
     if args.mount:
         now = next((one for one in fleet.nodes if one.full_name == node.full_name), node)
         how = Mount(args.mount, read_only=mode == READ_ONLY, blank=args.format)
@@ -310,21 +311,9 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
     progress = options.Waiting(f"node {node.name}")
     with origin.api(settings) as tpu:
         changed = disks.detach(tpu, settings, node.full_name, own, timeout=args.timeout, progress=progress)
-    _refresh(settings)
+    refresh.after_change(settings, _STALE)
     text = f"detached {what}" if changed else f"the node does not have the disk {own.name} any more"
     return _say(args, own, "detached" if changed else "not attached", text, node=node.full_name, unmounted=points)
-
-
-def _refresh(settings: Settings) -> Fleet | None:
-    """Update the snapshot; the disks were changed, so a failure is only a warning, and None is returned."""
-    try:
-        fleet = view.refresh(settings)[0]
-    except (CloudError, UnwritableError) as exc:
-        output.warning(f"the snapshot still has the node's former disks, since the refresh failed: {exc}")
-        return None
-    for text in fleet.warnings:
-        output.warning(text)
-    return fleet
 
 
 def _delete(settings: Settings, args: argparse.Namespace) -> int:
