@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import config, files, texts
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.cloud import bodies, creation, lifecycle
 from tpu_ops.cloud.accelerators import default_runtime, generations, spelled
@@ -19,7 +19,7 @@ from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Created, Order, Terms
 from tpu_ops.cloud.node import tier, without_workers
 from tpu_ops.cloud.remedies import until_ready
-from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, must_match, queued_request, request
+from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, entry_of, must_match, queued_request, request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import holdings, origin, targets, view
@@ -27,9 +27,6 @@ from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
 from tpu_ops.ssh import host_keys, identities
-
-#: The largest file whose content becomes an entry of the metadata: the API's limit, in bytes.
-_LARGEST = 256 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -217,7 +214,7 @@ def _is_text(text: str) -> bool:
 
 def _content(path: Path) -> str:
     try:
-        return files.read_regular(path.expanduser(), _LARGEST).decode()
+        return entry_of(path.expanduser())
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise UsageError(f"the file cannot be read: {reason}", where=str(path), fix="name a text file") from exc

@@ -20,6 +20,7 @@ from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS
 from tpu_ops.cloud.disks import Disk, Place, place_of
 from tpu_ops.cloud.listing import list_nodes
+from tpu_ops.cloud.names import check_chosen
 from tpu_ops.cloud.node import SERVING_STATES, Node, node_labels
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.cloud.wish import DISK_MODES
@@ -185,7 +186,7 @@ def _create(settings: Settings, args: argparse.Namespace) -> int:
     """Create a disk, or wait for one that an earlier command began to create."""
     project = config.check_project(options.only("project", args.project, settings.projects), "--project")
     zone = config.check_zone(options.only("zone", args.zone, settings.zones), "--zone")
-    place, kind = Place(project, zone, cloud.check_name(args.name)), cloud.check_type(args.type)
+    place, kind = Place(project, zone, check_chosen(args.name, "disk", "NAME")), cloud.check_type(args.type)
     what = f"{place.where} ({args.size} GB, {kind})"
     with origin.compute_api(settings) as client:
         there = cloud.find(client, place)

@@ -13,7 +13,6 @@ from tpu_ops.errors import UsageError, printable
 #: Type of a new disk if the user names none.
 DEFAULT_TYPE = "pd-balanced"
 
-_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _TYPE = re.compile(r"(?:pd|hyperdisk)-[a-z0-9-]{1,40}")
 #: Resource name of a disk in a zone; a node's data disk has this form, or a URL that ends with it.
 _SOURCE = re.compile(r"projects/(?P<project>[^/]+)/zones/(?P<zone>[^/]+)/disks/(?P<name>[^/]+)")
@@ -72,18 +71,6 @@ def place_of(source: str) -> Place | None:
     """Return the disk that a node's data disk names; None if the name has another form."""
     match = _SOURCE.search(source)
     return Place(match["project"], match["zone"], match["name"]) if match else None
-
-
-def check_name(name: str) -> str:
-    """Return a disk's name after checking it.
-
-    Raises:
-        UsageError: The API would reject the name.
-    """
-    if not _NAME.fullmatch(name):
-        fix = "use up to 63 lower-case letters, digits and dashes, a letter first, no dash last"
-        raise UsageError(f"{name!r:.80} cannot be a disk's name", where="NAME", fix=fix)
-    return name
 
 
 def check_type(kind: str) -> str:

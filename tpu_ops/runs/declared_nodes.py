@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tpu_ops import files, texts
+from tpu_ops import texts
 from tpu_ops.ansible import convergence
 from tpu_ops.ansible.convergence import NewDisplay
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Terms
 from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.operations import Progress
+from tpu_ops.cloud.wish import entry_of
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet import applying, declared, holdings, plan, targets, unconfigured, view
@@ -24,8 +24,6 @@ from tpu_ops.fleet.plan import Action, Step
 from tpu_ops.runs import recovery
 from tpu_ops.ssh import identities
 
-#: The largest startup script: the API's limit of an entry of the metadata, in bytes.
-_LARGEST = 256 * 1024
 #: What the user does after correcting an error.
 _AGAIN = "run `tpu_ops apply` again: it continues from the current state"
 #: Actions on nodes that are kept: these change no node that exists.
@@ -81,11 +79,7 @@ def read(settings: Settings) -> tuple[Declared, ...]:
     Raises:
         UsageError: nodes.yml is missing or has faults.
     """
-
-    def content(path: Path) -> str:
-        return files.read_regular(path, _LARGEST).decode()
-
-    return declared.read(settings.path / declared.FILE, settings.projects, content)
+    return declared.read(settings.path / declared.FILE, settings.projects, entry_of)
 
 
 class Pass:
