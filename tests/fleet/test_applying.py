@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fleet import FleetDir
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Terms
+from tpu_ops.cloud.creation import CreationTerms
 from tpu_ops.config import Filters
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import applying, declared, holdings, origin, plan, unconfigured
@@ -48,7 +48,7 @@ def look(fleet: FleetDir, tpu: Tpu) -> Callable[..., Planned]:
 
 
 def apply(fleet: FleetDir, tpu: Tpu, found: Planned) -> Sequence[Result]:
-    quiet = Terms("ada:k", wait=True, timeout=10)
+    quiet = CreationTerms("ada:k", wait=True, timeout=10)
     settings, silent = fleet.settings(), lambda *_: None
     return applying.apply(tpu, settings, found.works, quiet, claims=found.claims, say=silent, progress=lambda _: silent)
 

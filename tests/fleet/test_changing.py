@@ -15,7 +15,7 @@ from tpu_ops import config
 from tpu_ops.cloud import data_disks
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, same
-from tpu_ops.cloud.disks import Place
+from tpu_ops.cloud.disks import DiskPlace
 from tpu_ops.cloud.operations import Failed
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
@@ -23,14 +23,14 @@ from tpu_ops.fleet import changing
 from tpu_ops.fleet.changing import DATA_DISKS, LABELS, TRIES, Change, Edit
 
 NODE = "projects/lab/locations/us-central2-b/nodes/pod"
-MINE = Place("lab", "us-central2-b", "mine")
+MINE = DiskPlace("lab", "us-central2-b", "mine")
 #: Field 5 of a data disk: v2alpha1 has a list of workers there, which the client library does not know.
 WORKERS = b"\x2a\x013"
 ATTACH = Edit(DATA_DISKS, lambda node: data_disks.attach(node, MINE, READ_ONLY))
 DETACH = Edit(DATA_DISKS, lambda node: data_disks.detach(node, lambda disk: same(disk.source_disk, MINE)))
 
 
-def place(name: str) -> Place:
+def place(name: str) -> DiskPlace:
     return MINE._replace(name=name)
 
 

@@ -16,7 +16,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.cloud import bodies, creation, lifecycle
 from tpu_ops.cloud.accelerators import default_runtime, generations, spelled
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Created, Order, Terms
+from tpu_ops.cloud.creation import Created, CreationTerms, Order
 from tpu_ops.cloud.node import tier, without_workers
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, entry_of, must_match, queued_request, request
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     wish = wished(args, settings)
     with origin.api(settings) as tpu:
         # Read the ssh keys after the credentials: without credentials, a missing key is not the first problem.
-        terms = Terms(identities.ssh_keys(settings), not args.no_wait, args.timeout, args.until_capacity)
+        terms = CreationTerms(identities.ssh_keys(settings), not args.no_wait, args.timeout, args.until_capacity)
         if not wish.runtime_version:
             _refuse_unknown_generation(tpu, replace(wish, zone=zones[0] if zones else ""))
         guard = holdings.guard(tpu, settings, granted, now, projects=[wish.project])

@@ -20,7 +20,7 @@ from tpu_ops.cloud.remedies import queued_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import holdings, lookup, origin, view
-from tpu_ops.fleet.lookup import Found, Place
+from tpu_ops.fleet.lookup import Found, NamedPlace
 from tpu_ops.fleet.state import Files, question_of
 from tpu_ops.runs import holders, recovery
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     found = lookup.find(
         fleet,
         names,
-        Place(args.zone, args.project),
+        NamedPlace(args.zone, args.project),
         queued=lambda needed: _queued(settings, needed=needed, dry_run=args.dry_run),
         last=lambda: _last(settings),
     )
@@ -294,7 +294,7 @@ def _husks(settings: Settings, args: argparse.Namespace) -> int:
     nobody = Uses({}, "")
     failures: dict[str, OpsError] = {}
     if not found.deletions:
-        place = Place(args.zone, args.project).in_words
+        place = NamedPlace(args.zone, args.project).in_words
         known = "known " if queue.unanswered else ""
         output.info(f"this fleet{place}: no {known}queued resource without nodes is FAILED or SUSPENDED")
     elif not args.dry_run:

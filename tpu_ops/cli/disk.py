@@ -18,7 +18,7 @@ from tpu_ops.cloud import operations
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS
-from tpu_ops.cloud.disks import Disk, Place, place_of
+from tpu_ops.cloud.disks import Disk, DiskPlace, disk_place
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.cloud.names import check_chosen
 from tpu_ops.cloud.node import SERVING_STATES, Node, node_labels
@@ -186,7 +186,7 @@ def _create(settings: Settings, args: argparse.Namespace) -> int:
     """Create a disk, or wait for one that an earlier command began to create."""
     project = config.check_project(options.only("project", args.project, settings.projects), "--project")
     zone = config.check_zone(options.only("zone", args.zone, settings.zones), "--zone")
-    place, kind = Place(project, zone, check_chosen(args.name, "disk", "NAME")), cloud.check_type(args.type)
+    place, kind = DiskPlace(project, zone, check_chosen(args.name, "disk", "NAME")), cloud.check_type(args.type)
     what = f"{place.where} ({args.size} GB, {kind})"
     with origin.compute_api(settings) as client:
         there = cloud.find(client, place)
@@ -242,7 +242,7 @@ def _must_match(disk: Disk, size: int, kind: str) -> None:
 def _attach(settings: Settings, args: argparse.Namespace) -> int:
     """Attach a disk to a node, and mount it if this is requested."""
     fleet = _look(settings, dry=args.dry_run)
-    node = lookup.node(fleet, args.node, lookup.Place(args.zone, args.project))
+    node = lookup.node(fleet, args.node, lookup.NamedPlace(args.zone, args.project))
     with origin.compute_api(settings) as client:
         listed, warnings = cloud.list_disks(client, node.project)
     for text in warnings:
@@ -294,10 +294,10 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
     if args.unmount and args.no_unmount:
         raise UsageError("these options exclude each other", where="--unmount, --no-unmount", fix="leave out one")
     fleet = _look(settings, dry=args.dry_run)
-    node = lookup.node(fleet, args.node, lookup.Place(args.zone, args.project))
-    places = [place_of(disk["source"]) for disk in node.data_disks]
+    node = lookup.node(fleet, args.node, lookup.NamedPlace(args.zone, args.project))
+    places = [disk_place(disk["source"]) for disk in node.data_disks]
     place = next((at for at in places if at and at.name == args.name), None)
-    own = place or Place(node.project, node.zone, args.name)
+    own = place or DiskPlace(node.project, node.zone, args.name)
     what = f"disk {own.name} from node {fleet.labels[node.full_name]}"
     if place is None or args.dry_run:
         names = texts.some([at.name for at in places if at]) or "none"
@@ -369,7 +369,7 @@ def _check_unused(one: Held, labels: Mapping[str, str]) -> None:
         raise UsageError(f"the disk is attached to the instance {names}", where=disk.place.where, fix=fix)
 
 
-def _say(args: argparse.Namespace, place: Place, outcome: str, text: str, **facts: object) -> int:
+def _say(args: argparse.Namespace, place: DiskPlace, outcome: str, text: str, **facts: object) -> int:
     """Print the result of a command: the text, or with --json the outcome and further facts."""
     if args.json:
         common = {"disk": place.source, "outcome": outcome, "dry_run": args.dry_run}

@@ -18,7 +18,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError
 from tpu_ops.fleet import holdings, lookup, origin, view
 from tpu_ops.fleet.hostvars import facts
-from tpu_ops.fleet.lookup import Place
+from tpu_ops.fleet.lookup import NamedPlace
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import holders
 
@@ -77,7 +77,7 @@ def _nodes(fleet: Fleet, args: argparse.Namespace) -> list[Node]:
     Raises:
         UsageError: A name is unknown or ambiguous.
     """
-    place = Place(args.zone, args.project)
+    place = NamedPlace(args.zone, args.project)
     found = {node.full_name: node for node in (lookup.node(fleet, name, place) for name in lookup.names(args.target))}
     return list(found.values())
 

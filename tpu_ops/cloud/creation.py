@@ -77,7 +77,7 @@ class Created(NamedTuple):
     seconds: float = 0.0
 
 
-class Terms(NamedTuple):
+class CreationTerms(NamedTuple):
     """How nodes are created.
 
     Attributes:
@@ -98,7 +98,7 @@ class Terms(NamedTuple):
 def create_all(
     tpu: Tpu,
     orders: Sequence[Order],
-    terms: Terms,
+    terms: CreationTerms,
     *,
     claims: Claims,
     say: Callable[[str], None],
@@ -147,7 +147,7 @@ class _Creator:
         tried: Name of each node -> the last place that was tried: after an error, the node may exist there.
     """
 
-    def __init__(self, tpu: Tpu, terms: Terms, claims: Claims, say: Callable[[str], None]) -> None:
+    def __init__(self, tpu: Tpu, terms: CreationTerms, claims: Claims, say: Callable[[str], None]) -> None:
         self._tpu, self._terms, self._claims, self._say = tpu, terms, claims, say
         self.tried: dict[str, Wish] = {}
 

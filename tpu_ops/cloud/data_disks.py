@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpu_ops.cloud import parsing
-from tpu_ops.cloud.disks import Place, place_of
+from tpu_ops.cloud.disks import DiskPlace, disk_place
 from tpu_ops.errors import UsageError
 
 READ_ONLY, READ_WRITE = "READ_ONLY", "READ_WRITE"
@@ -24,16 +24,16 @@ def mode_of(disk: Any) -> str:
     return known_mode(parsing.enum_name(disk, "mode"))
 
 
-def same(source: str, place: Place) -> bool:
+def same(source: str, place: DiskPlace) -> bool:
     """Return whether the source of a node's data disk is the disk in a place.
 
     The API may write the project's number instead of its id.
     """
-    found = place_of(source)
+    found = disk_place(source)
     return found is not None and (found == place or (found.project.isdecimal() and found[1:] == place[1:]))
 
 
-def attach(node: Any, place: Place, mode: str) -> None:
+def attach(node: Any, place: DiskPlace, mode: str) -> None:
     """Add a disk to a message google.cloud.tpu.v2.Node, unless the node has it.
 
     Raises:

@@ -68,7 +68,7 @@ class Deletion(NamedTuple):
         return "the place in the queue" if self.queued and self.queued.state in _WAITING else ""
 
 
-class Plan(NamedTuple):
+class DeletionPlan(NamedTuple):
     """What a command deletes.
 
     Attributes:
@@ -92,7 +92,7 @@ def plan(
     *,
     listed: Sequence[Node],
     queued: Iterable[QueuedResource],
-) -> Plan:
+) -> DeletionPlan:
     """Return what is deleted for some targets.
 
     A queued resource is deleted if it is a target itself, or if all its listed nodes are targets.
@@ -117,7 +117,7 @@ def plan(
     deletions = [Deletion(tuple(members.get(name, ())), one) for name, one in whole.items()]
     deletions += [Deletion((node,)) for node in alone]
     stays = tuple(node for node in alone if node.queued_resource)
-    return Plan(tuple(sorted(deletions, key=lambda one: texts.natural(one.name))), stays)
+    return DeletionPlan(tuple(sorted(deletions, key=lambda one: texts.natural(one.name))), stays)
 
 
 class Husks(NamedTuple):

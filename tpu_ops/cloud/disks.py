@@ -18,7 +18,7 @@ _TYPE = re.compile(r"(?:pd|hyperdisk)-[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"projects/(?P<project>[^/]+)/zones/(?P<zone>[^/]+)/disks/(?P<name>[^/]+)")
 
 
-class Place(NamedTuple):
+class DiskPlace(NamedTuple):
     """What identifies a disk: its project, zone and short name."""
 
     project: str
@@ -62,15 +62,15 @@ class Disk(NamedTuple):
     regional: bool = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DiskPlace:
         """What identifies the disk."""
-        return Place(self.project, self.zone, self.name)
+        return DiskPlace(self.project, self.zone, self.name)
 
 
-def place_of(source: str) -> Place | None:
+def disk_place(source: str) -> DiskPlace | None:
     """Return the disk that a node's data disk names; None if the name has another form."""
     match = _SOURCE.search(source)
-    return Place(match["project"], match["zone"], match["name"]) if match else None
+    return DiskPlace(match["project"], match["zone"], match["name"]) if match else None
 
 
 def check_type(kind: str) -> str:
@@ -107,7 +107,7 @@ def list_disks(compute: Compute, project: str) -> tuple[list[Disk], list[str]]:
     return sorted(found, key=lambda disk: disk.place), warnings
 
 
-def find(compute: Compute, place: Place) -> Disk | None:
+def find(compute: Compute, place: DiskPlace) -> Disk | None:
     """Return a disk; None if it does not exist.
 
     Raises:
@@ -121,7 +121,7 @@ def find(compute: Compute, place: Place) -> Disk | None:
         raise
 
 
-def create(compute: Compute, place: Place, *, size: int, kind: str) -> Json:
+def create(compute: Compute, place: DiskPlace, *, size: int, kind: str) -> Json:
     """Begin to create a blank disk of this size in GB; return the operation.
 
     Raises:
@@ -132,7 +132,7 @@ def create(compute: Compute, place: Place, *, size: int, kind: str) -> Json:
     return compute.call("POST", f"{zone}/disks", place.where, body=body)
 
 
-def delete(compute: Compute, place: Place) -> Json:
+def delete(compute: Compute, place: DiskPlace) -> Json:
     """Begin to delete a disk with its data; return the operation.
 
     Raises:
@@ -141,7 +141,7 @@ def delete(compute: Compute, place: Place) -> Json:
     return compute.call("DELETE", f"{zone_of(place)}/disks/{place.name}", place.where)
 
 
-def zone_of(place: Place) -> str:
+def zone_of(place: DiskPlace) -> str:
     """Return the path of a disk's zone."""
     return f"projects/{place.project}/zones/{place.zone}"
 

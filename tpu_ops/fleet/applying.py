@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tpu_ops.cloud import bodies, creation, deletion, lifecycle
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.creation import Claims, Created, Order, Terms
+from tpu_ops.cloud.creation import Claims, Created, CreationTerms, Order
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node, node_in_words
 from tpu_ops.cloud.operations import Progress
@@ -128,7 +128,7 @@ def apply(
     tpu: Tpu,
     settings: Settings,
     works: Sequence[Work],
-    terms: Terms,
+    terms: CreationTerms,
     *,
     claims: Claims,
     say: Callable[[str], None],

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tpu_ops.cloud import data_disks, operations
 from tpu_ops.cloud.client import FIRST_DELAY, RETRIED, ApiError, Tpu
-from tpu_ops.cloud.disks import Place
+from tpu_ops.cloud.disks import DiskPlace
 from tpu_ops.cloud.lifecycle import UNCLEAR
 from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.nodes import node_in_words
@@ -78,7 +78,7 @@ class Change:
 
         def attach(node: Any) -> None:
             for disk, mode in modes.items():
-                data_disks.attach(node, Place(project, zone, disk), mode)
+                data_disks.attach(node, DiskPlace(project, zone, disk), mode)
 
         found = [Edit(LABELS, lambda node: node.labels.update(self.labels))] if self.labels else []
         found += [Edit(METADATA, lambda node: node.metadata.update(self.metadata))] if self.metadata else []

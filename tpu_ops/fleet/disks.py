@@ -11,7 +11,7 @@ from tpu_ops.cloud import disks as cloud
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS, known_mode
-from tpu_ops.cloud.disks import Disk, Place
+from tpu_ops.cloud.disks import Disk, DiskPlace
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
@@ -90,7 +90,7 @@ def unused(settings: Settings, nodes: Sequence[Node], unanswered: Collection[tup
     return [one.disk for one in held if one.is_unused]
 
 
-def uses(place: Place, nodes: Iterable[Node]) -> tuple[Use, ...]:
+def uses(place: DiskPlace, nodes: Iterable[Node]) -> tuple[Use, ...]:
     """Return the nodes that have a disk."""
     return tuple(
         Use(node, known_mode(disk["mode"]))
@@ -138,7 +138,7 @@ def for_node(disks: Sequence[Disk], name: str, node: Node) -> Disk:
     raise UsageError(f"no disk is called {name!r}", where=where, fix=fix)
 
 
-def check_mode(place: Place, mode: str, node: Node, nodes: Iterable[Node]) -> None:
+def check_mode(place: DiskPlace, mode: str, node: Node, nodes: Iterable[Node]) -> None:
     """Refuse an attachment that the API would refuse, before it is asked.
 
     Raises:
@@ -163,7 +163,7 @@ def check_mode(place: Place, mode: str, node: Node, nodes: Iterable[Node]) -> No
 
 
 def attach(
-    tpu: Tpu, settings: Settings, node: str, place: Place, mode: str, *, timeout: float, progress: Progress
+    tpu: Tpu, settings: Settings, node: str, place: DiskPlace, mode: str, *, timeout: float, progress: Progress
 ) -> bool:
     """Attach a disk to a node, given its resource name; return False if the node had it already.
 
@@ -175,7 +175,7 @@ def attach(
     return changing.change(tpu, settings, node, [edit], timeout=timeout, progress=progress)
 
 
-def detach(tpu: Tpu, settings: Settings, node: str, place: Place, *, timeout: float, progress: Progress) -> bool:
+def detach(tpu: Tpu, settings: Settings, node: str, place: DiskPlace, *, timeout: float, progress: Progress) -> bool:
     """Detach a disk from a node, given its resource name; return False if the node did not have it.
 
     Raises:

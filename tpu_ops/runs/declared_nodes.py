@@ -10,7 +10,7 @@ from tpu_ops import texts
 from tpu_ops.ansible import convergence
 from tpu_ops.ansible.convergence import NewDisplay
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Terms
+from tpu_ops.cloud.creation import CreationTerms
 from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.cloud.wish import entry_of
@@ -118,7 +118,7 @@ class Pass:
             steps = tuple(one for one in steps if one.declared and one.declared.keep and one.action in _KEEPING)
         return applying.planned(tpu, settings, granted, held, steps, now=now)
 
-    def terms(self, todo: Sequence[Step]) -> Terms:
+    def terms(self, todo: Sequence[Step]) -> CreationTerms:
         """Return how the nodes of a plan are created.
 
         Raises:
@@ -126,9 +126,9 @@ class Pass:
         """
         creates = any(step.creates or step.action is Action.WAIT for step in todo)
         keys = identities.ssh_keys(self._settings) if creates else ""
-        return Terms(keys, wait=True, timeout=self._choices.timeout, patience=self._choices.patience)
+        return CreationTerms(keys, wait=True, timeout=self._choices.timeout, patience=self._choices.patience)
 
-    def carry_out(self, tpu: Tpu, planned: Planned, terms: Terms) -> list[Result]:
+    def carry_out(self, tpu: Tpu, planned: Planned, terms: CreationTerms) -> list[Result]:
         """Do the steps of a plan, and show the results of those that succeed.
 
         Raises:
