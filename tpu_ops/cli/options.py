@@ -108,7 +108,7 @@ def only(name: str, given: str | None, known: Sequence[str]) -> str:
     if len(known) == 1:
         return known[0]
     has = f"several {name}s: {texts.some(known)}" if known else f"no {name}"
-    fix = f"add --{name}, for example --{name} {known[0] if known else _EXAMPLES[name]}"
+    fix = f"add --{name}, for example {known[0] if known else _EXAMPLES[name]}"
     raise UsageError(f"no {name} is given, and the fleet has {has}", where=f"--{name}", fix=fix)
 
 
