@@ -59,7 +59,8 @@ def test_a_fleet_in_several_regions_or_projects_has_to_name_one(fleet, tpu_ops, 
     fleet.write()
     fleet.create("one")
     fleet.create("two", "v5litepod-8", zone=EUROPE)
-    failed(tpu_ops("bucket", "create", name), 2, "several regions: europe-west4, us-central2", "--region europe-west4")
+    several = "several regions: europe-west4, us-central2"
+    failed(tpu_ops("bucket", "create", name), 2, several, "for example europe-west4")
     failed(tpu_ops("bucket", "create", name, "--region", EUROPE), 2, "is not a region", "at:  --region")
     failed(tpu_ops("bucket", "create", "No", "--region", "us-east1"), 2, "is not the name of a bucket")
     assert storage.lookup_bucket(name) is None

@@ -207,8 +207,9 @@ def test_a_queued_resource_that_was_requested_again_meanwhile_is_not_deleted(fle
         (old,) = list_queued(tpu, [fleet.project]).queued
         fleet.api.done("DELETE", f"v2/{old.full_name}?force=true")
         queue(fleet, "again", "WAITING_FOR_RESOURCES", **WAITS)
+        at = (old.full_name, old.created)
         with pytest.raises(CloudError, match="the queued resource was recreated"):
-            deletion.delete_queued(tpu, old, wait=True, timeout=PATIENCE, progress=lambda *_: None)
+            deletion.delete_queued(tpu, *at, wait=True, timeout=PATIENCE, progress=lambda *_: None)
     assert states(fleet) == {"again": "WAITING_FOR_RESOURCES"}
 
 

@@ -18,7 +18,7 @@ from tests.support.lab_api import PATIENCE, LabApi
 from tpu_ops.cli.main import main
 from tpu_ops.cloud import creation
 from tpu_ops.cloud.client import connect
-from tpu_ops.cloud.creation import Anywhere, Created, Order, Terms
+from tpu_ops.cloud.creation import Anywhere, Created, CreationTerms, Order
 from tpu_ops.cloud.wish import Wish
 from tpu_ops.lab import instance, process
 
@@ -81,7 +81,7 @@ def waits(fleet: FleetDir, name: str, said: list[str], *, during: Callable[[], N
         during: Called after each message.
     """
     wish = Wish(name, fleet.project, ZONE, "v4-8", "tpu-ubuntu2204-base")
-    terms = Terms("ada:ssh-ed25519 AAAA ada", wait=True, timeout=PATIENCE, patience=30, first_pause=0.05)
+    terms = CreationTerms("ada:ssh-ed25519 AAAA ada", wait=True, timeout=PATIENCE, patience=30, first_pause=0.05)
 
     def say(text: str) -> None:
         said.append(text)

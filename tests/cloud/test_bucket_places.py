@@ -9,7 +9,7 @@ import pytest
 from tests.support.buckets import NUMBERS, client_of
 from tpu_ops.cloud import bucket_places, buckets
 from tpu_ops.cloud.auth import Auth
-from tpu_ops.cloud.bucket_places import DUAL_REGION, MULTI_REGION, REGION, Place, place_of, verdict
+from tpu_ops.cloud.bucket_places import DUAL_REGION, MULTI_REGION, REGION, BucketPlace, bucket_place, verdict
 from tpu_ops.cloud.node import Node
 from tpu_ops.errors import CloudError, UsageError
 
@@ -53,7 +53,7 @@ LIMIT = 5.0
     ],
 )
 def test_verdict(location, region, level, price):
-    found = verdict(place_of(*location), region)
+    found = verdict(bucket_place(*location), region)
     assert (found.level, price in found.price, bool(found.price)) == (level, True, bool(price)), found
 
 
@@ -62,7 +62,7 @@ def test_verdict(location, region, level, price):
 )
 def test_an_ai_zone_is_in_the_region_of_its_name(zone, level):
     region = Node("pod", "p", zone, "1", "v6e-8").region
-    assert verdict(place_of("US-CENTRAL1", "region"), region).level == level
+    assert verdict(bucket_place("US-CENTRAL1", "region"), region).level == level
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def unique() -> str:
 
 #: Arguments of a new bucket -> its place.
 PLACES = [
-    ({"location": "us-central2"}, Place("us-central2", REGION, ("us-central2",))),
-    ({"location": "US"}, Place("us", MULTI_REGION)),
-    ({"location": "NAM4"}, Place("nam4", DUAL_REGION, ("us-central1", "us-east1"))),
+    ({"location": "us-central2"}, BucketPlace("us-central2", REGION, ("us-central2",))),
+    ({"location": "US"}, BucketPlace("us", MULTI_REGION)),
+    ({"location": "NAM4"}, BucketPlace("nam4", DUAL_REGION, ("us-central1", "us-east1"))),
     (
         {"location": "US", "data_locations": ["US-EAST1", "US-WEST1"]},
-        Place("us", DUAL_REGION, ("us-east1", "us-west1")),
+        BucketPlace("us", DUAL_REGION, ("us-east1", "us-west1")),
     ),
 ]
 
@@ -122,7 +122,7 @@ def test_the_right_to_list_objects_is_enough_for_a_place(fleet_api, storage, mad
 def test_the_bucket_is_asked_where_its_layout_is_refused(fleet_api, storage):
     name = storage.create_bucket(unique(), project="lab0", location="EU").name
     fleet_api.fault(method="storage.buckets.getStorageLayout", code="PERMISSION_DENIED")
-    assert bucket_places.find(name, Auth(), LIMIT) == Place("eu", MULTI_REGION)
+    assert bucket_places.find(name, Auth(), LIMIT) == BucketPlace("eu", MULTI_REGION)
     fleet_api.fault(method="storage.buckets.get", code="PERMISSION_DENIED")
     with pytest.raises(CloudError, match=r"location cannot be read: no access") as caught:
         bucket_places.find(name, Auth(), LIMIT)
@@ -135,7 +135,7 @@ def test_many_buckets_are_asked_at_once_and_within_the_limit(fleet_api, storage)
     begun = time.monotonic()
     found = bucket_places.find_each([*names, "absent-bucket"], Auth(), LIMIT)
     assert time.monotonic() - begun < 0.4 * len(names)
-    assert [found[name] for name in names] == [place_of("us-east1")] * 4
+    assert [found[name] for name in names] == [bucket_place("us-east1")] * 4
     assert "no such bucket" in str(found["absent-bucket"])
     fleet_api.clear_faults()
     fleet_api.fault(method="storage.buckets.getStorageLayout", seconds=30)

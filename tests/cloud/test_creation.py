@@ -9,12 +9,12 @@ import pytest
 from tests.support.fleet import ZONE
 from tpu_ops.cloud import creation, operations
 from tpu_ops.cloud.client import ApiError, connect
-from tpu_ops.cloud.creation import Anywhere, Order, Terms
+from tpu_ops.cloud.creation import Anywhere, CreationTerms, Order
 from tpu_ops.cloud.wish import Wish
 from tpu_ops.errors import UsageError
 
 OTHER = "europe-west4-b"
-TERMS = Terms("ada:ssh-ed25519 AAAA ada", wait=True, timeout=20, first_pause=0.02)
+TERMS = CreationTerms("ada:ssh-ed25519 AAAA ada", wait=True, timeout=20, first_pause=0.02)
 V5E = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}
 
 

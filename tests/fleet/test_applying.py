@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.fleet import FleetDir
-from tpu_ops.cloud.changing import Change, change
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Terms
+from tpu_ops.cloud.creation import CreationTerms
 from tpu_ops.config import Filters
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import applying, declared, holdings, origin, plan, unconfigured
 from tpu_ops.fleet.applying import Planned, Result
+from tpu_ops.fleet.changing import Change, change
 
 NOW = dt.datetime(2027, 1, 10, tzinfo=dt.UTC)
 DEV = "{name: dev, type: v4-8, zones: [us-central2-b]}"
@@ -47,11 +47,10 @@ def look(fleet: FleetDir, tpu: Tpu) -> Callable[..., Planned]:
     return planned
 
 
-def apply(tpu: Tpu, found: Planned) -> Sequence[Result]:
-    quiet = Terms("ada:k", wait=True, timeout=10)
-    return applying.apply(
-        tpu, found.works, quiet, claims=found.claims, say=lambda _: None, progress=lambda _: lambda *_: None
-    )
+def apply(fleet: FleetDir, tpu: Tpu, found: Planned) -> Sequence[Result]:
+    quiet = CreationTerms("ada:k", wait=True, timeout=10)
+    settings, silent = fleet.settings(), lambda *_: None
+    return applying.apply(tpu, settings, found.works, quiet, claims=found.claims, say=silent, progress=lambda _: silent)
 
 
 def preempted(fleet: FleetDir) -> None:
@@ -66,7 +65,7 @@ def test_a_node_that_another_apply_has_made_again_meanwhile_is_kept(
     found = look(DEV)
     fleet.act("delete", "dev")
     other = fleet.create("dev")
-    assert [(one.outcome, one.error) for one in apply(tpu, found)] == [("already there", None)]
+    assert [(one.outcome, one.error) for one in apply(fleet, tpu, found)] == [("already there", None)]
     assert fleet.api.node("dev", fleet.location())["id"] == other["id"]
 
 
@@ -76,14 +75,14 @@ def test_a_node_that_somebody_has_deleted_meanwhile_is_created(
     preempted(fleet)
     found = look(DEV)
     fleet.act("delete", "dev")
-    assert [one.outcome for one in apply(tpu, found)] == ["created"]
+    assert [one.outcome for one in apply(fleet, tpu, found)] == ["created"]
     assert look(DEV).works == ()
 
 
 def test_a_node_that_the_plan_did_not_know_keeps_its_queued_resource(
     fleet: FleetDir, tpu: Tpu, look: Callable[..., Planned]
 ) -> None:
-    assert [one.outcome for one in apply(tpu, look(QUEUED))] == ["begun"]
+    assert [one.outcome for one in apply(fleet, tpu, look(QUEUED))] == ["begun"]
     until, node = time.monotonic() + 10, f"{fleet.location()}/nodes/dev"
     while fleet.api.call("GET", f"v2/{node}")[1].get("state") != "READY":
         assert time.monotonic() < until
@@ -92,14 +91,14 @@ def test_a_node_that_the_plan_did_not_know_keeps_its_queued_resource(
     # The plan of a command that was not told of the node.
     step = replace(work.step, action=plan.Action.AGAIN, node=None)
     found = Planned((work._replace(step=step),), look().claims)
-    assert [(one.outcome, one.error) for one in apply(tpu, found)] == [("already there", None)]
+    assert [(one.outcome, one.error) for one in apply(fleet, tpu, found)] == [("already there", None)]
     assert fleet.api.node("dev", fleet.location())["id"] == made
 
 
 def test_two_commands_with_the_same_plan_both_succeed(fleet: FleetDir, tpu: Tpu, look: Callable[..., Planned]) -> None:
     for entry, name in ((QUEUED, "queuedResources/dev"), (DEV.replace("dev", "plain"), "nodes/plain")):
         first, second = look(entry), look(entry)
-        results = tpu.concurrently(lambda found: apply(tpu, found), [first, second])
+        results = tpu.concurrently(lambda found: apply(fleet, tpu, found), [first, second])
         assert [one.error for each in results for one in each] == [None, None]
         assert fleet.api.call("GET", f"v2/{fleet.location()}/{name}")[0] == 200
 
@@ -107,16 +106,16 @@ def test_two_commands_with_the_same_plan_both_succeed(fleet: FleetDir, tpu: Tpu,
 def test_a_queued_resource_is_deleted_with_its_node_before_it_is_requested_again(
     fleet: FleetDir, tpu: Tpu, look: Callable[..., Planned]
 ) -> None:
-    assert [one.outcome for one in apply(tpu, look(QUEUED))] == ["begun"]
+    assert [one.outcome for one in apply(fleet, tpu, look(QUEUED))] == ["begun"]
     queue = f"v2/{fleet.location()}/queuedResources/dev"
     before = fleet.api.call("GET", queue)[1]["createTime"]
     found = look(terms=plan.Terms(prune=True))
-    assert [one.outcome for one in apply(tpu, found)] == ["deleted"]
+    assert [one.outcome for one in apply(fleet, tpu, found)] == ["deleted"]
     assert fleet.api.call("GET", queue)[0] == 404
-    assert [one.outcome for one in apply(tpu, look(QUEUED))] == ["begun"]
+    assert [one.outcome for one in apply(fleet, tpu, look(QUEUED))] == ["begun"]
     assert fleet.api.call("GET", queue)[1]["createTime"] != before
     # The plan is older than the present queued resource, which therefore stays.
-    assert [one.outcome for one in apply(tpu, found)] == ["deleted"]
+    assert [one.outcome for one in apply(fleet, tpu, found)] == ["deleted"]
     assert fleet.api.call("GET", queue)[0] == 200
 
 
@@ -164,12 +163,12 @@ def test_the_next_apply_completes_one_that_was_killed_after_any_change(
 
         with origin.api(fleet.settings()) as tpu:
             try:
-                apply(Racing(**vars(tpu), then=kill), look(*declares(at), terms=may))
+                apply(fleet, Racing(**vars(tpu), then=kill), look(*declares(at), terms=may))
                 killed = False
             except Killed:
                 killed = True
         with origin.api(fleet.settings()) as tpu:
-            assert [one.error for one in apply(tpu, look(*declares(at), terms=may)) if one.error] == []
+            assert [one.error for one in apply(fleet, tpu, look(*declares(at), terms=may)) if one.error] == []
         wanted = dict.fromkeys((f"{name}-{at}" for name in ("change", "gone", "new", "queue", "typ")), "READY")
         until = time.monotonic() + 10
         while (states := _states(fleet, f"-{at}")) != wanted:
@@ -199,13 +198,14 @@ def test_a_change_that_another_command_undoes_is_sent_again(
 
     def set_label() -> None:
         racing = Racing(**vars(tpu), rival=rival)
-        change(racing, name, Change(labels={"mine": "x"}), timeout=10, progress=lambda *_: None)
+        edits = Change(labels={"mine": "x"}).edits(name)
+        change(racing, fleet.settings(), name, edits, timeout=10, progress=lambda *_: None)
 
     if labels:
         set_label()
         assert fleet.api.node("dev", fleet.location())["labels"] == labels
     else:
-        with pytest.raises(CloudError, match="another command changes this node"):
+        with pytest.raises(CloudError, match="the node's labels are still as another program sets them"):
             set_label()
 
 

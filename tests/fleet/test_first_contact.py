@@ -172,7 +172,7 @@ def test_the_first_of_many_nodes_are_named_in_the_order_of_their_numbers():
         first_contact._workers_of(workers_of(nodes), "nowhere")
     assert caught.value.fix == f"nodes with workers: {known}"
     with pytest.raises(UsageError) as caught:
-        lookup.node(seen, "nowhere", lookup.Place())
+        lookup.node(seen, "nowhere", lookup.NamedPlace())
     assert caught.value.fix == f"known nodes: {known}"
 
 

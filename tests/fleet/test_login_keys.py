@@ -83,7 +83,7 @@ class Memory:
         if method == "list_operations":
             return ListOperationsResponse()
         assert (method, request["update_mask"]) == ("update_node", {"paths": ["metadata"]})
-        self.metadata = request["node"]["metadata"]
+        self.metadata = dict(request["node"].metadata)
         self.updates += 1
         if self._others:
             self.metadata = {**self.metadata, ENTRY: self._others.pop(0)}
@@ -107,7 +107,7 @@ def test_a_key_that_another_program_overwrites_is_pushed_again(fleet):
 
 
 def test_a_key_that_is_overwritten_again_and_again_is_an_error(fleet):
-    with pytest.raises(CloudError, match="other programs changed the metadata 6 times"):
+    with pytest.raises(CloudError, match="after 5 tries, the node's metadata are still as another program sets them"):
         push(Memory([BOB] * 6), fleet.settings())
 
 

@@ -14,7 +14,7 @@ from tpu_ops.cloud.node import node_labels
 from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.errors import CloudError, OpsError, UsageError
 from tpu_ops.fleet import lookup
-from tpu_ops.fleet.lookup import Place
+from tpu_ops.fleet.lookup import NamedPlace
 
 A, B = node("a", node_id="1"), node("b", node_id="2", queued_resource="spring")
 TWINS = [node("twin", node_id="3"), node("twin", zone="us-west4-a", node_id="4")]
@@ -30,10 +30,12 @@ QUEUED = [
 ]
 
 
-ANYWHERE = Place()
+ANYWHERE = NamedPlace()
 
 
-def find(*words: str, place: Place = ANYWHERE, unanswered: tuple[Any, ...] = ()) -> tuple[lookup.Found, list[bool]]:
+def find(
+    *words: str, place: NamedPlace = ANYWHERE, unanswered: tuple[Any, ...] = ()
+) -> tuple[lookup.Found, list[bool]]:
     """Return what the words mean in a fleet, and for each listing of the queued resources whether it was needed."""
     mine, asked = [A, B, *TWINS], list[bool]()
     listed = [*mine, HIDDEN]
@@ -52,9 +54,9 @@ def find(*words: str, place: Place = ANYWHERE, unanswered: tuple[Any, ...] = ())
         (["a"], ANYWHERE, (["a"], [], []), []),
         (["a,b", "a"], ANYWHERE, (["a", "b"], [], []), []),
         (["twin.us-west4-a"], ANYWHERE, (["twin"], [], []), []),
-        (["twin"], Place("us-west4-a"), (["twin"], [], []), []),
+        (["twin"], NamedPlace("us-west4-a"), (["twin"], [], []), []),
         (["waits"], ANYWHERE, ([], ["waits"], []), []),
-        (["both"], Place("us-west4-a"), ([], ["both"], []), []),
+        (["both"], NamedPlace("us-west4-a"), ([], ["both"], []), []),
         (["old"], ANYWHERE, ([], [], ["old"]), []),
         (["a,old,waits,typo"], ANYWHERE, (["a"], ["waits"], ["old"]), ["no node is called 'typo'"]),
         (["a,nope-[1-2]"], ANYWHERE, (["a"], [], []), ["no node is called 'nope-1'", "no node is called 'nope-2'"]),
@@ -107,13 +109,13 @@ def test_a_queued_resource_whose_nodes_are_unknown_is_refused():
 def test_a_node_whose_queued_resource_could_not_be_listed_is_refused(listing, refused):
     fleet: Any = SimpleNamespace(nodes=[A, B], listed=[A, B], labels=node_labels([A, B]), unanswered=())
     with pytest.raises(CloudError, match="queued resource spring") if refused else nullcontext():
-        lookup.find(fleet, ["a", "b"], Place(), queued=lambda _: listing, last=lambda: ())
+        lookup.find(fleet, ["a", "b"], NamedPlace(), queued=lambda _: listing, last=lambda: ())
 
 
 def test_the_only_node_of_a_name_is_not_taken_for_the_one_that_is_gone():
     """After twin.us-west4-a is deleted, the other node's label is `twin`; the old label means neither."""
     fleet: Any = SimpleNamespace(nodes=[TWINS[0]], listed=[TWINS[0]], labels=node_labels([TWINS[0]]), unanswered=())
-    found = lookup.find(fleet, ["twin.us-west4-a"], Place(), queued=lambda _: QueuedListing(), last=lambda: TWINS)
+    found = lookup.find(fleet, ["twin.us-west4-a"], NamedPlace(), queued=lambda _: QueuedListing(), last=lambda: TWINS)
     assert (found.nodes, found.gone) == ((), (TWINS[1],))
     with pytest.raises(OpsError):
-        lookup.find(fleet, ["twin.us-west4-b"], Place(), queued=lambda _: QueuedListing(), last=lambda: TWINS)
+        lookup.find(fleet, ["twin.us-west4-b"], NamedPlace(), queued=lambda _: QueuedListing(), last=lambda: TWINS)

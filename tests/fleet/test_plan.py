@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.cloud.changing import merged_disks
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.queued_resources import QueuedNode, QueuedResource
 from tpu_ops.cloud.setups import Setup
@@ -267,24 +266,3 @@ def test_labels_metadata_and_disks_are_changed_without_touching_others(
     assert more == extra
     assert "new" not in repr(change) or "disk new:ro attached" in why, "values of the metadata are secret"
     assert bool(change) == bool(words)
-
-
-RO, RW = "READ_ONLY", "READ_WRITE"
-
-
-@pytest.mark.parametrize(
-    ("now", "attach", "detach", "expected"),
-    [
-        ([], {}, (), None),
-        ([("p/a", RO)], {"a": "ro"}, (), None),
-        ([], {"a": "ro"}, (), [("d/a", RO)]),
-        ([("p/b", RW)], {"a": "ro"}, (), [("p/b", RW), ("d/a", RO)]),
-        ([("p/a", RO), ("p/b", RW)], {"a": "rw"}, (), [("p/b", RW)]),
-        ([("p/a", RO), ("p/b", RW)], {"c": "rw"}, ("a",), [("p/b", RW)]),
-        ([("p/b", RW)], {"c": "rw"}, ("a",), [("p/b", RW), ("d/c", RW)]),
-    ],
-)
-def test_the_complete_list_of_disks_keeps_others_and_changes_a_mode_in_two_steps(
-    now: list[tuple[str, str]], attach: dict[str, str], detach: tuple[str, ...], expected: list[tuple[str, str]] | None
-) -> None:
-    assert merged_disks(now, attach, detach, "d") == expected

@@ -17,7 +17,7 @@ import pytest
 from tests.runs.test_parts import pod
 from tests.support.buckets import NUMBERS, client_of
 from tests.support.lab_api import LabApi
-from tpu_ops.cloud.bucket_places import place_of
+from tpu_ops.cloud.bucket_places import bucket_place
 from tpu_ops.errors import CloudError
 from tpu_ops.runs import bucket_access, bucket_probe
 from tpu_ops.ssh.replies import Result
@@ -172,7 +172,7 @@ def test_one_worker_of_each_node_is_asked_and_far_buckets_are_faults(caplog: pyt
     chosen = bucket_access.one_of_each(workers, {"pod-w0"})
     assert [worker.host for worker in chosen] == ["pod-w1", "other-w0"]
     lost = CloudError("the bucket's location cannot be read: no access", where="gs://c")
-    finding = bucket_access.places(chosen, {"a": place_of("EU"), "b": place_of("US"), "c": lost})
+    finding = bucket_access.places(chosen, {"a": bucket_place("EU"), "b": bucket_place("US"), "c": lost})
     assert {fault.worker for fault in finding.faults} == {"pod-w1", "other-w0"}
     assert all("gs://a is in the multi-region eu" in fault.problem for fault in finding.faults)
     assert [("gs://b" in text, "gs://c" in text) for text in caplog.messages] == [(True, False), (False, True)]

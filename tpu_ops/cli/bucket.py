@@ -11,7 +11,7 @@ from tpu_ops.cloud import bucket_places
 from tpu_ops.cloud.bucket_places import Level, Verdict
 from tpu_ops.cloud.node import region_of
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 
 COLUMNS = ("region", "nodes", "verdict", "reading")
@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(settings: Settings, name: str, args: argparse.Namespace) -> int:
-    project = args.project or _only("project", settings.projects)
-    region = bucket_places.region_of(args.region or _only("region", list(_regions(settings, ""))), "--region")
+    project = options.only("project", args.project or None, settings.projects)
+    region = args.region or options.only("region", None, list(_regions(settings, "")))
+    region = bucket_places.region_of(region, "--region")
     new = not args.dry_run and bucket_places.create(name, region, project, settings.auth, settings.request_timeout)
     if args.json:
         told = {"bucket": name, "region": region, "project": project, "created": new, "dry_run": args.dry_run}
@@ -113,16 +114,3 @@ def _regions(settings: Settings, target: str) -> dict[str, list[str]]:
     for node in nodes:
         found.setdefault(node.region, []).append(fleet.labels[node.full_name])
     return dict(sorted(found.items())) or {region_of(zone): [] for zone in settings.zones}
-
-
-def _only(what: str, found: Sequence[str]) -> str:
-    """Return the fleet's only project or region.
-
-    Raises:
-        UsageError: The fleet has several, or none.
-    """
-    if len(found) == 1:
-        return found[0]
-    fix = f"name one: --{what} {found[0] if found else what.upper()}"
-    several = f"several {what}s: {texts.some(found)}" if found else f"no {what}"
-    raise UsageError(f"the fleet has {several}", where=f"--{what}", fix=fix)

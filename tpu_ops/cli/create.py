@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import config, files, texts
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.cloud import bodies, creation, lifecycle
 from tpu_ops.cloud.accelerators import default_runtime, generations, spelled
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Created, Order, Terms
+from tpu_ops.cloud.creation import Created, CreationTerms, Order
 from tpu_ops.cloud.node import tier, without_workers
 from tpu_ops.cloud.remedies import until_ready
-from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, must_match, queued_request, request
+from tpu_ops.cloud.wish import DISK_MODES, Wish, check, check_name, entry_of, must_match, queued_request, request
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import holdings, origin, targets, view
@@ -27,9 +27,6 @@ from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
 from tpu_ops.ssh import host_keys, identities
-
-#: The largest file whose content becomes an entry of the metadata: the API's limit, in bytes.
-_LARGEST = 256 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     wish = wished(args, settings)
     with origin.api(settings) as tpu:
         # Read the ssh keys after the credentials: without credentials, a missing key is not the first problem.
-        terms = Terms(identities.ssh_keys(settings), not args.no_wait, args.timeout, args.until_capacity)
+        terms = CreationTerms(identities.ssh_keys(settings), not args.no_wait, args.timeout, args.until_capacity)
         if not wish.runtime_version:
             _refuse_unknown_generation(tpu, replace(wish, zone=zones[0] if zones else ""))
         guard = holdings.guard(tpu, settings, granted, now, projects=[wish.project])
@@ -139,7 +136,7 @@ def _zones(args: argparse.Namespace, settings: Settings, *, has_grant: bool) -> 
     """Return the zones that the user accepts, in the order of preference; empty leaves them to the grant."""
     if args.zone is not None:
         return [config.check_zone(zone.strip(), "--zone") for zone in args.zone.split(",")]
-    return [] if has_grant else [config.check_zone(_only("zone", None, settings.zones), "--zone")]
+    return [] if has_grant else [config.check_zone(options.only("zone", None, settings.zones), "--zone")]
 
 
 def _order(rehearsal: holdings.Guard, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> Order:
@@ -173,7 +170,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
             )
     return Wish(
         name="",
-        project=config.check_project(_only("project", args.project, settings.projects), "--project"),
+        project=config.check_project(options.only("project", args.project, settings.projects), "--project"),
         zone="",
         accelerator_type=_type(args.type),
         runtime_version=args.runtime or default_runtime(args.type),
@@ -233,21 +230,10 @@ def _is_text(text: str) -> bool:
 
 def _content(path: Path) -> str:
     try:
-        return files.read_regular(path.expanduser(), _LARGEST).decode()
+        return entry_of(path.expanduser())
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise UsageError(f"the file cannot be read: {reason}", where=str(path), fix="name a text file") from exc
-
-
-def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
-    if given is not None:
-        return given
-    if len(known) == 1:
-        return known[0]
-    choice = (
-        f"one of {', '.join(known)}" if known else f"for example {'us-central2-b' if name == 'zone' else 'my-project'}"
-    )
-    raise UsageError(f"no {name} is given", where=f"--{name}", fix=f"add --{name}, {choice}")
 
 
 def _pair(text: str, option: str, words: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import node_uses, options, output
+from tpu_ops.cli import node_uses, options, output, refresh
 from tpu_ops.cli.node_uses import Uses
 from tpu_ops.cloud import deletion
 from tpu_ops.cloud.client import ApiError
@@ -19,9 +19,8 @@ from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.remedies import queued_deletion
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import holdings, lookup, origin, view
-from tpu_ops.fleet.lookup import Found, Place
+from tpu_ops.fleet.lookup import Found, NamedPlace
 from tpu_ops.fleet.state import Files, question_of
 from tpu_ops.runs import holders, recovery
 
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     found = lookup.find(
         fleet,
         names,
-        Place(args.zone, args.project),
+        NamedPlace(args.zone, args.project),
         queued=lambda needed: _queued(settings, needed=needed, dry_run=args.dry_run),
         last=lambda: _last(settings),
     )
@@ -94,7 +93,10 @@ def run(args: argparse.Namespace) -> int:
     done = [one for one in plan.deletions if one.name not in failures]
     _requested_no_more(settings.state_dir, [*_deleted(done), *_alone(found.gone)])
     if found.gone or any(one.nodes for one in done):
-        _refresh(settings, done)
+        what = "the nodes were deleted, but the snapshot still lists them"
+        if len(done) <= 1:
+            what = "the node was deleted, but the snapshot still lists it"
+        refresh.after_change(settings, what)
     # The error of a single node is the whole result.
     result = {} if found.single and failures else rows(args, found, plan.deletions, uses, failures)
     return _say(args, plan.deletions, failures, result)
@@ -208,17 +210,6 @@ def _requested_no_more(state_dir: Path, nodes: Sequence[Node]) -> None:
         recovery.taken_up(state_dir, nodes)
 
 
-def _refresh(settings: Settings, done: Sequence[Deletion]) -> None:
-    try:
-        view.refresh(settings)
-    except (CloudError, UnwritableError) as exc:
-        # The nodes were deleted, so a failed refresh is only a warning.
-        what = "the node was deleted, but the snapshot still lists it"
-        if len(done) > 1:
-            what = "the nodes were deleted, but the snapshot still lists them"
-        output.warning(f"{what}, since the refresh failed: {exc}; `tpu_ops refresh` updates the snapshot")
-
-
 def _say(
     args: argparse.Namespace, deletions: Sequence[Deletion], failures: Mapping[str, OpsError], result: dict[str, Any]
 ) -> int:
@@ -303,7 +294,7 @@ def _husks(settings: Settings, args: argparse.Namespace) -> int:
     nobody = Uses({}, "")
     failures: dict[str, OpsError] = {}
     if not found.deletions:
-        place = Place(args.zone, args.project).in_words
+        place = NamedPlace(args.zone, args.project).in_words
         known = "known " if queue.unanswered else ""
         output.info(f"this fleet{place}: no {known}queued resource without nodes is FAILED or SUSPENDED")
     elif not args.dry_run:

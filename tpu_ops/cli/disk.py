@@ -11,21 +11,21 @@ from typing import Any
 from tpu_ops import config, texts
 from tpu_ops.ansible import disk_mounts
 from tpu_ops.ansible.disk_mounts import Mount
-from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli import interrupts, options, output, refresh
 from tpu_ops.cli.configure import Progress
 from tpu_ops.cloud import disks as cloud
 from tpu_ops.cloud import operations
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS
-from tpu_ops.cloud.disks import Disk, Place, place_of
+from tpu_ops.cloud.disks import Disk, DiskPlace, disk_place
 from tpu_ops.cloud.listing import list_nodes
+from tpu_ops.cloud.names import check_chosen
 from tpu_ops.cloud.node import SERVING_STATES, Node, node_labels
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.cloud.wish import DISK_MODES
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UnreachableError, UsageError
-from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import disks, lookup, origin, view
 from tpu_ops.fleet.disks import Held
 from tpu_ops.fleet.view import Fleet
@@ -33,6 +33,8 @@ from tpu_ops.fleet.view import Fleet
 COLUMNS = ("disk", "zone", "type", "size", "used_by")
 #: The cell of a disk that nothing uses.
 UNUSED = "nothing: costs money without a node"
+#: What a refresh that fails after a change leaves, as words for a warning.
+_STALE = "the snapshot still has the node's former disks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,9 +184,9 @@ def _look(settings: Settings, *, dry: bool) -> Fleet:
 
 def _create(settings: Settings, args: argparse.Namespace) -> int:
     """Create a disk, or wait for one that an earlier command began to create."""
-    project = config.check_project(_only("project", args.project, settings.projects), "--project")
-    zone = config.check_zone(_only("zone", args.zone, settings.zones), "--zone")
-    place, kind = Place(project, zone, cloud.check_name(args.name)), cloud.check_type(args.type)
+    project = config.check_project(options.only("project", args.project, settings.projects), "--project")
+    zone = config.check_zone(options.only("zone", args.zone, settings.zones), "--zone")
+    place, kind = DiskPlace(project, zone, check_chosen(args.name, "disk", "NAME")), cloud.check_type(args.type)
     what = f"{place.where} ({args.size} GB, {kind})"
     with origin.compute_api(settings) as client:
         there = cloud.find(client, place)
@@ -237,24 +239,10 @@ def _must_match(disk: Disk, size: int, kind: str) -> None:
         )
 
 
-def _only(name: str, given: str | None, known: Sequence[str]) -> str:
-    """Return the value of an option, or the fleet's only one.
-
-    Raises:
-        UsageError: The option is not given, and the fleet has not exactly one.
-    """
-    if given is not None:
-        return given
-    if len(known) == 1:
-        return known[0]
-    fix = f"add --{name}{f', one of {texts.some(known)}' if known else ''}"
-    raise UsageError(f"no {name} is given", where=f"--{name}", fix=fix)
-
-
 def _attach(settings: Settings, args: argparse.Namespace) -> int:
     """Attach a disk to a node, and mount it if this is requested."""
     fleet = _look(settings, dry=args.dry_run)
-    node = lookup.node(fleet, args.node, lookup.Place(args.zone, args.project))
+    node = lookup.node(fleet, args.node, lookup.NamedPlace(args.zone, args.project))
     with origin.compute_api(settings) as client:
         listed, warnings = cloud.list_disks(client, node.project)
     for text in warnings:
@@ -273,7 +261,7 @@ def _attach(settings: Settings, args: argparse.Namespace) -> int:
     progress = options.Waiting(f"node {node.name}")
     with origin.api(settings) as tpu:
         changed = disks.attach(tpu, settings, node.full_name, place, mode, timeout=args.timeout, progress=progress)
-    fleet = _refresh(settings) or fleet
+    fleet = refresh.after_change(settings, _STALE) or fleet
     if args.mount:
         now = next((one for one in fleet.nodes if one.full_name == node.full_name), node)
         how = Mount(args.mount, read_only=mode == READ_ONLY, blank=args.format)
@@ -306,10 +294,10 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
     if args.unmount and args.no_unmount:
         raise UsageError("these options exclude each other", where="--unmount, --no-unmount", fix="leave out one")
     fleet = _look(settings, dry=args.dry_run)
-    node = lookup.node(fleet, args.node, lookup.Place(args.zone, args.project))
-    places = [place_of(disk["source"]) for disk in node.data_disks]
+    node = lookup.node(fleet, args.node, lookup.NamedPlace(args.zone, args.project))
+    places = [disk_place(disk["source"]) for disk in node.data_disks]
     place = next((at for at in places if at and at.name == args.name), None)
-    own = place or Place(node.project, node.zone, args.name)
+    own = place or DiskPlace(node.project, node.zone, args.name)
     what = f"disk {own.name} from node {fleet.labels[node.full_name]}"
     if place is None or args.dry_run:
         names = texts.some([at.name for at in places if at]) or "none"
@@ -324,26 +312,14 @@ def _detach(settings: Settings, args: argparse.Namespace) -> int:
     progress = options.Waiting(f"node {node.name}")
     with origin.api(settings) as tpu:
         changed = disks.detach(tpu, settings, node.full_name, own, timeout=args.timeout, progress=progress)
-    _refresh(settings)
+    refresh.after_change(settings, _STALE)
     text = f"detached {what}" if changed else f"the node does not have the disk {own.name} any more"
     return _say(args, own, "detached" if changed else "not attached", text, node=node.full_name, unmounted=points)
 
 
-def _refresh(settings: Settings) -> Fleet | None:
-    """Update the snapshot; the disks were changed, so a failure is only a warning, and None is returned."""
-    try:
-        fleet = view.refresh(settings)[0]
-    except (CloudError, UnwritableError) as exc:
-        output.warning(f"the snapshot still has the node's former disks, since the refresh failed: {exc}")
-        return None
-    for text in fleet.warnings:
-        output.warning(text)
-    return fleet
-
-
 def _delete(settings: Settings, args: argparse.Namespace) -> int:
     """Delete a disk that nothing uses."""
-    project = config.check_project(_only("project", args.project, settings.projects), "--project")
+    project = config.check_project(options.only("project", args.project, settings.projects), "--project")
     with origin.compute_api(settings) as client:
         held, labels = _held(settings, client, [project])
         disk = disks.chosen([one.disk for one in held], args.name, zone=args.zone)
@@ -393,7 +369,7 @@ def _check_unused(one: Held, labels: Mapping[str, str]) -> None:
         raise UsageError(f"the disk is attached to the instance {names}", where=disk.place.where, fix=fix)
 
 
-def _say(args: argparse.Namespace, place: Place, outcome: str, text: str, **facts: object) -> int:
+def _say(args: argparse.Namespace, place: DiskPlace, outcome: str, text: str, **facts: object) -> int:
     """Print the result of a command: the text, or with --json the outcome and further facts."""
     if args.json:
         common = {"disk": place.source, "outcome": outcome, "dry_run": args.dry_run}

@@ -11,7 +11,6 @@ from tpu_ops.cloud import firewalls
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.node import Json
-from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import origin
 
@@ -45,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Show and make the rule."""
     settings = config.load(args.fleet)
     ranges = firewalls.sources(args.source, "--source")
-    wanted = firewalls.rule(args.service, _project(args, settings), _network(args.network), ranges)
+    project = config.check_project(options.only("project", args.project, settings.projects), "--project")
+    wanted = firewalls.rule(args.service, project, _network(args.network), ranges)
     with origin.compute_api(settings) as compute:
         existing = firewalls.find(compute, wanted)
         outcome = _planned(existing, wanted, replace=args.replace)
@@ -60,15 +60,6 @@ def run(args: argparse.Namespace) -> int:
             return ExitCode.FAILED
         outcome = _make(compute, existing, wanted, outcome)
     return _say(args, wanted, outcome)
-
-
-def _project(args: argparse.Namespace, settings: Settings) -> str:
-    if args.project is None and len(settings.projects) == 1:
-        return settings.projects[0]
-    if args.project is None:
-        choice = f"one of {', '.join(settings.projects)}" if settings.projects else "for example my-project"
-        raise UsageError("no project is given", where="--project", fix=f"add --project, {choice}")
-    return config.check_project(args.project, "--project")
 
 
 def _network(text: str) -> str:

@@ -55,7 +55,7 @@ def _is_project(settings: Settings, fleet: Fleet, args: argparse.Namespace) -> b
 
 
 def _to_node(settings: Settings, fleet: Fleet, line: str, args: argparse.Namespace) -> int:
-    node = lookup.node(fleet, args.owner, lookup.Place(args.zone, args.project))
+    node = lookup.node(fleet, args.owner, lookup.NamedPlace(args.zone, args.project))
     words = nodes.node_in_words(node.full_name)
     with origin.api(settings) as tpu:
         metadata = nodes.node_metadata(tpu, node.full_name)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tpu_ops import config, texts
-from tpu_ops.cli import node_uses, options, output
+from tpu_ops.cli import node_uses, options, output, refresh
 from tpu_ops.cli.node_uses import Uses
 from tpu_ops.cloud import bodies, deletion, operations, power
 from tpu_ops.cloud.node import Node
@@ -16,10 +16,9 @@ from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.power import DONE, RESTART, START, STOP
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError
-from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import holdings, lookup, origin, view
 from tpu_ops.fleet.hostvars import facts
-from tpu_ops.fleet.lookup import Place
+from tpu_ops.fleet.lookup import NamedPlace
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import holders
 
@@ -78,7 +77,7 @@ def _nodes(fleet: Fleet, args: argparse.Namespace) -> list[Node]:
     Raises:
         UsageError: A name is unknown or ambiguous.
     """
-    place = Place(args.zone, args.project)
+    place = NamedPlace(args.zone, args.project)
     found = {node.full_name: node for node in (lookup.node(fleet, name, place) for name in lookup.names(args.target))}
     return list(found.values())
 
@@ -233,18 +232,8 @@ def _act(settings: Settings, nodes: Sequence[Node], uses: Uses, args: argparse.N
     pairs = [(node.full_name, *result) for node, result in zip(nodes, ended, strict=True)]
     outcomes = {name: outcome for name, outcome, _ in pairs if outcome}
     failures = {name: failure for name, _, failure in pairs if failure}
-    return _Done(outcomes, failures, uses, _refreshed(settings) if outcomes else None)
-
-
-def _refreshed(settings: Settings) -> Fleet | None:
-    """Refresh the fleet, so that other commands know the new addresses; a failure is only a warning."""
-    try:
-        fleet, _ = view.refresh(settings)
-    except (CloudError, UnwritableError) as exc:
-        what = f"the new states and addresses are not stored, since the refresh failed: {exc}"
-        output.warning(f"{what}; `tpu_ops refresh` updates the snapshot")
-        return None
-    return fleet
+    stale = "the new states and addresses are not stored"
+    return _Done(outcomes, failures, uses, refresh.after_change(settings, stale) if outcomes else None)
 
 
 def _say(args: argparse.Namespace, nodes: Sequence[Node], done: _Done) -> int:

@@ -15,6 +15,8 @@ from tpu_ops.options import duration as parsed_duration
 
 #: Seconds between two progress messages of a command that waits.
 PATIENCE = 10.0
+#: Examples of values that a fleet may name, for messages.
+_EXAMPLES = {"project": "my-project", "zone": "us-central2-b", "region": "us-central2"}
 
 
 #: A parser, or a group of its options.
@@ -92,6 +94,26 @@ def grace(most: float) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def only(name: str, given: str | None, known: Sequence[str]) -> str:
+    """Return the value of an option, or the fleet's only one.
+
+    Args:
+        name: ``project``, ``zone`` or ``region``: the option without its dashes.
+        given: The value of the option; None if it is not given.
+        known: The values that the fleet has.
+
+    Raises:
+        UsageError: The option is not given, and the fleet has not exactly one.
+    """
+    if given is not None:
+        return given
+    if len(known) == 1:
+        return known[0]
+    has = f"several {name}s: {texts.some(known)}" if known else f"no {name}"
+    fix = f"add --{name}, for example {known[0] if known else _EXAMPLES[name]}"
+    raise UsageError(f"no {name} is given, and the fleet has {has}", where=f"--{name}", fix=fix)
 
 
 def can_ask() -> bool:

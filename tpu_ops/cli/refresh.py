@@ -13,6 +13,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.cloud.node import Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.files import UnwritableError
 from tpu_ops.fleet import first_contact, origin, selection, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.first_contact import Answer, Verdicts
@@ -47,6 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for a node that publishes no host keys: show the keys that its workers use, and record them (repeatable)",
     )
     parser.add_argument("--yes", action="store_true", help="record the host keys of --trust-first without asking")
+
+
+def after_change(settings: Settings, stale: str) -> Fleet | None:
+    """Refresh the fleet after a command has changed it in the cloud. A failure is only a warning; None is returned.
+
+    Args:
+        settings: The fleet's settings.
+        stale: What the snapshot still says if the refresh fails, as the beginning of the warning.
+    """
+    try:
+        fleet, _ = view.refresh(settings)
+    except (CloudError, UnwritableError) as exc:
+        output.warning(f"{stale}, since the refresh failed: {exc}; `tpu_ops refresh` updates the snapshot")
+        return None
+    return fleet
 
 
 def run(args: argparse.Namespace) -> int:

@@ -61,7 +61,7 @@ class Level(StrEnum):
     REFUSED = "refused"
 
 
-class Place(NamedTuple):
+class BucketPlace(NamedTuple):
     """The place of a bucket; all names are in lower case.
 
     Attributes:
@@ -123,7 +123,7 @@ def named_in(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in found if _NAME.fullmatch(name)))
 
 
-def place_of(location: str, kind: str = "", regions: Iterable[str] = ()) -> Place:
+def bucket_place(location: str, kind: str = "", regions: Iterable[str] = ()) -> BucketPlace:
     """Return a bucket's place.
 
     Args:
@@ -133,16 +133,16 @@ def place_of(location: str, kind: str = "", regions: Iterable[str] = ()) -> Plac
     """
     name, chosen = location.lower(), tuple(region.lower() for region in regions)
     if name in DUAL_REGIONS:
-        return Place(name, DUAL_REGION, DUAL_REGIONS[name])
+        return BucketPlace(name, DUAL_REGION, DUAL_REGIONS[name])
     if kind.lower() == DUAL_REGION or (name in MULTI_REGIONS and chosen):
-        return Place(name, DUAL_REGION, chosen)
+        return BucketPlace(name, DUAL_REGION, chosen)
     if kind.lower() == MULTI_REGION or name in MULTI_REGIONS:
-        return Place(name, MULTI_REGION)
+        return BucketPlace(name, MULTI_REGION)
     # The bucket of a single zone has the zone's region as its location.
-    return Place(name, REGION, (name,))
+    return BucketPlace(name, REGION, (name,))
 
 
-def verdict(place: Place, region: str) -> Verdict:
+def verdict(place: BucketPlace, region: str) -> Verdict:
     """Return whether nodes in a region should use a bucket in a place."""
     region = region.lower()
     if region in place.regions:
@@ -167,7 +167,7 @@ def _continent(place: str) -> str:
     return _CONTINENTS.get(re.split(r"[-0-9]", place, maxsplit=1)[0], "")
 
 
-def find(name: str, auth: Auth, timeout: float) -> Place:
+def find(name: str, auth: Auth, timeout: float) -> BucketPlace:
     """Return the place of a bucket.
 
     Args:
@@ -182,7 +182,7 @@ def find(name: str, auth: Auth, timeout: float) -> Place:
         return buckets.anonymously_if_refused(auth, lambda client: _find(client, name, timeout))
 
 
-def _find(client: Any, name: str, timeout: float) -> Place:
+def _find(client: Any, name: str, timeout: float) -> BucketPlace:
     from google.api_core.exceptions import ClientError
 
     more = {"timeout": timeout, "retry": buckets.retry(timeout)}
@@ -191,7 +191,7 @@ def _find(client: Any, name: str, timeout: float) -> Place:
     with contextlib.suppress(ClientError):
         found = client._get_resource(f"/b/{name}/storageLayout", **more)
     kind = found.get("locationType", "")
-    place = place_of(found.get("location", ""), kind)
+    place = bucket_place(found.get("location", ""), kind)
     if place.location and (place.regions or kind == MULTI_REGION):
         return place
     # The layout does not contain the regions of a configurable dual-region.
@@ -202,10 +202,10 @@ def _find(client: Any, name: str, timeout: float) -> Place:
         if place.location:
             return place
         raise
-    return place_of(bucket.location or "", bucket.location_type or "", bucket.data_locations or ())
+    return bucket_place(bucket.location or "", bucket.location_type or "", bucket.data_locations or ())
 
 
-def find_each(names: Collection[str], auth: Auth, limit: float) -> dict[str, Place | CloudError]:
+def find_each(names: Collection[str], auth: Auth, limit: float) -> dict[str, BucketPlace | CloudError]:
     """Return the place of each bucket, or why it is unknown. All buckets are asked for at once.
 
     Args:
@@ -213,7 +213,7 @@ def find_each(names: Collection[str], auth: Auth, limit: float) -> dict[str, Pla
         auth: The credentials.
         limit: Seconds until this function returns.
     """
-    answers = queue.SimpleQueue[tuple[str, Place | Exception]]()
+    answers = queue.SimpleQueue[tuple[str, BucketPlace | Exception]]()
 
     def look(name: str) -> None:
         try:
@@ -223,7 +223,7 @@ def find_each(names: Collection[str], auth: Auth, limit: float) -> dict[str, Pla
 
     for name in names:
         threading.Thread(target=look, args=(name,), name=f"bucket {name}", daemon=True).start()
-    found: dict[str, Place | CloudError] = {}
+    found: dict[str, BucketPlace | CloudError] = {}
     ends = time.monotonic() + limit
     while len(found) < len(names):
         try:
@@ -269,8 +269,8 @@ def create(name: str, region: str, project: str, auth: Auth, timeout: float) -> 
             if found is None:
                 what = "the name belongs to a bucket of another project: all of Google Cloud shares these names"
                 raise CloudError(what, where=f"gs://{name}", fix="choose another name") from exc
-            place = place_of(found.location or "", found.location_type or "", found.data_locations or ())
-            if place != place_of(region):
+            place = bucket_place(found.location or "", found.location_type or "", found.data_locations or ())
+            if place != bucket_place(region):
                 what = f"the project already has this bucket, in {place}"
                 raise CloudError(what, where=f"gs://{name}", fix="choose another name") from exc
             return False

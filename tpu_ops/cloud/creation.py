@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 import re
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from tpu_ops.cloud import bodies, lifecycle, operations
+from tpu_ops.cloud import bodies, lifecycle, operations, queued_creation
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.node import TAKEN_STATES, Json
+from tpu_ops.cloud.node import TAKEN_STATES
 from tpu_ops.cloud.operations import Progress
-from tpu_ops.cloud.queued_resources import HUSK_STATES
 from tpu_ops.cloud.remedies import node_deletion
-from tpu_ops.cloud.wish import Wish, must_match, queued_request, request
+from tpu_ops.cloud.wish import Wish, queued_request, request
 from tpu_ops.errors import CloudError, OpsError, UsageError
 
 #: Seconds before a retry if no place has capacity; doubled for each further retry, up to the longest pause.
@@ -79,7 +77,7 @@ class Created(NamedTuple):
     seconds: float = 0.0
 
 
-class Terms(NamedTuple):
+class CreationTerms(NamedTuple):
     """How nodes are created.
 
     Attributes:
@@ -100,7 +98,7 @@ class Terms(NamedTuple):
 def create_all(
     tpu: Tpu,
     orders: Sequence[Order],
-    terms: Terms,
+    terms: CreationTerms,
     *,
     claims: Claims,
     say: Callable[[str], None],
@@ -149,7 +147,7 @@ class _Creator:
         tried: Name of each node -> the last place that was tried: after an error, the node may exist there.
     """
 
-    def __init__(self, tpu: Tpu, terms: Terms, claims: Claims, say: Callable[[str], None]) -> None:
+    def __init__(self, tpu: Tpu, terms: CreationTerms, claims: Claims, say: Callable[[str], None]) -> None:
         self._tpu, self._terms, self._claims, self._say = tpu, terms, claims, say
         self.tried: dict[str, Wish] = {}
 
@@ -262,96 +260,5 @@ class _Creator:
         body, wait, timeout = request(wish, self._terms.keys), self._terms.wait, self._terms.timeout
         if wish.queued:
             queue = queued_request(wish, body)
-            return _create_queued(self._tpu, wish, queue, wait=wait, timeout=timeout, progress=progress)
+            return queued_creation.create(self._tpu, wish, queue, wait=wait, timeout=timeout, progress=progress)
         return lifecycle.create(self._tpu, wish, body, wait=wait, timeout=timeout, progress=progress)
-
-
-def _create_queued(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
-    """Request a node by a queued resource, or continue waiting for one; return the outcome."""
-    node, found = lifecycle.find(tpu, wish), bodies.queued(tpu, wish.queue_name)
-    if node is not None:
-        must_match(wish, node)
-        if node.state == "READY":
-            return "already there"
-        if found is None:
-            # An earlier command has requested the node itself.
-            asked = body["tpu"]["node_spec"][0]["node"]
-            return lifecycle.create(tpu, wish, asked, wait=wait, timeout=timeout, progress=progress)
-    if found is None:
-        _request(tpu, wish, body)
-    else:
-        _must_match(wish, found)
-    if not wait:
-        return "begun"
-    then = f"`tpu_ops list` shows its state; `tpu_ops delete {wish.name} --zone {wish.zone}` removes it"
-    with lifecycle.begun("the queued resource waits for capacity", f"{lifecycle.AGAIN}; {then}"):
-        _wait_for(tpu, wish, timeout, progress)
-    return "resumed" if found else "created"
-
-
-def _request(tpu: Tpu, wish: Wish, body: Json) -> None:
-    """Request a queued resource.
-
-    Raises:
-        ApiError: The API refused, or it is not known whether it has accepted the request.
-    """
-    known = "the queued resource may exist"
-    try:
-        with lifecycle.interrupted(known, lifecycle.AGAIN):
-            bodies.create_queued(tpu, wish.queue_name, body, str(uuid.uuid4()))
-    except ApiError as exc:
-        if exc.status not in (*lifecycle.UNCLEAR, "ALREADY_EXISTS"):
-            raise lifecycle.refused(lifecycle.explained(tpu, wish, exc)) from exc
-        # The answer was lost, or a colleague was faster.
-        try:
-            found = bodies.queued(tpu, wish.queue_name)
-        except ApiError as failure:
-            raise lifecycle.lost(failure, known, lifecycle.AGAIN) from exc
-        if found is None:
-            raise lifecycle.lost(exc, known, lifecycle.AGAIN) from exc
-        _must_match(wish, found)
-
-
-def _must_match(wish: Wish, found: bodies.Queued) -> None:
-    """Check that a queued resource requests the node, and nothing else.
-
-    Raises:
-        CloudError: It requests something else.
-    """
-    asked = [(spec.get("node_id"), *bodies.kind_of(spec["node"])) for spec in found.body["tpu"]["node_spec"]]
-    spot = "spot" in found.body
-    if [(name, kind, spot or own) for name, kind, own in asked] == [(wish.name, wish.accelerator_type, wish.spot)]:
-        return
-    words = " and ".join(f"{kind} for node {name}" for name, kind, _ in asked)
-    raise CloudError(
-        f"a queued resource of this name requests something else: {'spot ' if spot else ''}{words}",
-        where=bodies.queued_in_words(wish.queue_name),
-        fix=f"use another name, or delete it first: `{node_deletion(wish.name, wish.zone)}`",
-    )
-
-
-def _wait_for(tpu: Tpu, wish: Wish, timeout: float, progress: Progress) -> None:
-    """Wait until the queued resource is ACTIVE and its node is READY.
-
-    Raises:
-        CloudError: It has failed, or the API does not answer, or the time is over.
-    """
-    where, state = bodies.queued_in_words(wish.queue_name), ""
-
-    def look() -> bool:
-        nonlocal state
-        now = bodies.queued(tpu, wish.queue_name)
-        state = now.state if now else "not listed yet"
-        if now and now.state in HUSK_STATES:
-            raise CloudError(
-                f"the queued resource is {now.state}{f': {now.error}' if now.error else ''}",
-                where=where,
-                fix="`tpu_ops delete --failed` removes it, since it uses quota; then run the same command again",
-            )
-        return bool(now and now.state == "ACTIVE")
-
-    operations.until(look, what=where, timeout=timeout, progress=lambda elapsed: progress(elapsed, state))
-    ready = operations.wait_for_state(
-        tpu, wish.full_name, through=lifecycle.ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
-    )
-    lifecycle.must_be_ready(wish, ready)

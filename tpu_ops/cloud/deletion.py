@@ -68,7 +68,7 @@ class Deletion(NamedTuple):
         return "the place in the queue" if self.queued and self.queued.state in _WAITING else ""
 
 
-class Plan(NamedTuple):
+class DeletionPlan(NamedTuple):
     """What a command deletes.
 
     Attributes:
@@ -92,7 +92,7 @@ def plan(
     *,
     listed: Sequence[Node],
     queued: Iterable[QueuedResource],
-) -> Plan:
+) -> DeletionPlan:
     """Return what is deleted for some targets.
 
     A queued resource is deleted if it is a target itself, or if all its listed nodes are targets.
@@ -117,7 +117,7 @@ def plan(
     deletions = [Deletion(tuple(members.get(name, ())), one) for name, one in whole.items()]
     deletions += [Deletion((node,)) for node in alone]
     stays = tuple(node for node in alone if node.queued_resource)
-    return Plan(tuple(sorted(deletions, key=lambda one: texts.natural(one.name))), stays)
+    return DeletionPlan(tuple(sorted(deletions, key=lambda one: texts.natural(one.name))), stays)
 
 
 class Husks(NamedTuple):
@@ -176,36 +176,45 @@ def delete_all(
         progress: Given a deletion, returns the function that is called during the wait.
     """
 
-    def one(deletion: Deletion) -> None:
+    def delete(deletion: Deletion) -> None:
         told = progress(deletion)
         if deletion.queued:
-            delete_queued(tpu, deletion.queued, wait=wait, timeout=timeout, progress=told)
+            one = deletion.queued
+            delete_queued(tpu, one.full_name, one.created, wait=wait, timeout=timeout, progress=told)
             return
         node = deletion.nodes[0]
         lifecycle.delete(
             tpu, node.full_name, node.node_id, what=deletion.in_words, wait=wait, timeout=timeout, progress=told
         )
 
-    return [failure for _, failure in operations.each(tpu, one, deletions)]
+    return [failure for _, failure in operations.each(tpu, delete, deletions)]
 
 
-def delete_queued(tpu: Tpu, one: QueuedResource, *, wait: bool, timeout: float, progress: Progress) -> None:
+def delete_queued(tpu: Tpu, name: str, created: str, *, wait: bool, timeout: float, progress: Progress) -> None:
     """Delete a queued resource with all its nodes, or continue waiting for a deletion that an earlier command began.
+
+    Args:
+        tpu: The client.
+        name: Its resource name. The API deletes by name, whenever the queued resource was created.
+        created: The creation time of the intended queued resource; empty if unknown.
+        wait: Whether to wait until it is gone.
+        timeout: Seconds to wait.
+        progress: Called while waiting.
 
     Raises:
         CloudError: The API refused, another queued resource now has the name, or it still existed after the timeout.
     """
-    what = bodies.queued_in_words(one.full_name)
-    now = bodies.queued(tpu, one.full_name)
+    what = bodies.queued_in_words(name)
+    now = bodies.queued(tpu, name)
     if now is None:
         return
-    if one.created and now.created not in ("", one.created):
+    if created and now.created not in ("", created):
         raise CloudError(
             "the queued resource was recreated after this command had looked it up; nothing was deleted",
             where=what,
             fix="run the same command again",
         )
-    operation = "" if now.state == "DELETING" else _begin(tpu, one.full_name)
+    operation = "" if now.state == "DELETING" else _begin(tpu, name)
     if not wait:
         return
     state = now.state
@@ -214,10 +223,10 @@ def delete_queued(tpu: Tpu, one: QueuedResource, *, wait: bool, timeout: float, 
         nonlocal state, operation
         if operation and operations.is_done(tpu, operation, what=what):
             operation = ""
-        found = bodies.queued(tpu, one.full_name)
+        found = bodies.queued(tpu, name)
         state = found.state if found else "gone"
         # Another client may have requested the name again.
-        return found is None or bool(one.created and found.created not in ("", one.created))
+        return found is None or bool(created and found.created not in ("", created))
 
     operations.until(is_gone, what=what, timeout=timeout, progress=lambda elapsed: progress(elapsed, state))
 

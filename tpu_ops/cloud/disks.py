@@ -13,13 +13,12 @@ from tpu_ops.errors import UsageError, printable
 #: Type of a new disk if the user names none.
 DEFAULT_TYPE = "pd-balanced"
 
-_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _TYPE = re.compile(r"(?:pd|hyperdisk)-[a-z0-9-]{1,40}")
 #: Resource name of a disk in a zone; a node's data disk has this form, or a URL that ends with it.
 _SOURCE = re.compile(r"projects/(?P<project>[^/]+)/zones/(?P<zone>[^/]+)/disks/(?P<name>[^/]+)")
 
 
-class Place(NamedTuple):
+class DiskPlace(NamedTuple):
     """What identifies a disk: its project, zone and short name."""
 
     project: str
@@ -63,27 +62,15 @@ class Disk(NamedTuple):
     regional: bool = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DiskPlace:
         """What identifies the disk."""
-        return Place(self.project, self.zone, self.name)
+        return DiskPlace(self.project, self.zone, self.name)
 
 
-def place_of(source: str) -> Place | None:
+def disk_place(source: str) -> DiskPlace | None:
     """Return the disk that a node's data disk names; None if the name has another form."""
     match = _SOURCE.search(source)
-    return Place(match["project"], match["zone"], match["name"]) if match else None
-
-
-def check_name(name: str) -> str:
-    """Return a disk's name after checking it.
-
-    Raises:
-        UsageError: The API would reject the name.
-    """
-    if not _NAME.fullmatch(name):
-        fix = "use up to 63 lower-case letters, digits and dashes, a letter first, no dash last"
-        raise UsageError(f"{name!r:.80} cannot be a disk's name", where="NAME", fix=fix)
-    return name
+    return DiskPlace(match["project"], match["zone"], match["name"]) if match else None
 
 
 def check_type(kind: str) -> str:
@@ -120,7 +107,7 @@ def list_disks(compute: Compute, project: str) -> tuple[list[Disk], list[str]]:
     return sorted(found, key=lambda disk: disk.place), warnings
 
 
-def find(compute: Compute, place: Place) -> Disk | None:
+def find(compute: Compute, place: DiskPlace) -> Disk | None:
     """Return a disk; None if it does not exist.
 
     Raises:
@@ -134,7 +121,7 @@ def find(compute: Compute, place: Place) -> Disk | None:
         raise
 
 
-def create(compute: Compute, place: Place, *, size: int, kind: str) -> Json:
+def create(compute: Compute, place: DiskPlace, *, size: int, kind: str) -> Json:
     """Begin to create a blank disk of this size in GB; return the operation.
 
     Raises:
@@ -145,7 +132,7 @@ def create(compute: Compute, place: Place, *, size: int, kind: str) -> Json:
     return compute.call("POST", f"{zone}/disks", place.where, body=body)
 
 
-def delete(compute: Compute, place: Place) -> Json:
+def delete(compute: Compute, place: DiskPlace) -> Json:
     """Begin to delete a disk with its data; return the operation.
 
     Raises:
@@ -154,7 +141,7 @@ def delete(compute: Compute, place: Place) -> Json:
     return compute.call("DELETE", f"{zone_of(place)}/disks/{place.name}", place.where)
 
 
-def zone_of(place: Place) -> str:
+def zone_of(place: DiskPlace) -> str:
     """Return the path of a disk's zone."""
     return f"projects/{place.project}/zones/{place.zone}"
 

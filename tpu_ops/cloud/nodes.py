@@ -60,12 +60,6 @@ def node_metadata(tpu: Tpu, name: str) -> dict[str, str]:
     return dict(raw(tpu.call("get_node", {"name": name}, node_in_words(name))).metadata)
 
 
-def replace_metadata(tpu: Tpu, name: str, metadata: dict[str, str]) -> str:
-    """Begin to replace all of a node's metadata; return the operation's name."""
-    request = {"node": {"name": name, "metadata": metadata}, "update_mask": {"paths": ["metadata"]}}
-    return _operation(tpu.call("update_node", request, node_in_words(name), repeat=False))
-
-
 @dataclass(frozen=True)
 class GuestAttributes:
     """A worker's guest attributes.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tpu_ops import files
-from tpu_ops.cloud import bodies, lifecycle, operations
+from tpu_ops.cloud import bodies, deletion, lifecycle
 from tpu_ops.cloud import nodes as cloud
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.node import TAKEN_STATES
@@ -181,11 +180,11 @@ def delete(tpu: Tpu, request: Request, *, timeout: float, progress: Progress) ->
     """Delete the requested node or queued resource in any state, and wait until it is gone.
 
     Raises:
-        CloudError: The API refused, or it still existed after the timeout.
+        CloudError: The API refused, another one of its name exists now, or it still existed after the timeout.
     """
-    what = request.in_words
+    name, made = request.name, request.made
     if request.is_node:
-        lifecycle.delete(tpu, request.name, request.made, what=what, wait=True, timeout=timeout, progress=progress)
-        return
-    operation = bodies.delete_queued(tpu, request.name, str(uuid.uuid4()))
-    operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
+        what = request.in_words
+        lifecycle.delete(tpu, name, made, what=what, wait=True, timeout=timeout, progress=progress)
+    else:
+        deletion.delete_queued(tpu, name, made, wait=True, timeout=timeout, progress=progress)

@@ -450,7 +450,11 @@ class _Queue:
         return ApiError(why.what, status="RESOURCE_EXHAUSTED", where=why.where, fix=why.fix)
 
     def _delete(self, found: bodies.Queued) -> None:
-        """Delete this queued resource, but not a later one of the same name; a failed deletion is requested again."""
+        """Delete this queued resource, but not a later one of the same name; a failed deletion is requested again.
+
+        Unlike `deletion.delete_queued`, this sends a request id that all clients of the run's recovery share, so that
+        the API deletes only once.
+        """
         request = self._id(f"delete {found.created or self._tries}", self._undeleted)
         operation = bodies.delete_queued(self._tpu, self._name, request)
         # No error for a slow deletion: the next check finds the queued resource in state DELETING.

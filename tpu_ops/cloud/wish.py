@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tpu_ops import texts
+from tpu_ops import files, texts
 from tpu_ops.cloud.accelerators import accelerator_type
+from tpu_ops.cloud.names import check_chosen
 from tpu_ops.cloud.node import Json, Node
 from tpu_ops.cloud.remedies import node_deletion
 from tpu_ops.errors import CloudError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
+#: The API's limit of one entry of the metadata, in bytes.
+_LARGEST_ENTRY = 256 * 1024
 #: Scope of a service account whose rights only its roles limit.
 ALL_APIS = "https://www.googleapis.com/auth/cloud-platform"
 #: Modes of data disks as users write them -> as the API spells them (google.cloud.tpu.v2.AttachedDisk.DiskMode).
@@ -91,13 +93,17 @@ def check_name(name: str) -> str:
     Raises:
         UsageError: The API would reject the name.
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} cannot be a node's name",
-            where=f"node {name[:80]!r}",
-            fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",
-        )
-    return name
+    return check_chosen(name, "node", f"node {name[:80]!r}")
+
+
+def entry_of(file: Path) -> str:
+    """Return the text of a file as a value of the metadata.
+
+    Raises:
+        OSError: The file cannot be read, or is larger than the API allows.
+        UnicodeDecodeError: The file is not UTF-8 text.
+    """
+    return files.read_regular(file, _LARGEST_ENTRY).decode()
 
 
 def check(wish: Wish) -> None:

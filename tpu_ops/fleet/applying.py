@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tpu_ops.cloud import bodies, changing, creation, deletion, lifecycle
+from tpu_ops.cloud import bodies, creation, deletion, lifecycle
 from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.creation import Claims, Created, Order, Terms
+from tpu_ops.cloud.creation import Claims, Created, CreationTerms, Order
 from tpu_ops.cloud.node import Node
 from tpu_ops.cloud.nodes import get_node, node_in_words
 from tpu_ops.cloud.operations import Progress
@@ -19,7 +18,7 @@ from tpu_ops.cloud.queued_resources import QueuedResource
 from tpu_ops.cloud.wish import Wish
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.fleet import holdings
+from tpu_ops.fleet import changing, holdings
 from tpu_ops.fleet.grant import Grant
 from tpu_ops.fleet.holdings import Guard, Holdings
 from tpu_ops.fleet.plan import Action, Step
@@ -127,13 +126,13 @@ def _prepared(step: Step, rehearsal: Guard, zones: Sequence[str]) -> Work:
 
 def apply(
     tpu: Tpu,
+    settings: Settings,
     works: Sequence[Work],
-    terms: Terms,
+    terms: CreationTerms,
     *,
     claims: Claims,
     say: Callable[[str], None],
     progress: Callable[[str], Progress],
-    alone: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Result]:
     """Do the steps of a plan, and return their results; an error of one step does not end the others.
 
@@ -141,19 +140,18 @@ def apply(
 
     Args:
         tpu: The client.
+        settings: The settings of the fleet.
         works: The plan.
         terms: How nodes are created. Requests for queued resources are not waited for.
         claims: Where nodes may be created.
         say: Called with messages, from several threads.
         progress: Given a node's name, returns the function that is called while the step is done.
-        alone: Given a node's resource name, returns the context in which no other command here changes the node.
     """
 
     def first(work: Work) -> Result | None:
         step, begin = work.step, time.monotonic()
         try:
-            with alone(step.node.full_name) if step.change and step.node else nullcontext():
-                outcome = _begin(tpu, step, terms.timeout, progress(step.name))
+            outcome = _begin(tpu, settings, step, terms.timeout, progress(step.name))
         except OpsError as exc:
             return Result(step, "failed", error=exc, seconds=time.monotonic() - begin)
         return Result(step, outcome, seconds=time.monotonic() - begin) if outcome else None
@@ -180,7 +178,7 @@ def _created(step: Step, one: Created) -> Result:
     return Result(step, one.outcome, one.wish, one.error, one.seconds)
 
 
-def _begin(tpu: Tpu, step: Step, timeout: float, progress: Progress) -> str:
+def _begin(tpu: Tpu, settings: Settings, step: Step, timeout: float, progress: Progress) -> str:
     """Delete or change what exists; return the outcome, empty if the node has to be created now.
 
     Raises:
@@ -196,7 +194,8 @@ def _begin(tpu: Tpu, step: Step, timeout: float, progress: Progress) -> str:
     if step.removes and step.node is not None:
         _remove_node(tpu, step.node, timeout, progress)
     if not step.removes and step.node is not None:
-        changing.change(tpu, step.node.full_name, step.change, timeout=timeout, progress=progress)
+        name = step.node.full_name
+        changing.change(tpu, settings, name, step.change.edits(name), timeout=timeout, progress=progress)
         return "changed"
     return "" if step.creates else "deleted"
 
@@ -225,7 +224,7 @@ def _remove_queued(tpu: Tpu, queued: QueuedResource, timeout: float, progress: P
     now = bodies.queued(tpu, queued.full_name)
     if now is None or now.created != queued.created:
         return
-    deletion.delete_queued(tpu, queued, wait=True, timeout=timeout, progress=progress)
+    deletion.delete_queued(tpu, queued.full_name, queued.created, wait=True, timeout=timeout, progress=progress)
 
 
 def refusals(works: Sequence[Work]) -> OpsError | None:

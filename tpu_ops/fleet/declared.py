@@ -10,6 +10,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cloud.accelerators import default_runtime
+from tpu_ops.cloud.names import CHOSEN
 from tpu_ops.cloud.wish import Wish, check, check_name
 from tpu_ops.config import ZONE, entries
 from tpu_ops.errors import UsageError
@@ -42,7 +43,7 @@ KEYS = (
 )
 #: Key of the metadata with the script that each worker runs at every boot.
 STARTUP = "startup-script"
-_DISK = re.compile(r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?):(?P<mode>ro|rw)")
+_DISK = re.compile(rf"(?P<name>{CHOSEN}):(?P<mode>ro|rw)")
 
 #: Returns the text of a file that an entry names. Raises OSError or UnicodeDecodeError.
 Reader = Callable[[Path], str]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.cloud import data_disks
 from tpu_ops.cloud import disks as cloud
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.compute import Compute
-from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS, OfNode
-from tpu_ops.cloud.disks import Disk, Place
+from tpu_ops.cloud.data_disks import READ_ONLY, READ_WRITE, WORDS, known_mode
+from tpu_ops.cloud.disks import Disk, DiskPlace
 from tpu_ops.cloud.node import Node
-from tpu_ops.cloud.nodes import node_in_words
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import node_lock, origin
+from tpu_ops.fleet import changing, origin
+from tpu_ops.fleet.changing import DATA_DISKS, Edit
 
 #: Seconds that `ask` waits for the Compute Engine API.
 PATIENCE = 3.0
@@ -133,10 +133,10 @@ def _held(disk: Disk, nodes: Iterable[Node], unanswered: Collection[tuple[str, s
     return Held(disk, uses(disk.place, nodes), certain)
 
 
-def uses(place: Place, nodes: Iterable[Node]) -> tuple[Use, ...]:
+def uses(place: DiskPlace, nodes: Iterable[Node]) -> tuple[Use, ...]:
     """Return the nodes that have a disk."""
     return tuple(
-        Use(node, READ_ONLY if disk["mode"] == READ_ONLY else READ_WRITE)
+        Use(node, known_mode(disk["mode"]))
         for node in nodes
         for disk in node.data_disks
         if data_disks.same(disk["source"], place)
@@ -181,7 +181,7 @@ def for_node(disks: Sequence[Disk], name: str, node: Node) -> Disk:
     raise UsageError(f"no disk is called {name!r}", where=where, fix=fix)
 
 
-def check_mode(place: Place, mode: str, node: Node, nodes: Iterable[Node]) -> None:
+def check_mode(place: DiskPlace, mode: str, node: Node, nodes: Iterable[Node]) -> None:
     """Refuse an attachment that the API would refuse, before it is asked.
 
     Raises:
@@ -206,7 +206,7 @@ def check_mode(place: Place, mode: str, node: Node, nodes: Iterable[Node]) -> No
 
 
 def attach(
-    tpu: Tpu, settings: Settings, node: str, place: Place, mode: str, *, timeout: float, progress: Progress
+    tpu: Tpu, settings: Settings, node: str, place: DiskPlace, mode: str, *, timeout: float, progress: Progress
 ) -> bool:
     """Attach a disk to a node, given its resource name; return False if the node had it already.
 
@@ -214,24 +214,22 @@ def attach(
         CloudError: The API refused, or the change was not done in time.
         UsageError: The node has the disk in another mode.
     """
-    with node_lock.locked(settings, node, timeout):
-        listed = OfNode(tpu, node, timeout=timeout, progress=progress)
-        return data_disks.change(
-            listed, lambda disks: data_disks.with_disk(disks, place, mode), f"{place.where}, {node_in_words(node)}"
-        )
+    edit = Edit(DATA_DISKS, lambda message: data_disks.attach(message, place, mode))
+    return changing.change(tpu, settings, node, [edit], timeout=timeout, progress=progress)
 
 
-def detach(tpu: Tpu, settings: Settings, node: str, place: Place, *, timeout: float, progress: Progress) -> bool:
+def detach(tpu: Tpu, settings: Settings, node: str, place: DiskPlace, *, timeout: float, progress: Progress) -> bool:
     """Detach a disk from a node, given its resource name; return False if the node did not have it.
 
     Raises:
         CloudError: The API refused, or the change was not done in time.
     """
-    with node_lock.locked(settings, node, timeout):
-        listed = OfNode(tpu, node, timeout=timeout, progress=progress)
-        return data_disks.change(
-            listed, lambda disks: data_disks.without_disk(disks, place), f"{place.where}, {node_in_words(node)}"
-        )
+
+    def is_gone(disk: Any) -> bool:
+        return data_disks.same(disk.source_disk, place)
+
+    edit = Edit(DATA_DISKS, lambda message: data_disks.detach(message, is_gone))
+    return changing.change(tpu, settings, node, [edit], timeout=timeout, progress=progress)
 
 
 def in_words(use: Use, labels: Mapping[str, str]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 #: File in the fleet's state directory that exists once the user was told that the fleet has no grant.yml.
 _TOLD = "no-grant"
+#: Seconds for which one listing serves all nodes that wait for capacity.
+FRESH = 10.0
 
 
 class Holdings(NamedTuple):
@@ -108,33 +112,52 @@ class Guard:
         held: What exists already; not used without a grant.
         now: The present time in UTC.
         look: Returns what exists at a later time.
+        clock: Returns the monotonic time in seconds.
     """
 
     def __init__(
-        self, granted: Grant | None, held: Holdings, now: dt.datetime, look: Callable[[], Holdings] | None = None
+        self,
+        granted: Grant | None,
+        held: Holdings,
+        now: dt.datetime,
+        look: Callable[[], Holdings] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._grant, self._now, self._look = granted, now, look
-        self._held, self._taken = held, list[Use]()
+        self._grant, self._look, self._clock = granted, look, clock
+        self._held, self._now, self._taken = held, now, list[Use]()
+        #: For the three above.
         self._lock = threading.Lock()
+        #: Held while one thread looks again for all; and when the last look ended.
+        self._looking, self._looked = threading.Lock(), -math.inf
 
     @property
     def _uses(self) -> list[Use]:
-        known = {use.name for use in self._held.uses}
+        known = {_node_of(use) for use in self._held.uses}
         return [*self._held.uses, *(use for use in self._taken if use.name not in known)]
 
     def copy(self) -> Guard:
         """Return a guard that counts on its own, to find out where nodes have room without taking it."""
-        return Guard(self._grant, self._held, self._now)
+        with self._lock:
+            return Guard(self._grant, self._held, self._now)
 
     def renew(self) -> None:
-        """Look again at what exists, and at the time. If the API does not answer, the last answer is used."""
+        """Look again at what exists, and at the time. If the API does not answer, the last answer is used.
+
+        All nodes that wait at the same time share one look: a look of the last `FRESH` seconds is not repeated.
+        """
         if self._grant is None or self._look is None:
             return
-        with contextlib.suppress(ApiError):
-            held = self._look()
-            if not held.warnings:
-                self._held = held
-        self._now = dt.datetime.now(dt.UTC)
+        with self._looking:
+            if self._clock() - self._looked < FRESH:
+                return
+            held = None
+            with contextlib.suppress(ApiError):
+                held = self._look()
+            with self._lock:
+                if held and not held.warnings:
+                    self._held = held
+                self._now = dt.datetime.now(dt.UTC)
+            self._looked = self._clock()
 
     def places(self, wish: Wish, zones: Sequence[str], *, spot: bool | None) -> tuple[tuple[str, bool], ...]:
         """Return the zones and tiers (whether spot) for one more node, in the order of the grant.
@@ -149,10 +172,10 @@ class Guard:
         """
         if self._grant is None:
             return tuple((zone, bool(spot)) for zone in zones)
-        if there := self._existing(wish, zones):
-            # If the tier is another one than requested, the creation says so.
-            return ((there[0], there[1] if spot is None else spot),)
         with self._lock:
+            if there := self._existing(wish, zones):
+                # If the tier is another one than requested, the creation says so.
+                return ((there[0], there[1] if spot is None else spot),)
             lines = grant.with_room(self._grant, self._uses, wish.accelerator_type, self._now, zones=zones, spot=spot)
         if zones:
             lines.sort(key=lambda line: list(zones).index(line.zone))
@@ -172,10 +195,12 @@ class Guard:
 
     def take(self, wish: Wish) -> bool:
         """Return whether the grant has room for the node in its place, and count the node."""
-        if self._grant is None or self._existing(wish, [wish.zone]):
+        if self._grant is None:
             return True
         kind = wish.accelerator_type
         with self._lock:
+            if self._existing(wish, [wish.zone]):
+                return True
             try:
                 grant.with_room(self._grant, self._uses, kind, self._now, zones=[wish.zone], spot=wish.spot)
             except UsageError:
@@ -335,7 +360,7 @@ def refuse_uncovered(granted: Grant, held: Holdings, plan: Plan, now: dt.datetim
     uses = held.uses
     # What came first holds the room: also nodes of the run that are PREEMPTED and listed.
     _, outside = grant.shares(granted, uses)
-    inside = {name for use in uses if use not in outside for name in _nodes_of(use)}
+    inside = {_node_of(use) for use in uses if use not in outside}
     serving = {node.full_name for node in held.nodes if node.state in SERVING_STATES}
     for made in plan.nodes:
         if made.name in serving or (made.name in inside and now < granted.ends):
@@ -343,16 +368,14 @@ def refuse_uncovered(granted: Grant, held: Holdings, plan: Plan, now: dt.datetim
         kind, spot = bodies.kind_of(made.body)
         spot = spot or "spot" in plan.queued.get(made.queued, {})
         zone = made.name.split("/")[3]
-        others = [use for use in uses if made.name not in _nodes_of(use)]
+        others = [use for use in uses if made.name != _node_of(use)]
         grant.with_room(granted, others, kind, now, zones=(zone,), spot=spot)
         uses.append(Use(made.name, kind, zone, spot))
 
 
-def _nodes_of(use: Use) -> tuple[str, ...]:
-    """Return the resource names of the node of a use."""
-    if not use.node:
-        return (use.name,)
-    return (f"{use.name.rpartition('/queuedResources/')[0]}/nodes/{use.node}",)
+def _node_of(use: Use) -> str:
+    """Return the resource name of the node of a use."""
+    return f"{use.name.rpartition('/queuedResources/')[0]}/nodes/{use.node}" if use.node else use.name
 
 
 def _tell_once(settings: Settings) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
+from typing import Any
 
-from tpu_ops.cloud import nodes, operations
-from tpu_ops.cloud.client import FIRST_DELAY, RETRIED, ApiError, Tpu
+from tpu_ops.cloud.client import FIRST_DELAY, ApiError, Tpu
 from tpu_ops.cloud.compute import Compute
 from tpu_ops.cloud.node import Json
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import node_lock
+from tpu_ops.fleet import changing
+from tpu_ops.fleet.changing import METADATA, Edit
 
 #: Key of the metadata whose value has one line ``USER:TYPE BASE64 COMMENT`` for each ssh key
 #: (https://cloud.google.com/compute/docs/connect/add-ssh-keys).
@@ -24,7 +25,7 @@ _EXPIRING = "google-ssh "
 BLOCKED, OS_LOGIN = "block-project-ssh-keys", "enable-oslogin"
 #: Values of the metadata that mean yes, in lower case.
 _YES = ("true", "y", "yes", "1")
-#: How often a change is tried while other programs change the same metadata.
+#: How often a change of a project is tried while other programs change the same metadata.
 _ATTEMPTS = 6
 
 
@@ -65,34 +66,17 @@ def items_of(project: Json) -> dict[str, str]:
 def push_to_node(tpu: Tpu, settings: Settings, name: str, line: str, *, timeout: float, progress: Progress) -> bool:
     """Add a line to a node's `ssh-keys`; return whether it was added, and not there already.
 
-    The API replaces the whole metadata and does not detect concurrent changes. A lock excludes other commands on this
-    machine. Elsewhere, another program can overwrite the change. So the metadata is read again once the changes that
-    were begun meanwhile are done.
-
     Raises:
         ApiError: The API refused.
         Late: The operation was not done in time.
         CloudError: Other programs kept overwriting the change.
     """
-    where = nodes.node_in_words(name)
-    with node_lock.locked(settings, name, timeout):
-        for attempt in range(_ATTEMPTS):
-            metadata = nodes.node_metadata(tpu, name)
-            old = metadata.get(ENTRY, "")
-            if (new := merged(old, line)) == old:
-                return attempt > 0
-            try:
-                operation = nodes.replace_metadata(tpu, name, {**metadata, ENTRY: new})
-                operations.wait(tpu, operation, what=where, timeout=timeout, progress=progress)
-                operations.settle(tpu, name, timeout=timeout, progress=progress)
-            except ApiError as exc:
-                if exc.status not in RETRIED or attempt == _ATTEMPTS - 1:
-                    raise
-                _pause(attempt)
-        now = nodes.node_metadata(tpu, name).get(ENTRY, "")
-        if merged(now, line) == now:
-            return True
-        raise _overwritten(where)
+
+    def add(node: Any) -> None:
+        node.metadata[ENTRY] = merged(node.metadata.get(ENTRY, ""), line)
+
+    edits = [Edit(METADATA, add)]
+    return changing.change(tpu, settings, name, edits, timeout=timeout, progress=progress)
 
 
 def push_to_project(compute: Compute, project: str, line: str, *, timeout: float, progress: Progress) -> bool:
@@ -121,10 +105,15 @@ def push_to_project(compute: Compute, project: str, line: str, *, timeout: float
         except ApiError as exc:
             if exc.status != "FAILED_PRECONDITION":
                 raise
-            _pause(attempt)
+            # Random delays keep two programs from trying again at the same moment.
+            time.sleep(FIRST_DELAY * 2**attempt * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
         else:
             return True
-    raise _overwritten(where)
+    raise CloudError(
+        f"other programs changed the metadata {_ATTEMPTS} times at the same moment; the key is not there",
+        where=where,
+        fix="run the same command again when they have ended",
+    )
 
 
 def _with_entry(items: list[Json], value: str) -> list[Json]:
@@ -133,16 +122,3 @@ def _with_entry(items: list[Json], value: str) -> list[Json]:
     if all(item["key"] != ENTRY for item in items):
         return [*items, entry]
     return [entry if item["key"] == ENTRY else item for item in items]
-
-
-def _pause(attempt: int) -> None:
-    # Random delays keep two programs from trying again at the same moment.
-    time.sleep(FIRST_DELAY * 2**attempt * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-
-
-def _overwritten(where: str) -> CloudError:
-    return CloudError(
-        f"other programs changed the metadata {_ATTEMPTS} times at the same moment; the key is not there",
-        where=where,
-        fix="run the same command again when they have ended",
-    )

@@ -17,8 +17,8 @@ from tpu_ops.fleet.targets import UnknownError
 from tpu_ops.fleet.view import Fleet
 
 
-class Place(NamedTuple):
-    """Where the named things are.
+class NamedPlace(NamedTuple):
+    """The zone and the project that a user names, as far as they are named.
 
     Attributes:
         zone: The zone; None means any.
@@ -67,7 +67,7 @@ def names(words: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for word in words for name in targets.names_of(word)))
 
 
-def node(fleet: Fleet, name: str, place: Place) -> Node:
+def node(fleet: Fleet, name: str, place: NamedPlace) -> Node:
     """Return the node with this name, or with this label if several nodes share the name.
 
     Raises:
@@ -93,7 +93,7 @@ def node(fleet: Fleet, name: str, place: Place) -> Node:
 def find(
     fleet: Fleet,
     names: Sequence[str],
-    place: Place,
+    place: NamedPlace,
     *,
     queued: Callable[[bool], QueuedListing],
     last: Callable[[], Sequence[Node]],
@@ -165,7 +165,7 @@ def _require_sources(nodes: Iterable[Node], listing: QueuedListing) -> None:
             raise CloudError(what, where=node_in_words(one.full_name), fix="run the same command again later")
 
 
-def _queued(found: Sequence[QueuedResource], name: str, place: Place, fleet: Fleet) -> QueuedResource | None:
+def _queued(found: Sequence[QueuedResource], name: str, place: NamedPlace, fleet: Fleet) -> QueuedResource | None:
     """Return the queued resource with this name; None if there is none.
 
     Args:
@@ -198,7 +198,7 @@ def _queued(found: Sequence[QueuedResource], name: str, place: Place, fleet: Fle
     return one
 
 
-def gone(last: Sequence[Node], name: str, place: Place, listed: Collection[str]) -> Node | None:
+def gone(last: Sequence[Node], name: str, place: NamedPlace, listed: Collection[str]) -> Node | None:
     """Return the node of this name that the last snapshot has and the API no longer lists; None if there is none.
 
     Args:

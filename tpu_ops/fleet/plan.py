@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from tpu_ops import texts
 from tpu_ops.cloud import deletion
-from tpu_ops.cloud.changing import Change
+from tpu_ops.cloud.data_disks import known_mode
 from tpu_ops.cloud.lifecycle import ON_THE_WAY
 from tpu_ops.cloud.names import short_name, split_name
 from tpu_ops.cloud.node import SERVING_STATES, Node, node_labels
@@ -17,6 +17,7 @@ from tpu_ops.cloud.remedies import queued_deletion, until_ready
 from tpu_ops.cloud.setups import Setup
 from tpu_ops.cloud.wish import DISK_MODES
 from tpu_ops.config.settings import Filters
+from tpu_ops.fleet.changing import Change
 from tpu_ops.fleet.declared import Declared
 from tpu_ops.fleet.holdings import Holdings
 
@@ -280,7 +281,7 @@ def changes(
     metadata = {key: value for key, value in wish.metadata.items() if has.get(key) != value}
     # The values may be secret.
     why += [f"metadata {key} {'differs' if key in has else 'is missing'}" for key in metadata]
-    attached = {short_name(disk["source"]): disk["mode"] for disk in node.data_disks}
+    attached = {short_name(disk["source"]): known_mode(disk["mode"]) for disk in node.data_disks}
     disks = {name: mode for name, mode in wish.disks.items() if attached.get(name) != DISK_MODES[mode]}
     why += [
         f"disk {name}:{mode}{' (attached in the other mode)' if name in attached else ' attached'}"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tpu_ops.cloud import bucket_places
 from tpu_ops.cloud.auth import Auth
-from tpu_ops.cloud.bucket_places import Level, Place, verdict
+from tpu_ops.cloud.bucket_places import BucketPlace, Level, verdict
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.errors import CloudError
 from tpu_ops.runs import bucket_check, bucket_probe
@@ -73,7 +73,7 @@ def one_of_each(workers: Sequence[Worker], silent: Collection[str] = ()) -> list
     return list(chosen.values())
 
 
-def places(workers: Sequence[Worker], found: Mapping[str, Place | CloudError]) -> Finding:
+def places(workers: Sequence[Worker], found: Mapping[str, BucketPlace | CloudError]) -> Finding:
     """Compare the locations of buckets with the regions of workers; log what is a warning only.
 
     Args:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tpu_ops import files, texts
+from tpu_ops import texts
 from tpu_ops.ansible import convergence
 from tpu_ops.ansible.convergence import NewDisplay
 from tpu_ops.cloud.client import Tpu
-from tpu_ops.cloud.creation import Terms
+from tpu_ops.cloud.creation import CreationTerms
 from tpu_ops.cloud.names import short_name
 from tpu_ops.cloud.operations import Progress
+from tpu_ops.cloud.wish import entry_of
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import applying, declared, holdings, node_lock, plan, targets, unconfigured, view
+from tpu_ops.fleet import applying, declared, holdings, plan, targets, unconfigured, view
 from tpu_ops.fleet.applying import Planned, Result
 from tpu_ops.fleet.declared import Declared
 from tpu_ops.fleet.grant import Grant
@@ -24,8 +24,6 @@ from tpu_ops.fleet.plan import Action, Step
 from tpu_ops.runs import recovery
 from tpu_ops.ssh import identities
 
-#: The largest startup script: the API's limit of an entry of the metadata, in bytes.
-_LARGEST = 256 * 1024
 #: What the user does after correcting an error.
 _AGAIN = "run `tpu_ops apply` again: it continues from the current state"
 #: Actions on nodes that are kept: these change no node that exists.
@@ -81,11 +79,7 @@ def read(settings: Settings) -> tuple[Declared, ...]:
     Raises:
         UsageError: nodes.yml is missing or has faults.
     """
-
-    def content(path: Path) -> str:
-        return files.read_regular(path, _LARGEST).decode()
-
-    return declared.read(settings.path / declared.FILE, settings.projects, content)
+    return declared.read(settings.path / declared.FILE, settings.projects, entry_of)
 
 
 class Pass:
@@ -124,7 +118,7 @@ class Pass:
             steps = tuple(one for one in steps if one.declared and one.declared.keep and one.action in _KEEPING)
         return applying.planned(tpu, settings, granted, held, steps, now=now)
 
-    def terms(self, todo: Sequence[Step]) -> Terms:
+    def terms(self, todo: Sequence[Step]) -> CreationTerms:
         """Return how the nodes of a plan are created.
 
         Raises:
@@ -132,9 +126,9 @@ class Pass:
         """
         creates = any(step.creates or step.action is Action.WAIT for step in todo)
         keys = identities.ssh_keys(self._settings) if creates else ""
-        return Terms(keys, wait=True, timeout=self._choices.timeout, patience=self._choices.patience)
+        return CreationTerms(keys, wait=True, timeout=self._choices.timeout, patience=self._choices.patience)
 
-    def carry_out(self, tpu: Tpu, planned: Planned, terms: Terms) -> list[Result]:
+    def carry_out(self, tpu: Tpu, planned: Planned, terms: CreationTerms) -> list[Result]:
         """Do the steps of a plan, and show the results of those that succeed.
 
         Raises:
@@ -147,12 +141,12 @@ class Pass:
         progress = self._screen.progress([work.step.name for work in works])
         results = applying.apply(
             tpu,
+            self._settings,
             works,
             terms,
             claims=planned.claims,
             say=self._screen.say,
             progress=progress,
-            alone=lambda name: node_lock.locked(self._settings, name, terms.timeout),
         )
         for one in results:
             if not one.error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -13,8 +14,8 @@ short_description: Remove people's ssh keys from a TPU node's metadata
 description:
   - Runs on the controller with the Python that runs Ansible, and uses the Cloud TPU API with the settings and
     credentials of the fleet.
-  - The API accepts metadata only as a whole, and the last write wins. The module reads them right before it writes; do
-    not change them in another way at the same time.
+  - The API accepts metadata only as a whole, and the last write wins. The module reads them right before it writes and
+    again afterwards, and repeats a change that another program has undone. Commands of tpu_ops on this machine wait.
 options:
   fleet_file:
     description: The fleet's inventory/tpu_vm.yml.
@@ -80,24 +81,25 @@ def main() -> None:
     )
     try:
         from tpu_ops import config
-        from tpu_ops.cloud import nodes, operations
+        from tpu_ops.cloud import nodes
         from tpu_ops.errors import OpsError
-        from tpu_ops.fleet import origin
+        from tpu_ops.fleet import changing, origin
     except ImportError as exc:
         module.fail_json(msg=f"{exc}; run ansible-playbook from the environment that tpu_ops is installed in")
-    node = module.params["node"]
+    node, people, timeout = module.params["node"], module.params["people"], module.params["timeout"]
+
+    def remove(message: Any) -> None:
+        stay, go = parted(message.metadata.get(ENTRY, ""), people)
+        if go:
+            message.metadata[ENTRY] = "\n".join(stay)
+
     try:
-        with origin.api(config.load_file(Path(module.params["fleet_file"]))) as tpu:
-            metadata = nodes.node_metadata(tpu, node)
-            stay, go = parted(metadata.get(ENTRY, ""), module.params["people"])
+        settings = config.load_file(Path(module.params["fleet_file"]))
+        with origin.api(settings) as tpu:
+            _, go = parted(nodes.node_metadata(tpu, node).get(ENTRY, ""), people)
             if go and not module.check_mode:
-                operations.wait(
-                    tpu,
-                    nodes.replace_metadata(tpu, node, {**metadata, ENTRY: "\n".join(stay)}),
-                    what=nodes.node_in_words(node),
-                    timeout=module.params["timeout"],
-                    progress=lambda *_: None,
-                )
+                edits = [changing.Edit(changing.METADATA, remove)]
+                changing.change(tpu, settings, node, edits, timeout=timeout, progress=lambda *_: None)
     except OpsError as exc:
         module.fail_json(msg=f"users_remove_metadata_keys: {exc}")
     before = "".join(f"{line}\n" for line in go)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import secrets
 import time
 import zlib
@@ -19,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler as Handling
 
 from tpu_ops.lab.api.catalogue import ZONES
+from tpu_ops.lab.api.compute_projects import NAME
 from tpu_ops.lab.api.errors import ApiError, Code, invalid
 from tpu_ops.lab.api.faults import Target
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
@@ -48,7 +48,6 @@ PAGE_LIMIT = 500
 #: Number of operations that are kept.
 _KEPT = 1000
 
-_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 #: Status code -> the field ``reason`` of an error, as far as clients read it.
 _REASONS = {Code.NOT_FOUND: "notFound", Code.ALREADY_EXISTS: "alreadyExists", Code.PERMISSION_DENIED: "forbidden"}
 
@@ -146,7 +145,7 @@ class Routes:
         body = await read_json(http)
         location = _location(http)
         name = body.get("name", "")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"Invalid value for field 'resource.name': '{name}'. Must be 1 to 63 of a-z, 0-9 and '-'.")
         target = f"projects/{location.project}/zones/{location.zone}/disks/{name}"
         if earlier := self._repeated(http, target):

@@ -13,7 +13,8 @@ from tpu_ops.lab.api.wire import Json
 LARGEST_VALUE, LARGEST = 256 * 1024, 512 * 1024
 
 _KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+#: Form of the names of disks and firewall rules.
+NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 #: Fields of a firewall rule that the client sets.
 _FIELDS = (
@@ -126,8 +127,8 @@ def firewall(body: Json, project: str, networks: set[str]) -> Json:
         ComputeError: A value is not valid.
     """
     rule: Json = {key: body[key] for key in _FIELDS if body.get(key) not in (None, [], "")}
-    if not _NAME.fullmatch(str(rule.get("name", ""))):
-        raise _invalid("resource.name", rule.get("name", ""), f"Must be a match of regex '{_NAME.pattern}'")
+    if not NAME.fullmatch(str(rule.get("name", ""))):
+        raise _invalid("resource.name", rule.get("name", ""), f"Must be a match of regex '{NAME.pattern}'")
     rule["network"] = _network(str(rule.get("network", "global/networks/default")), project, networks)
     actions = [key for key in ("allowed", "denied") if key in rule]
     if len(actions) != 1:
