@@ -174,13 +174,14 @@ def test_a_stockout_and_a_full_quota_arrive_as_the_services_own(gcloud: Run, api
         "quotas": [{"zone": "us-central2-b", "generation": "v4", "spot": True, "chips": 0}],
     }
     assert api.call("POST", "lab/capacity", capacity)[0] == 200
-    assert "There is no more capacity in the zone" in gcloud("tpu-vm", "create", "n", *node, ok=False).stderr
-    assert shown(gcloud, "tpu-vm", "list") == []
-    said = gcloud("tpu-vm", "create", "n", *node, "--spot", ok=False).stderr
+    assert "There is no more capacity in the zone" in gcloud("tpu-vm", "create", "scarce", *node, ok=False).stderr
+    names = [one["name"].rpartition("/")[2] for one in shown(gcloud, "tpu-vm", "list")]
+    assert "scarce" not in names
+    said = gcloud("tpu-vm", "create", "scarce", *node, "--spot", ok=False).stderr
     assert ("RESOURCE_EXHAUSTED" in said, "Limit: 0 in zone us-central2-b." in said) == (True, True), said
     assert api.call("POST", "lab/capacity", {"stockouts": [], "quotas": []})[0] == 200
-    gcloud("tpu-vm", "create", "n", *node)
-    gcloud("tpu-vm", "delete", "n")
+    gcloud("tpu-vm", "create", "scarce", *node)
+    gcloud("tpu-vm", "delete", "scarce")
 
 
 def test_firewall_rules_and_the_metadata_of_a_project(gcloud: Run, api: LabApi) -> None:
