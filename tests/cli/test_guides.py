@@ -57,7 +57,7 @@ def test_from_the_e_mail_to_the_first_node_are_five_commands_on_the_first_screen
 
 
 def test_the_first_commands_lead_to_a_node_word_for_word(fleet, monkeypatch) -> None:
-    """What the commands before them do is done here: the fleet's own file, with only the project filled in."""
+    """The test replaces the earlier commands of the guide: it writes tpu_vm.yml and fills in the project."""
     shutil.copy(ROOT / "inventory" / "tpu_vm.yml", fleet.file)
     text = fleet.file.read_text()
     example = "# projects:\n#   - my-project\n"

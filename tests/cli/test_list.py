@@ -215,7 +215,7 @@ def test_cost_shows_what_queued_resources_will_cost(queue, faulty, tpu_ops):
     (faulty.path / "grant.yml").write_text(lines)
     found = json.loads(tpu_ops("list", "--cost", "--json", "--name", "later")[1])
     assert [one["covered_by_grant"] for one in found["queued_resources"]] == [True]
-    # What the API does not say is not taken for nothing.
+    # Queued resources that the API refuses to list are null, not an empty list.
     faulty.api.fault(method="ListQueuedResources", project=faulty.project, code="PERMISSION_DENIED")
     code, out, err = tpu_ops("list", "--cost", "--json")
     assert (code, json.loads(out)["queued_resources"], "warning: queued resources: " in err) == (0, None, True)

@@ -19,7 +19,7 @@ from tpu_ops.errors import OpsError
 
 @dataclass(frozen=True)
 class KillSample:
-    """One end by SIGKILL, and the same command run again.
+    """A command that was killed at one of its requests, and whether its repetition was complete.
 
     Attributes:
         command: The command.

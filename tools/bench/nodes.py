@@ -33,7 +33,7 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class NodesSample:
-    """One run of one measured command.
+    """The measurement of one command in one round.
 
     Attributes:
         round: Number of the round, from 1.

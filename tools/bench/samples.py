@@ -44,7 +44,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one measured command.
+    """The measurement of one command in one round.
 
     Attributes:
         round: Number of the round, from 1, in which each command ran once.

@@ -25,8 +25,6 @@ _HELP = ("-h", "--help")
 #: Programs that users run. If one is given as TARGET and `--` is missing, the user has forgotten the target. (A node
 #: may have the name of a program, but then `--` follows.)
 _PROGRAM = re.compile(r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)")
-#: An error of argparse about one argument: the argument, and what is wrong with it.
-_OF_ONE_ARGUMENT = re.compile(r"argument (.+?): (.+)", re.DOTALL)
 #: An empty argument, or an option with an empty value.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
@@ -62,8 +60,10 @@ class _Parser(argparse.ArgumentParser):
             UsageError: Always. It says what is wrong, with advice.
         """
         what, where, fix = message, self.prog, f"`{self.prog} --help` shows the options"
-        if of_one := _OF_ONE_ARGUMENT.fullmatch(message):
-            where, what = of_one.groups()
+        # argparse calls this method while it handles its own error, which names the argument.
+        cause = sys.exc_info()[1]
+        if isinstance(cause, argparse.ArgumentError) and cause.argument_name and str(cause) == message:
+            where, what = cause.argument_name, cause.message
         elif message.startswith("unrecognized arguments: -"):
             word = message.split()[2].partition("=")[0].removeprefix("--")
             known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]

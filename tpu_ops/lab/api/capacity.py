@@ -71,7 +71,7 @@ class Stockout:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the lab's cloud offers.
+    """The limits of the lab's cloud.
 
     Attributes:
         quotas: The quotas; what no quota names is unlimited.
