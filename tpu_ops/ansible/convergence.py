@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tpu_ops import texts
-from tpu_ops.ansible import exported, playbook
+from tpu_ops.ansible import exported, playbook, playing
 from tpu_ops.ansible.failures import AGAIN, fix_of, shown
 from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.cloud.node import Worker
@@ -75,7 +75,7 @@ def converge(
     progress = display(check)
     given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])
     given += [f"--tags={tags}"] if tags else []
-    outcome = playbook.run(project, file, hosts=limit_of(fleet, workers), options=given, told=progress)
+    outcome = playing.play(settings, project, file, hosts=limit_of(fleet, workers), options=given, told=progress)
     progress.end()
     if (servers := left_out(outcome)) and not check:
         # Also after a failure of site.yml: the cause may be a refused mount, which the next try needs.

@@ -127,6 +127,8 @@ class Step:
         message: Why the task failed; empty if it did not.
         warnings: The warnings of the task.
         report: Lines that the task shows to the user.
+        changes: What the task changed, or would change in check mode: paths, packages or changed lines. Empty if the
+            task's module does not tell.
     """
 
     task: str
@@ -136,6 +138,7 @@ class Step:
     message: str = ""
     warnings: tuple[str, ...] = ()
     report: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -381,7 +384,29 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
     warnings = tuple(map(str, result.get("warnings") or ()))
     report = report_of(data, result) if outcome in ("ok", "changed") else ()
-    return Step(task, role, host, outcome, message, warnings, report)
+    changes = tuple(changes_of(result)) if outcome == "changed" else ()
+    return Step(task, role, host, outcome, message, warnings, report, changes)
+
+
+def changes_of(result: Mapping[str, Any]) -> list[str]:
+    """Return what a task changed, given its result: the paths of files, and other changed lines with `+` or `-`."""
+    given = result.get("diff") or ()
+    found = []
+    for diff in given if isinstance(given, list) else [given]:
+        header = str(diff.get("after_header") or diff.get("before_header") or "")
+        before, after = (str(diff.get(key) or "").splitlines() for key in ("before", "after"))
+        if header.startswith("/"):
+            # The file's name is enough, since its contents may be long, and secret.
+            found.append(header)
+        else:
+            found += [f"- {line}" for line in before if line not in after]
+            found += [f"+ {line}" for line in after if line not in before]
+            found += str(diff.get("prepared") or "").splitlines()
+    paths = [] if found else map(str, result.get("changed_paths") or ())
+    found += paths
+    for entry in result.get("results") or ():
+        found += changes_of(entry) if isinstance(entry, dict) and entry.get("changed") else []
+    return [line.rstrip() for line in dict.fromkeys(found) if line.strip()]
 
 
 def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "workers": {
         "configure": ("configure", "run site.yml, or another playbook, on workers"),
+        "drift": ("drift", "show which workers differ from what site.yml would make of them"),
         "ssh": ("ssh", "log in to a worker"),
         "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
         "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),

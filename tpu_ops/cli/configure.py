@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.ansible import convergence, playbook
+from tpu_ops.ansible import convergence, drift, playbook, playing
 from tpu_ops.ansible.failures import AGAIN, fix_of
 from tpu_ops.ansible.playbook import Said, Step
 from tpu_ops.cli import interrupts, options, output
@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
     parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
     parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
+    parser.add_argument(
+        "--drifted", action="store_true", help="only the workers that differ from it (see tpu_ops drift)"
+    )
+    parser.add_argument(
+        "--on-workers",
+        action=argparse.BooleanOptionalAction,
+        help=f"have each worker run the playbook on itself (default: where possible, from {playing.MANY} workers on)",
+    )
     parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
         "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
@@ -61,12 +69,31 @@ def run(args: argparse.Namespace) -> int:
         fleet = contact.serving(fleet, workers)
         _check_serve(fleet, workers)
         hosts = convergence.limit_of(fleet, workers)
+    if args.drifted:
+        if file.stem != "site":
+            raise UsageError(
+                "only site.yml is compared", where="--drifted", fix=f"leave out --playbook {args.playbook}"
+            )
+        found = drift.look(settings, hosts, args.tags or "")
+        hosts = [host for host in found.outcome.hosts if host not in found.clean]
+        if not hosts:
+            output.info(f"no worker differs: {texts.folded(found.clean)}")
+            return ExitCode.OK
+        output.info(
+            f"{texts.folded(hosts)}: to be configured, {texts.count(len(found.clean), 'worker')} differ in nothing"
+        )
     chosen = {name: value for name, value in (("--tags", args.tags), ("--skip-tags", args.skip_tags)) if value}
     _check_tags(project, file, chosen)
     given = [f"{option}={value}" for option, value in chosen.items()]
     progress = Progress(args.check, verbose=args.verbose)
-    outcome = playbook.run(
-        project, file, hosts=hosts, options=given + (["--check"] if args.check else []), told=progress
+    outcome = playing.play(
+        settings,
+        project,
+        file,
+        hosts=hosts,
+        options=given + (["--check"] if args.check else []),
+        told=progress,
+        on_themselves=args.on_workers,
     )
     progress.end()
     servers = [] if args.check else convergence.left_out(outcome)

@@ -150,10 +150,17 @@ class Fanout:
                 yield Stream(host, process, marker, self.unless_gone)
 
     @contextlib.asynccontextmanager
-    async def attended(self, host: str, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def attended(
+        self, host: str, argv: Sequence[str], *, limit: int = 2**16
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         """Run a command that reads its input, for the length of a `with` block; the caller has to end the command.
 
         The input is a pipe of the ssh process: any process that inherits it keeps the command alive.
+
+        Args:
+            host: The worker.
+            argv: The command and its arguments; no shell expands them.
+            limit: Maximum size of the output that is read at once, in bytes.
 
         Raises:
             Unreachable: There is no connection to the worker.
@@ -163,7 +170,7 @@ class Fanout:
             # Test the connection first: a stale one, to the worker's former address, is replaced.
             await self.answer(host, limit=_ANSWERS)
             command = openssh.session(self.ssh_config, host, envelope.joined(argv))
-            async with self._session(host), processes.started(command) as process:
+            async with self._session(host), processes.started(command, limit=limit) as process:
                 yield process
 
     async def answer(self, host: str, *, limit: float) -> None:

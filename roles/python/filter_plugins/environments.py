@@ -364,7 +364,7 @@ def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str,
             continue
         leader = plan["from"].get(name)
         lock = entry["lock"] or (
-            hostvars[leader].get("__python_resolved", {}).get("locks", {}).get(name, "") if leader else ""
+            hostvars.get(leader, {}).get("__python_resolved", {}).get("locks", {}).get(name, "") if leader else ""
         )
         if not lock and not check and (entry["requirements"] or entry["lock"]):
             raise AnsibleFilterError(

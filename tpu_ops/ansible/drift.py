@@ -1,0 +1,62 @@
+"""Find workers that differ from what site.yml would make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpu_ops import texts
+from tpu_ops.ansible import playbook, playing
+from tpu_ops.ansible.playbook import Outcome, Said, Step
+from tpu_ops.config import Settings
+
+_PLAYBOOK = "site"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What site.yml would change on workers.
+
+    Attributes:
+        differences: Worker -> the tasks that would change something. Workers without differences are missing.
+        outcome: The outcome of site.yml in check mode. Workers on which it failed are not known to be clean.
+    """
+
+    differences: Mapping[str, Sequence[Step]]
+    outcome: Outcome
+
+    @property
+    def unknown(self) -> list[str]:
+        """The workers that could not be compared."""
+        counts = self.outcome.hosts
+        return [host for host in counts if counts[host]["failed"] or counts[host]["unreachable"]]
+
+    @property
+    def clean(self) -> list[str]:
+        """The workers on which site.yml would change nothing."""
+        return [host for host in self.outcome.hosts if host not in {*self.differences, *self.unknown}]
+
+
+def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "") -> Drift:
+    """Compare workers with what site.yml would make of them; this changes nothing.
+
+    It is site.yml in check mode, so that the roles alone decide what differs.
+
+    Args:
+        settings: The fleet's settings.
+        hosts: Names or groups of the inventory; empty means all hosts.
+        tags: Tags of the roles to compare with; empty means all.
+
+    Raises:
+        UsageError: Ansible did not run the playbook.
+    """
+    project = playbook.project_of(settings.path, settings.file)
+    found: dict[str, list[Step]] = {}
+
+    def told(note: Step | Said) -> None:
+        if isinstance(note, Step) and note.outcome == "changed":
+            found.setdefault(note.host, []).append(note)
+
+    options = ["--check", "--diff", *([f"--tags={tags}"] if tags else [])]
+    outcome = playing.play(settings, project, project.playbook(_PLAYBOOK), hosts=hosts, options=options, told=told)
+    return Drift({host: found[host] for host in sorted(found, key=texts.natural)}, outcome)

@@ -1,0 +1,119 @@
+"""Run a playbook of tpu_ops on workers: from the controller, or on each worker itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tpu_ops import texts
+from tpu_ops.ansible import archives, on_workers, playbook, values
+from tpu_ops.ansible.on_workers import Order, Unsuitable
+from tpu_ops.ansible.playbook import Outcome, Project, Said, Step
+from tpu_ops.config import Settings
+from tpu_ops.config.find import read_file
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import view
+
+#: From this number of workers on, they run the playbook on themselves (docs/benchmarks.md has the measurements).
+MANY = 4
+#: The playbooks that workers can run on themselves. The others decide about one worker by the state of others.
+PLAYBOOKS = ("disks", "python", "site", "users")
+#: Reasons of at most this many workers are shown.
+_SHOWN = 4
+#: The tag of tasks that only run where workers run the playbook on themselves.
+_TAG = "on_workers"
+
+_log = logging.getLogger(__name__)
+
+
+def play(
+    settings: Settings,
+    project: Project,
+    file: Path,
+    *,
+    hosts: Sequence[str] = (),
+    options: Sequence[str] = (),
+    told: Callable[[Step | Said], None] = lambda _: None,
+    on_themselves: bool | None = None,
+) -> Outcome:
+    """Run a playbook and return its outcome.
+
+    Args:
+        settings: The fleet's settings.
+        project: The directory of playbooks and roles.
+        file: The playbook.
+        hosts: Names or groups of the inventory; empty means all hosts.
+        options: Further options of ansible-playbook, such as ``--check``.
+        told: Called with each step when it ends, and with each message outside of tasks.
+        on_themselves: Whether each worker runs the playbook on itself; None means where that is possible and pays.
+
+    Raises:
+        UsageError: ``on_themselves`` is true and not possible, or a variable has no value.
+    """
+    if on_themselves or (on_themselves is None and _count(settings, hosts) >= MANY):
+        try:
+            return _on_workers(settings, project, file, hosts, options, told=told)
+        except Unsuitable as exc:
+            groups: dict[str, list[str]] = {}
+            for host, reason in exc.why.items():
+                groups.setdefault(reason, []).append(host)
+            what = "; ".join(f"{texts.folded(names)}: {reason}" for reason, names in list(groups.items())[:_SHOWN])
+            if on_themselves:
+                fix = "leave out --on-workers: then the controller runs the playbook on these workers"
+                raise UsageError("not every worker can run the playbook on itself", where=what, fix=fix) from exc
+            _log.info("the controller runs the playbook: %s", what)
+    return playbook.run(project, file, hosts=hosts, options=options, told=told)
+
+
+def _count(settings: Settings, hosts: Sequence[str]) -> int:
+    """Return the number of workers, as far as the last known state of the fleet tells."""
+    fleet = view.last(settings)
+    return 0 if fleet is None else len(hosts) if hosts else len(fleet.workers)
+
+
+def _on_workers(
+    settings: Settings,
+    project: Project,
+    file: Path,
+    hosts: Sequence[str],
+    options: Sequence[str],
+    *,
+    told: Callable[[Step | Said], None],
+) -> Outcome:
+    """Have each worker run the playbook on itself; return the outcome of all together.
+
+    Raises:
+        Unsuitable: Not every worker can do this; nothing was changed.
+    """
+    if project.of_fleet:
+        raise Unsuitable({str(file): "a playbook of the fleet's own can need the controller"})
+    if file.stem not in PLAYBOOKS:
+        raise Unsuitable({str(file): f"only {', '.join(PLAYBOOKS)} can run on workers"})
+    if read_file(settings.file).get("hostnames"):
+        raise Unsuitable({str(settings.file): "`hostnames` gives workers names that tpu_ops does not know"})
+    found = values.compute(project, file, hosts=hosts, options=options)
+    if found.said:
+        told(Said(found.said))
+    if found.cannot:
+        raise Unsuitable({host: "; ".join(reasons) for host, reasons in found.cannot.items()})
+    fleet = view.current(settings)
+    if others := found.hosts.keys() - {worker.host for worker in fleet.workers}:
+        raise Unsuitable(dict.fromkeys(sorted(others), "no worker of this fleet"))
+    given = _options(options)
+    orders = {
+        host: Order(file.stem, given, [found.shared.inventory, own.inventory], [found.shared.extra, own.extra])
+        for host, own in found.hosts.items()
+    }
+    outcome = on_workers.run(fleet, orders, [archives.of_ansible(), archives.of_project(project)], told)
+    if servers := outcome.data.get("nfs_left_out"):
+        # Each worker names the servers beside itself.
+        outcome.data["nfs_left_out"] = sorted({*servers} - {*orders})
+    return outcome
+
+
+def _options(options: Sequence[str]) -> list[str]:
+    """Return the options for workers: without extra variables, which they get with the others; with this one's tag."""
+    given = [option for option in options if option.startswith("--") and not option.startswith("--tags=")]
+    tags = [option.removeprefix("--tags=") for option in options if option.startswith("--tags=")] or ["all"]
+    return [*given, f"--tags={','.join([*tags, _TAG])}"]

@@ -1,0 +1,84 @@
+"""`tpu_ops drift`: say which workers differ from what site.yml would make of them, and in what."""
+
+from __future__ import annotations
+
+import argparse
+
+from tpu_ops import config, texts
+from tpu_ops.ansible import convergence, drift, playbook
+from tpu_ops.ansible.drift import Drift
+from tpu_ops.ansible.failures import fix_of
+from tpu_ops.ansible.playbook import Step
+from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli.configure import Progress
+from tpu_ops.errors import ExitCode
+from tpu_ops.fleet import contact
+
+#: At most this many lines of one task are printed, each of at most this many characters. --json has all.
+_LINES, _LONGEST = 10, 200
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops drift`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument(
+        "--tags", default="", metavar="TAG,...", help="compare only with these roles, as in --tags users,python"
+    )
+    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
+    parser.epilog = (
+        "Changes nothing: it runs site.yml in check mode. Exits with 1 if a worker differs, with 4 if one does "
+        "not answer. `tpu_ops configure --drifted` configures the workers that differ."
+    )
+
+
+@interrupts.ended_by_signals()
+def run(args: argparse.Namespace) -> int:
+    """Compare the workers and print the differences."""
+    settings = config.load(args.fleet)
+    hosts: list[str] = []
+    if args.target:
+        fleet, workers = contact.find(settings, args.target)
+        hosts = convergence.limit_of(contact.serving(fleet, workers), workers)
+    found = drift.look(settings, hosts, args.tags)
+    with output.read_or_not():
+        if args.json:
+            output.as_json(as_data(found))
+        else:
+            show(found)
+    Progress().failures(found.outcome.failures)
+    file = playbook.project_of(settings.path, settings.file).playbook("site")
+    if fix := fix_of(found.outcome, file, args.target or "the fleet", settings):
+        output.info(f"  fix: {fix}")
+        return ExitCode.FAILED
+    return ExitCode.FAILED if found.differences else ExitCode.OK
+
+
+def as_data(found: Drift) -> dict[str, object]:
+    """Return the differences for --json."""
+    return {
+        "clean": found.clean,
+        "unknown": found.unknown,
+        "differences": [
+            {"host": host, "role": step.role, "task": step.task, "changes": list(step.changes)}
+            for host, steps in found.differences.items()
+            for step in steps
+        ],
+    }
+
+
+def show(found: Drift) -> None:
+    """Print each task that would change something, with the workers on which it would change the same."""
+    groups: dict[Step, list[str]] = {}
+    for host, steps in found.differences.items():
+        for step in steps:
+            same = Step(step.task, step.role, "", step.outcome, changes=step.changes)
+            groups.setdefault(same, []).append(host)
+    for step, hosts in groups.items():
+        output.line(f"{texts.folded(hosts)}: {step.title}")
+        for text in step.changes[:_LINES]:
+            output.line(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
+        if more := step.changes[_LINES:]:
+            output.line(f"  ... {texts.count(len(more), 'more line')}: --json has all")
+    if found.clean:
+        output.line(f"{texts.folded(found.clean)}: as site.yml would make {'it' if len(found.clean) == 1 else 'them'}")
