@@ -44,6 +44,12 @@ READS = ("files", "programs", "settings", "signing_keys", "units")
 KNOWN = ("brought_groups", "mentions", "packages", "paths")
 #: File of a role with the entries for these lists, what the role installs, and steps that its tasks do not show.
 ABOUT = "meta/tpu_ops.yml"
+#: A variable that reads files, programs or the environment of the controller, or what only its inventory knows. A
+#: template is a file of the role, so that workers have it as well.
+OF_CONTROLLER = re.compile(
+    r"""\b(?:lookup|query)\((?!'ansible\.builtin\.template')|(?:sel|rej)ect\('(?:ansible\.builtin\.)?file'|is file|expanduser"""
+    r"""|\binventory_(?:dir|file)\b|(?<![.\w'"])groups(?![\w'":])"""
+)
 #: The files with tasks.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
 #: Endings of variables whose default has a source that the description must name.
@@ -156,6 +162,48 @@ def check_apt(root: Path) -> list[str]:
         parts = ("pre_tasks", "tasks", "post_tasks", "handlers")
         tasks = [task for play in plays for part in parts for task in play.get(part, [])] if plays else content
         faults += [f"{path.relative_to(root)}: {fault}" for fault in apt_faults(tasks)]
+    return faults
+
+
+def read_on_workers(roles: dict[str, Spec], used: str) -> Spec:
+    """Return the variables of roles that a worker reads when it runs the roles on itself, with their values.
+
+    Args:
+        roles: Role -> `variables`, and its file ABOUT as `about`.
+        used: The text of all tasks, handlers and templates.
+    """
+    variables = {name: value for role in roles.values() for name, value in role["variables"].items()}
+    given = {name for role in roles.values() for name in role["about"].get("controller", {}).get("values", [])}
+    # Playbooks read these by their names.
+    left = {f"__{role}_{kind}" for role in roles for kind in ("faults", "warnings")} | set(re.findall(r"\w+", used))
+    left |= {name for name in variables if not name.startswith("_")}
+    found: Spec = {}
+    while left:
+        name = left.pop()
+        if name in variables and name not in found and name not in given:
+            found[name] = variables[name]
+            left |= set(re.findall(r"\w+", str(variables[name])))
+    return found
+
+
+def check_controller(folders: list[Path]) -> list[str]:
+    """Check what the roles list under `controller`; return the faults."""
+    roles, used, faults = {}, "", []
+    for folder in folders:
+        files = [folder / "defaults" / "main.yml", folder / "vars" / "main.yml"]
+        variables = {name: value for file in files for name, value in (load(file) or {}).items()}
+        roles[folder.name] = {"variables": variables, "about": load(folder / ABOUT) or {}}
+        parts = [path for part in ("tasks", "handlers", "templates") for path in sorted((folder / part).glob("*"))]
+        used += "".join(path.read_text() for path in parts)
+    anywhere = {name for each in roles.values() for name in each["about"].get("controller", {}).get("anywhere", {})}
+    for name, value in read_on_workers(roles, used).items():
+        if name not in anywhere and OF_CONTROLLER.search(str(value)):
+            faults.append(f"{name}: only the controller can compute it; list it in {ABOUT}, controller: values")
+    for role, each in roles.items():
+        about = each["about"].get("controller", {})
+        for name in (*about.get("values", []), *about.get("tasks", {}), *about.get("anywhere", {})):
+            if name not in each["variables"]:
+                faults.append(f"roles/{role}/{ABOUT}: controller: the role has no variable {name}")
     return faults
 
 
@@ -401,7 +449,7 @@ def main() -> int:
     write = parser.parse_args().write
     folders = [folder for folder in sorted((ROOT / "roles").iterdir()) if (folder / "tasks").is_dir()]
     faults = check_reads(folders, write=write) + [fault for folder in folders for fault in check(folder, write=write)]
-    faults = faults or check_overview(folders, write=write) + check_apt(ROOT)
+    faults = faults or check_overview(folders, write=write) + check_apt(ROOT) + check_controller(folders)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

@@ -50,14 +50,14 @@ def variables(host: str = "pod-w1", **changes: Any) -> dict[str, Any]:
         "allow_preemptible": False,
         "units_only": False,
         "disks": [],
-        "accounts": ["root", "ada"],
-        "groups": ["root", "research"],
         **changes,
     }
 
 
 def faults(hosts: dict[str, Any] = HOSTS, **changes: Any) -> str:
-    return "; ".join(nfs.nfs_faults(variables(**changes), hosts, GROUPS))
+    known = variables(**changes)
+    own = nfs.owner_faults(known, ["root", "ada"], ["root", "research"])
+    return "; ".join(nfs.nfs_faults(known, hosts, GROUPS) + own)
 
 
 @pytest.mark.parametrize(

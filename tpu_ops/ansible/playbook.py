@@ -195,13 +195,13 @@ def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.en
     # Tags do not depend on hosts, so the fleet's inventory is not read.
     no_fleet = {"ANSIBLE_INVENTORY_ENABLED": "host_list", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "False"}
     command = ["ansible-playbook", str(playbook), "--inventory", "localhost,", "--list-tags"]
-    env = {**_ansible(project, environ), **no_fleet}
+    env = {**ansible_environment(project, environ), **no_fleet}
     done = subprocess.run(command, cwd=project.root, env=env, capture_output=True, text=True, check=False)
     listed = _TAGS.findall(done.stdout) if done.returncode == 0 else []
     return {tag.strip() for tags in listed for tag in tags.split(",")} - {""}
 
 
-def _ansible(project: Project, environ: Mapping[str, str]) -> dict[str, str]:
+def ansible_environment(project: Project, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for Ansible."""
     return {
         **exported.with_utf8(environ),
@@ -258,7 +258,8 @@ def run(
             limit=f"@{private / 'limit'}" if hosts else None,
             inventory=None if inventories else str(project.inventory),
             # Absolute paths: Ansible starts in the directory of the playbooks.
-            envvars=_ansible(project, environ) | ({exported.VARIABLE: ",".join(inventories)} if inventories else {}),
+            envvars=ansible_environment(project, environ)
+            | ({exported.VARIABLE: ",".join(inventories)} if inventories else {}),
             cmdline=shlex.join(options) or None,
             quiet=True,
             suppress_env_files=True,

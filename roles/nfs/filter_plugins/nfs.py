@@ -169,13 +169,6 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
             f"clients: {fault}" for host in client_hosts(export, hosts, groups) if (fault := address_fault(host, hosts))
         ]
         faults += rights_faults(export, nfs)
-        for key, known in (("owner", nfs["accounts"]), ("group", nfs["groups"])):
-            name = rights(export, nfs)[key]
-            if not name.isdecimal() and not {name, "*"} & set(known):
-                faults.append(
-                    f"there is no {key} {name}, and users_people does not add it on this node; set {key}, or list"
-                    f" {name} for this node"
-                )
     return faults
 
 
@@ -301,6 +294,24 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     return faults
 
 
+def owner_faults(nfs: Entry, accounts: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Return a fault for each directory exported by this host whose owner or group will not exist here.
+
+    Args:
+        nfs: The host's variables, as for `nfs_faults`.
+        accounts: The accounts that will exist on this host; `*` stands for accounts that are not known.
+        groups: The groups that will exist on this host, likewise.
+    """
+    return [
+        f"nfs_exports[{position}]: {export.get('path', 'no path')}: there is no {key} {name}, and users_people does not"
+        f" add it on this node; set {key}, or list {name} for this node"
+        for position, export in enumerate(nfs["exports"])
+        if export.get("server") == nfs["host"]
+        for key, known in (("owner", accounts), ("group", groups))
+        if not (name := rights(export, nfs)[key]).isdecimal() and not {name, "*"} & set(known)
+    ]
+
+
 def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     """Return a warning for each server and client in nfs_exports that is not in the inventory.
 
@@ -368,6 +379,32 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
     return {"exports": exports, "mounts": mounts}
 
 
+class _Read(dict[str, Mapping[str, Any]]):
+    """Reads the variables of each host once: Ansible combines them anew at each access."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__()
+        self._hosts = hosts
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._hosts
+
+    def __missing__(self, name: str) -> Mapping[str, Any]:
+        self[name] = self._hosts[name]
+        return self[name]
+
+
+def nfs_fleet(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
+    """Return the results of `nfs_faults`, `nfs_warnings` and `nfs_here`: `faults`, `warnings` and `here`.
+
+    If there are faults, `here` has neither exports nor mounts.
+    """
+    read = _Read(hosts)
+    faults = nfs_faults(nfs, read, groups)
+    here = {"exports": [], "mounts": []} if faults else nfs_here(nfs, read, groups)
+    return {"faults": faults, "warnings": nfs_warnings(nfs, read, groups), "here": here}
+
+
 def nfs_left_out(here: Entry, hosts: Sequence[str]) -> list[str]:
     """Given the result of `nfs_here` and the hosts of a play, return the mounts' servers that are not in the play.
 
@@ -383,8 +420,7 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
-            "nfs_faults": nfs_faults,
-            "nfs_here": nfs_here,
+            "nfs_fleet": nfs_fleet,
             "nfs_left_out": nfs_left_out,
-            "nfs_warnings": nfs_warnings,
+            "owner_faults": owner_faults,
         }

@@ -1,0 +1,281 @@
+"""Program that computes what hosts need to run a playbook on themselves. `values.compute` starts it.
+
+    python -m tpu_ops.ansible.worker_values PLAYBOOK [OPTION ...] <HOSTS
+
+The options are those of ansible-playbook. Standard input is a JSON list of host patterns; the empty list means all
+hosts. Standard output is one JSON object: the attributes of `values.Values`, or `error`.
+
+Ansible's own command line class reads options, vault passwords, inventory and plugins, so all of them mean the same
+here as in ansible-playbook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible import constants, context
+from ansible.cli import CLI
+from ansible.cli.playbook import PlaybookCLI
+from ansible.errors import AnsibleError
+from ansible.parsing.vault import AnsibleVaultError, EncryptedString
+from ansible.playbook import Playbook
+from ansible.plugins.loader import add_all_plugin_dirs
+from ansible.template import Templar, is_trusted_as_template
+from ansible.vars.hostvars import HostVars
+
+#: Part (`inventory` or `extra`) and variable -> value.
+Values = dict[tuple[str, str], Any]
+
+#: Variables about the way from the controller to a host. A host needs no way to itself.
+WAY = r"ansible_(?:host|port|user|connection|ssh_\w+|private_key\w*)"
+#: A template that reads files, programs or the environment of the controller, or what is known only there.
+OF_CONTROLLER = re.compile(
+    rf"\b(?:lookup|query|q)\s*\(|(?<!\.)\b(?:hostvars|groups|inventory_dir|inventory_file|{WAY})\b"
+)
+#: Beginning of a Jinja template, variable or comment.
+TEMPLATE = re.compile(r"\{[{%#]")
+#: A word that may be the name of a variable.
+WORD = re.compile(r"[A-Za-z_]\w*")
+#: File of a role that lists under `controller` what only the controller can compute.
+ABOUT = Path("meta", "tpu_ops.yml")
+
+
+@dataclass(frozen=True)
+class Unsafe:
+    """A string that looks like a template, and that Ansible must not template."""
+
+    text: str
+
+
+class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc] # PyYAML decides at run time
+    """Writes YAML of values that Ansible has tagged, without aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Return True: values that occur twice are written twice."""
+        return True
+
+
+for _kind, _represent in yaml.SafeDumper.yaml_representers.items():
+    if _kind is not None:
+        Dumper.add_multi_representer(_kind, _represent)  # Ansible's tagged values are of subclasses.
+Dumper.add_representer(Unsafe, lambda dumper, value: dumper.represent_scalar("!unsafe", value.text))
+
+
+class HostError(Exception):
+    """A value of a host cannot be computed on the controller."""
+
+
+def final(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a value of plain types, given a function that returns the final form of each string."""
+    if isinstance(value, Mapping):
+        return {str(key) if isinstance(key, str) else key: final(each, leaf) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [final(each, leaf) for each in value]
+    return leaf(value) if isinstance(value, str | EncryptedString) else value
+
+
+def literal(text: Any) -> str | Unsafe:
+    """Return the final form of a string that is no template."""
+    plain = str.__str__(text)
+    return Unsafe(plain) if TEMPLATE.search(plain) else plain
+
+
+class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
+    """ansible-playbook, except that no play is run."""
+
+    def values(self, patterns: Sequence[str]) -> dict[str, Any]:
+        """Return what the hosts that match the patterns need, as the attributes of `values.Values`."""
+        CLI.run(self)  # reads the options, and finds Ansible's plugins
+        file = Path(context.CLIARGS["args"][0]).resolve()
+        add_all_plugin_dirs(str(file.parent))
+        loader, inventory, manager = self._play_prereqs()
+        loader.set_basedir(str(file.parent))
+        HostVars(inventory, manager, loader)  # gives the manager the variable `hostvars`
+        plays = Playbook.load(str(file), variable_manager=manager, loader=loader).get_plays()
+        hosts = {host.name: host for host in inventory.get_hosts(list(patterns) or "all")}
+        found: dict[str, Values] = {}
+        cannot: dict[str, list[str]] = {}
+        for play in plays:
+            loader.set_basedir(play._included_path or str(file.parent))
+            play.post_validate(Templar(loader, manager.get_vars(play=play)))
+            of_play = OfPlay(play, loader, manager)
+            for host in inventory.get_hosts(play.hosts):
+                if host.name in hosts:
+                    before = found.setdefault(host.name, {})
+                    try:
+                        now = of_play.values(host)
+                    except HostError as exc:
+                        cannot.setdefault(host.name, []).append(str(exc))
+                    else:
+                        differ = [name for part, name in before.keys() & now if before[part, name] != now[part, name]]
+                        if differ:
+                            why = f"two plays give different values to {', '.join(sorted(differ))}"
+                            cannot.setdefault(host.name, []).append(why)
+                        before |= now
+        cannot |= {name: [f"no play of {file.name} is for this host"] for name in hosts if name not in found}
+        found = {name: found[name] for name in hosts if name not in cannot}
+        common = in_common(list(found.values()))
+        own = {host: {key: each[key] for key in each if key not in common} for host, each in found.items()}
+        return {
+            "shared": [dumped({"all": {"vars": of_part("inventory", common)}}), dumped(of_part("extra", common))],
+            "hosts": {
+                host: [dumped(one_host(hosts[host], of_part("inventory", each))), dumped(of_part("extra", each))]
+                for host, each in own.items()
+            },
+            "cannot": cannot,
+        }
+
+
+class OfPlay:
+    """Computes the values of hosts in one play."""
+
+    def __init__(self, play: Any, loader: Any, manager: Any) -> None:
+        self._play, self._loader, self._manager = play, loader, manager
+        self._roles = roles_of(play)
+        own = {*manager.get_vars(include_hostvars=False), *constants.INTERNAL_STATIC_VARS, "ansible_local"}
+        self._of_ansible = own
+        # Most hosts share the objects of variables. By number; the object is kept, so that its number stays its own.
+        self._fixed: dict[int, tuple[Any, Any]] = {}
+        self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
+        self._known: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
+
+    def values(self, host: Any) -> Values:
+        """Return the variables of a host.
+
+        Raises:
+            HostError: The controller cannot compute one of them, or a task has to run there.
+        """
+        variables = self._manager.get_vars(play=self._play, host=host)
+        templar = Templar(self._loader, variables)
+        for role in self._roles.values():
+            for name, why in role.get("tasks", {}).items():
+                if self._computed(templar, name, variables.get(name)):
+                    raise HostError(f"{name}: {why}")
+        listed = self._manager.get_vars(host=host, include_hostvars=False)
+        found: Values = {
+            ("inventory", str(name)): self._kept(templar, name, value)
+            for name, value in listed.items()
+            if name not in self._of_ansible and not re.fullmatch(WAY, name)
+        }
+        for name, value in self._manager.extra_vars.items():
+            found["extra", str(name)] = self._kept(templar, name, value)
+        for path, role in self._roles.items():
+            for name in role.get("values", []):
+                key = (name, frozenset(self._read(name, variables).items()))
+                if key not in self._known:
+                    self._known[key] = self._computed(templar, name, variables[name], path)
+                found["extra", name] = self._known[key]
+        return found
+
+    def _computed(self, templar: Templar, name: str, value: Any, role: str = "") -> Any:
+        """Return the value of a template; files are looked for in the role's directory too."""
+        of_role = [role, f"{role}/tasks"] if role else []
+        templar.available_variables["ansible_search_path"] = [*of_role, self._loader.get_basedir()]
+        try:
+            return final(templar.template(value), literal)
+        except AnsibleVaultError:
+            raise
+        except AnsibleError as exc:
+            raise HostError(f"{name}: the controller cannot compute it: {exc}") from exc
+
+    def _kept(self, templar: Templar, name: str, value: Any) -> Any:
+        """Return a value in which only templates of the controller are replaced, by their results."""
+        if id(value) in self._fixed:
+            return self._fixed[id(value)][1]
+        replaced = False
+
+        def leaf(text: Any) -> Any:
+            nonlocal replaced
+            text = text if isinstance(text, str) else str(text)  # decrypts
+            if not TEMPLATE.search(text) or not is_trusted_as_template(text):
+                return literal(text)
+            if not OF_CONTROLLER.search(text):
+                return str.__str__(text)
+            if "ansible_facts" in text:
+                raise HostError(f"{name}: it needs both the controller and facts of the host")
+            replaced = True
+            return self._computed(templar, name, text)
+
+        done = final(value, leaf)
+        if not replaced:
+            self._fixed[id(value)] = (value, done)
+        return done
+
+    def _read(self, name: str, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Return name -> text, for a variable and all others that its templates may read.
+
+        Hosts for which these texts are equal have the same value of the variable.
+        """
+        found: dict[str, str] = {}
+        left = {name}
+        while left:
+            each = left.pop()
+            if each in ("hostvars", "vars"):
+                found[each] = variables["inventory_hostname"]
+            elif each in variables:
+                value = variables[each]
+                if id(value) not in self._texts:
+                    text = repr(value)
+                    self._texts[id(value)] = (value, text, frozenset(WORD.findall(text)))
+                _, found[each], words = self._texts[id(value)]
+                left |= words - found.keys()
+        return found
+
+
+def roles_of(play: Any) -> dict[str, Any]:
+    """Return path -> what only the controller can compute, for the roles of a play."""
+    roles = [each for role in play.get_roles() for each in (*role.get_all_dependencies(), role)]
+    files = {str(role._role_path): Path(role._role_path) / ABOUT for role in roles}
+    about = {path: yaml.safe_load(file.read_text()) for path, file in files.items() if file.is_file()}
+    return {path: each["controller"] for path, each in about.items() if each and "controller" in each}
+
+
+def in_common(hosts: Sequence[Values]) -> Values:
+    """Return the values that all hosts have. They are compared by their texts, since 1 equals True."""
+    first = hosts[0] if hosts else {}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in each and (each[key] is value or repr(each[key]) == repr(value)) for each in hosts)
+    }
+
+
+def of_part(part: str, values: Values) -> dict[str, Any]:
+    """Return the variables of one part, `inventory` or `extra`."""
+    return {name: value for (kind, name), value in values.items() if kind == part}
+
+
+def one_host(host: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an inventory of one host, in all its groups."""
+    groups = [group.name for group in host.get_groups() if group.name not in ("all", "ungrouped")]
+    own = {**variables, "ansible_connection": "local"}
+    return {"all": {"hosts": {host.name: own}, "children": {name: {"hosts": {host.name: None}} for name in groups}}}
+
+
+def dumped(value: object) -> str:
+    """Return YAML that Ansible reads as these values."""
+    return str(yaml.dump(value, Dumper=Dumper, allow_unicode=True, width=2**20, sort_keys=False))
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Print the values as JSON. Everything that Ansible itself prints goes to standard error."""
+    patterns = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            answer = Program(["ansible-playbook", *arguments]).values(patterns)
+        except AnsibleError as exc:
+            answer = {"error": str(exc)}
+    json.dump(answer, sys.stdout)
+    return 1 if "error" in answer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
