@@ -56,7 +56,7 @@ def variables(host: str = "pod-w1", **changes: Any) -> dict[str, Any]:
 
 def faults(hosts: dict[str, Any] = HOSTS, **changes: Any) -> str:
     known = variables(**changes)
-    own = nfs.owner_faults(known, ["root", "ada"], ["root", "research"])
+    own = nfs.own_faults(known, ["root", "ada"], ["root", "research"])
     return "; ".join(nfs.nfs_faults(known, hosts, GROUPS) + own)
 
 

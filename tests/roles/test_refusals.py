@@ -25,7 +25,7 @@ from roles.facts.module_utils.as_person import PersonFault
 from roles.facts.module_utils.mount_points import Mounted
 from roles.git.filter_plugins.git import git_faults
 from roles.launcher.filter_plugins.launcher import ports_faults
-from roles.nfs.filter_plugins.nfs import nfs_faults
+from roles.nfs.filter_plugins.nfs import nfs_faults, own_faults
 from roles.nfs.library import nfs_host
 from roles.python.filter_plugins import environments
 from roles.python.library import signing_key
@@ -418,11 +418,10 @@ def of_nfs(host: str = "a", **changes: Any) -> list[str]:
         "ganesha_core": {},
         "allow_preemptible": False,
         "disks": [],
-        "accounts": ["root"],
-        "groups": ["root"],
     }
     hosts = {"a": {"nfs_address": changes.pop("address", "10.0.0.1")}, "b": {"nfs_address": "10.0.0.2"}}
-    return nfs_faults(nfs | changes, hosts, {"all": ["a", "b"], "empty": []})
+    nfs |= changes
+    return nfs_faults(nfs, hosts, {"all": ["a", "b"], "empty": []}) + own_faults(nfs, ["root"], ["root"])
 
 
 def of_exports(*changes: dict[str, Any]) -> list[str]:

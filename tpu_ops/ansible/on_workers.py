@@ -196,7 +196,8 @@ def _without(host: str, kind: str, message: str) -> Outcome:
 
 def _step(content: Mapping[str, Any]) -> Step:
     """Return a step that a worker has written."""
-    return Step(**{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    return Step(**values)
 
 
 async def _first(stdout: asyncio.StreamReader) -> Mapping[str, Any] | None:

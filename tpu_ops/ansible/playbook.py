@@ -391,8 +391,8 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
 
 def changes_of(result: Mapping[str, Any]) -> list[str]:
     """Return what a task changed, given its result: the paths of files, and other changed lines with `+` or `-`."""
-    given = result.get("diff") or ()
-    found = []
+    given: Any = result.get("diff") or []
+    found: list[str] = []
     for diff in given if isinstance(given, list) else [given]:
         header = str(diff.get("after_header") or diff.get("before_header") or "")
         before, after = (str(diff.get(key) or "").splitlines() for key in ("before", "after"))

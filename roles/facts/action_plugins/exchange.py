@@ -19,7 +19,7 @@ from ansible.plugins.action import ActionBase
 VARIABLE = "TPU_OPS_EXCHANGE"
 
 
-class ActionModule(ActionBase):
+class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
     """Exchanges values with the other workers. Its only option is `values`, a mapping."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:

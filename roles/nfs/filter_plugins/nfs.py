@@ -284,6 +284,25 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
                 f"nfs_mounts: of the paths {a} and {b}, one is inside the other; choose two paths next to each other"
             )
     faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
+    return faults
+
+
+def own_faults(nfs: Entry, accounts: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Return every fault that depends on this host's own facts: unknown owners of exports, and settings of ganesha.
+
+    Args:
+        nfs: The host's variables, as for `nfs_faults`.
+        accounts: The accounts that will exist on this host; `*` stands for accounts that are not known.
+        groups: The groups that will exist on this host, likewise.
+    """
+    faults = [
+        f"nfs_exports[{position}]: {export.get('path', 'no path')}: there is no {key} {name}, and users_people does not"
+        f" add it on this node; set {key}, or list {name} for this node"
+        for position, export in enumerate(nfs["exports"])
+        if export.get("server") == nfs["host"]
+        for key, known in (("owner", accounts), ("group", groups))
+        if not (name := rights(export, nfs)[key]).isdecimal() and not {name, "*"} & set(known)
+    ]
     faults += [
         f"nfs_ganesha_core: {name}: {value!r} is neither a number of 0 or more nor true or false"
         if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name)
@@ -292,24 +311,6 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name) and isinstance(value, int) and value >= 0)
     ]
     return faults
-
-
-def owner_faults(nfs: Entry, accounts: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """Return a fault for each directory exported by this host whose owner or group will not exist here.
-
-    Args:
-        nfs: The host's variables, as for `nfs_faults`.
-        accounts: The accounts that will exist on this host; `*` stands for accounts that are not known.
-        groups: The groups that will exist on this host, likewise.
-    """
-    return [
-        f"nfs_exports[{position}]: {export.get('path', 'no path')}: there is no {key} {name}, and users_people does not"
-        f" add it on this node; set {key}, or list {name} for this node"
-        for position, export in enumerate(nfs["exports"])
-        if export.get("server") == nfs["host"]
-        for key, known in (("owner", accounts), ("group", groups))
-        if not (name := rights(export, nfs)[key]).isdecimal() and not {name, "*"} & set(known)
-    ]
 
 
 def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
@@ -422,5 +423,5 @@ class FilterModule:
         return {
             "nfs_fleet": nfs_fleet,
             "nfs_left_out": nfs_left_out,
-            "owner_faults": owner_faults,
+            "own_faults": own_faults,
         }
