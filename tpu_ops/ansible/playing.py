@@ -22,7 +22,7 @@ PLAYBOOKS = ("disks", "python", "site", "users")
 #: Reasons of at most this many workers are shown.
 _SHOWN = 4
 #: The tag of tasks that only run where workers run the playbook on themselves.
-_TAG = "on_workers"
+TAG = "on_workers"
 
 _log = logging.getLogger(__name__)
 
@@ -116,4 +116,4 @@ def _options(options: Sequence[str]) -> list[str]:
     """Return the options for workers: without extra variables, which they get with the others; with this one's tag."""
     given = [option for option in options if option.startswith("--") and not option.startswith("--tags=")]
     tags = [option.removeprefix("--tags=") for option in options if option.startswith("--tags=")] or ["all"]
-    return [*given, f"--tags={','.join([*tags, _TAG])}"]
+    return [*given, f"--tags={','.join([*tags, TAG])}"]

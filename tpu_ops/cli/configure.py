@@ -133,7 +133,7 @@ def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]
     Raises:
         UsageError: No task has one of the tags.
     """
-    known = playbook.tags_of(project, file) if chosen else set()
+    known = playbook.tags_of(project, file) - {playing.TAG} if chosen else set()
     for option, text in chosen.items():
         names = {name.strip() for name in text.split(",")} - {""}
         if known and (wrong := sorted(names - known - ANY_PLAYBOOK)):
