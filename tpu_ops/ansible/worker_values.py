@@ -66,7 +66,9 @@ class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mis
 for _kind, _represent in yaml.SafeDumper.yaml_representers.items():
     if _kind is not None:
         Dumper.add_multi_representer(_kind, _represent)  # Ansible's tagged values are of subclasses.
-Dumper.add_representer(Unsafe, lambda dumper, value: dumper.represent_scalar("!unsafe", value.text))
+# PyYAML's emitter in C takes no subclass of str.
+Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
+Dumper.add_representer(Unsafe, lambda dumper, value: dumper.represent_scalar("!unsafe", str.__str__(value.text)))
 
 
 class HostError(Exception):
@@ -76,16 +78,15 @@ class HostError(Exception):
 def final(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Return a value of plain types, given a function that returns the final form of each string."""
     if isinstance(value, Mapping):
-        return {str(key) if isinstance(key, str) else key: final(each, leaf) for key, each in value.items()}
+        return {key: final(each, leaf) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [final(each, leaf) for each in value]
     return leaf(value) if isinstance(value, str | EncryptedString) else value
 
 
-def literal(text: Any) -> str | Unsafe:
+def literal(text: str) -> str | Unsafe:
     """Return the final form of a string that is no template."""
-    plain = str.__str__(text)
-    return Unsafe(plain) if TEMPLATE.search(plain) else plain
+    return Unsafe(text) if TEMPLATE.search(text) else text
 
 
 class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
@@ -161,12 +162,12 @@ class OfPlay:
                     raise HostError(f"{name}: {why}")
         listed = self._manager.get_vars(host=host, include_hostvars=False)
         found: Values = {
-            ("inventory", str(name)): self._kept(templar, name, value)
+            ("inventory", name): self._kept(templar, name, value)
             for name, value in listed.items()
             if name not in self._of_ansible and not re.fullmatch(WAY, name)
         }
         for name, value in self._manager.extra_vars.items():
-            found["extra", str(name)] = self._kept(templar, name, value)
+            found["extra", name] = self._kept(templar, name, value)
         for path, role in self._roles.items():
             for name in role.get("values", []):
                 key = (name, frozenset(self._read(name, variables).items()))
@@ -198,7 +199,7 @@ class OfPlay:
             if not TEMPLATE.search(text) or not is_trusted_as_template(text):
                 return literal(text)
             if not OF_CONTROLLER.search(text):
-                return str.__str__(text)
+                return text
             if "ansible_facts" in text:
                 raise HostError(f"{name}: it needs both the controller and facts of the host")
             replaced = True
