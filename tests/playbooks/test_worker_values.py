@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,9 @@ OWN = {
 }
 
 
+RAW = "own_unsafe: !unsafe '{{ own }}'\nown_set: !!set {a}\nown_vaulted: !vault |\n" + textwrap.indent(
+    vaulted("{{ own_part }}, locked"), "  "
+)
 EXTRA = {"own_extra": "{{ lookup('env', 'OWN_WORD') }} {{ own }}"}
 
 
@@ -129,6 +133,7 @@ class Fleet:
             "fleet/hosts.yml": HOSTS,
             "fleet/group_vars/all/own.yml": OWN,
             "fleet/group_vars/all/vault.yml": vaulted(yaml.safe_dump(VAULT)),
+            "fleet/group_vars/all/raw.yml": RAW,
             "fleet/group_vars/tpu.yml": {"own": "tpu", "own_beside": "the inventory"},
             "fleet/group_vars/node_pod.yml": {"own": "node_pod"},
             "fleet/own.txt": "text of {{ nobody }}",
@@ -228,6 +233,7 @@ def test_a_host_alone_has_the_variables_that_a_play_of_the_controller_gives_it(
         moved.rename(fleet.inventory.parent)
     pod, store = pushed["pod-w1"], pushed["store-w0"]
     assert (pod["own_beside"], pod["group_names"]) == ("the playbook pod-w1", ["node_pod", "tpu"])
+    assert (pod["own_unsafe"], pod["own_vaulted"]) == ("{{ own }}", "{{ own_part }}, locked")
     assert (pod["own_extra"], store["own_braces"]) == ("word w1 part of pod-w1", "{{ 7 * 6 }}")
     assert pod["__nfs_fleet"]["here"]["mounts"][0]["server"] == "10.0.0.9"
     assert store["__credentials_environment"] == {"WANDB_API_KEY": "s3cret {% raw %}"}

@@ -75,13 +75,15 @@ class HostError(Exception):
     """A value of a host cannot be computed on the controller."""
 
 
-def final(value: Any, leaf: Callable[[Any], Any]) -> Any:
+def final(value: Any, leaf: Callable[[str], Any]) -> Any:
     """Return a value of plain types, given a function that returns the final form of each string."""
     if isinstance(value, Mapping):
         return {key: final(each, leaf) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [final(each, leaf) for each in value]
-    return leaf(value) if isinstance(value, str | EncryptedString) else value
+    if isinstance(value, EncryptedString):
+        value = str(value)  # decrypts
+    return leaf(value) if isinstance(value, str) else value
 
 
 def literal(text: str) -> str | Unsafe:
@@ -170,6 +172,8 @@ class OfPlay:
             found["extra", name] = self._kept(templar, name, value)
         for path, role in self._roles.items():
             for name in role.get("values", []):
+                if name not in variables:
+                    raise AnsibleError(f"{path}/{ABOUT}: controller: the role has no variable {name}")
                 key = (name, frozenset(self._read(name, variables).items()))
                 if key not in self._known:
                     self._known[key] = self._computed(templar, name, variables[name], path)
@@ -193,9 +197,8 @@ class OfPlay:
             return self._fixed[id(value)][1]
         replaced = False
 
-        def leaf(text: Any) -> Any:
+        def leaf(text: str) -> Any:
             nonlocal replaced
-            text = text if isinstance(text, str) else str(text)  # decrypts
             if not TEMPLATE.search(text) or not is_trusted_as_template(text):
                 return literal(text)
             if not OF_CONTROLLER.search(text):
