@@ -143,8 +143,12 @@ class OfPlay:
     def __init__(self, play: Any, loader: Any, manager: Any) -> None:
         self._play, self._loader, self._manager = play, loader, manager
         self._roles = roles_of(play)
-        own = {*manager.get_vars(include_hostvars=False), *constants.INTERNAL_STATIC_VARS, "ansible_local"}
-        self._of_ansible = own
+        # Ansible's own variables, and extra variables.
+        self._not_of_hosts = {
+            *manager.get_vars(include_hostvars=False),
+            *constants.INTERNAL_STATIC_VARS,
+            "ansible_local",
+        }
         # Most hosts share the objects of variables. By number; the object is kept, so that its number stays its own.
         self._fixed: dict[int, tuple[Any, Any]] = {}
         self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
@@ -166,7 +170,7 @@ class OfPlay:
         found: Values = {
             ("inventory", name): self._kept(templar, name, value)
             for name, value in listed.items()
-            if name not in self._of_ansible and not re.fullmatch(WAY, name)
+            if name not in self._not_of_hosts and not re.fullmatch(WAY, name)
         }
         for name, value in self._manager.extra_vars.items():
             found["extra", name] = self._kept(templar, name, value)
