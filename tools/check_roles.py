@@ -47,8 +47,8 @@ ABOUT = "meta/tpu_ops.yml"
 #: A variable that reads files, programs or the environment of the controller, or what only its inventory knows. A
 #: template is a file of the role, so that workers have it as well.
 OF_CONTROLLER = re.compile(
-    r"""\b(?:lookup|query)\((?!'ansible\.builtin\.template')|(?:sel|rej)ect\('(?:ansible\.builtin\.)?file'|is file|expanduser"""
-    r"""|\binventory_(?:dir|file)\b|(?<![.\w'"])groups(?![\w'":])"""
+    r"""\b(?:lookup|query)\((?!'ansible\.builtin\.template')|(?:sel|rej)ect\('(?:ansible\.builtin\.)?file'"""
+    r"""|is file|expanduser|\binventory_(?:dir|file)\b|(?<![.\w'"])groups(?![\w'":])"""
 )
 #: The files with tasks.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
@@ -186,15 +186,21 @@ def read_on_workers(roles: dict[str, Spec], used: str) -> Spec:
     return found
 
 
-def check_controller(folders: list[Path]) -> list[str]:
-    """Check what the roles list under `controller`; return the faults."""
-    roles, used, faults = {}, "", []
+def variables_and_uses(folders: list[Path]) -> tuple[dict[str, Spec], str]:
+    """Return the arguments of `read_on_workers` for the roles in some directories."""
+    roles, used = {}, ""
     for folder in folders:
         files = [folder / "defaults" / "main.yml", folder / "vars" / "main.yml"]
         variables = {name: value for file in files for name, value in (load(file) or {}).items()}
         roles[folder.name] = {"variables": variables, "about": load(folder / ABOUT) or {}}
         parts = [path for part in ("tasks", "handlers", "templates") for path in sorted((folder / part).glob("*"))]
         used += "".join(path.read_text() for path in parts)
+    return roles, used
+
+
+def controller_faults(roles: dict[str, Spec], used: str) -> list[str]:
+    """Return the faults of what roles list under `controller`. The arguments are those of `read_on_workers`."""
+    faults = []
     anywhere = {name for each in roles.values() for name in each["about"].get("controller", {}).get("anywhere", {})}
     for name, value in read_on_workers(roles, used).items():
         if name not in anywhere and OF_CONTROLLER.search(str(value)):
@@ -449,7 +455,9 @@ def main() -> int:
     write = parser.parse_args().write
     folders = [folder for folder in sorted((ROOT / "roles").iterdir()) if (folder / "tasks").is_dir()]
     faults = check_reads(folders, write=write) + [fault for folder in folders for fault in check(folder, write=write)]
-    faults = faults or check_overview(folders, write=write) + check_apt(ROOT) + check_controller(folders)
+    faults = faults or check_overview(folders, write=write) + check_apt(ROOT) + controller_faults(
+        *variables_and_uses(folders)
+    )
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

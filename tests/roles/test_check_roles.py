@@ -11,6 +11,7 @@ from tools.check_roles import (
     apt_faults,
     check,
     check_apt,
+    controller_faults,
     known,
     load,
     merged,
@@ -219,3 +220,34 @@ def test_a_task_that_would_not_wait_for_apt_is_found_wherever_it_stands(tmp_path
         path.write_text(yaml.safe_dump(content))
         assert check_apt(tmp_path) == [f"{name}: 'Hurry': apt without lock_timeout"]
         path.unlink()
+
+
+ABOUT_THINGS = {"controller": {"values": ["__things_text"], "tasks": {"things_on": "why"}, "anywhere": {}}}
+THINGS = {
+    "things_on": True,
+    "__things_path": "{{ inventory_dir }}/things",
+    "__things_text": "{{ lookup('ansible.builtin.file', __things_path) }}",
+    "__things_file": {"content": "{{ __things_text }}", "state": "file", "groups": "{{ x.groups }}"},
+}
+
+
+@pytest.mark.parametrize(
+    ("about", "variables", "fault"),
+    [
+        ({}, {}, None),
+        # The path is read by a variable that the controller computes, and by nothing else.
+        ({}, {"__things_faults": "{{ __things_path }}"}, "__things_path: only the controller can compute it"),
+        ({"values": []}, {}, "__things_text: only the controller can compute it; list it in meta/tpu_ops.yml"),
+        ({"values": [], "anywhere": {"__things_text": "why", "__things_path": "why"}}, {}, None),
+        ({}, {"__things_file": "{{ __things_text ~ groups['all'] }}"}, "__things_file: only the controller"),
+        ({}, {"__things_file": "{{ query('ansible.builtin.env', 'X') }}"}, "__things_file: only the controller"),
+        ({}, {"__things_file": "{{ lookup('ansible.builtin.template', 'x.j2') }}"}, None),
+        ({"tasks": {"things_off": "why"}}, {}, "controller: the role has no variable things_off"),
+    ],
+)
+def test_what_only_the_controller_can_compute_is_listed(
+    about: dict[str, Any], variables: dict[str, Any], fault: str | None
+) -> None:
+    roles = {"things": {"variables": THINGS | variables, "about": {"controller": ABOUT_THINGS["controller"] | about}}}
+    faults = controller_faults(roles, "- name: Write\n  managed_files: '{{ __things_file }}'\n")
+    assert faults == [] if fault is None else any(fault in found for found in faults)

@@ -592,3 +592,12 @@ def test_servers_export_before_anybody_waits_for_them(plan: dict[str, Any], task
     done = [task for task in work if templar.evaluate_conditional(task["when"])]
     assert [task["name"] for task in done] == tasks
     assert [task["nfs_host"].get("await_servers", True) for task in work] == [False, True]
+
+
+def test_what_depends_on_other_hosts_has_no_exports_and_mounts_if_there_are_faults() -> None:
+    known = variables("pod-w0")
+    good = nfs.nfs_fleet(known, HOSTS, GROUPS)
+    assert good == {"faults": [], "warnings": [], "here": nfs.nfs_here(known, HOSTS, GROUPS)}
+    bad = nfs.nfs_fleet(variables("pod-w0", exports=[{"server": "pod-w0"}]), HOSTS, GROUPS)
+    assert bad["here"] == {"exports": [], "mounts": []}
+    assert bad["faults"] != []

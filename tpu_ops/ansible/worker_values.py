@@ -66,26 +66,29 @@ class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mis
 for _kind, _represent in yaml.SafeDumper.yaml_representers.items():
     if _kind is not None:
         Dumper.add_multi_representer(_kind, _represent)  # Ansible's tagged values are of subclasses.
-Dumper.add_representer(Unsafe, lambda dumper, value: dumper.represent_scalar("!unsafe", value.text))
+# PyYAML's emitter in C takes no subclass of str.
+Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
+Dumper.add_representer(Unsafe, lambda dumper, value: dumper.represent_scalar("!unsafe", str.__str__(value.text)))
 
 
 class HostError(Exception):
     """A value of a host cannot be computed on the controller."""
 
 
-def final(value: Any, leaf: Callable[[Any], Any]) -> Any:
+def final(value: Any, leaf: Callable[[str], Any]) -> Any:
     """Return a value of plain types, given a function that returns the final form of each string."""
     if isinstance(value, Mapping):
-        return {str(key) if isinstance(key, str) else key: final(each, leaf) for key, each in value.items()}
+        return {key: final(each, leaf) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [final(each, leaf) for each in value]
-    return leaf(value) if isinstance(value, str | EncryptedString) else value
+    if isinstance(value, EncryptedString):
+        value = str(value)  # decrypts
+    return leaf(value) if isinstance(value, str) else value
 
 
-def literal(text: Any) -> str | Unsafe:
+def literal(text: str) -> str | Unsafe:
     """Return the final form of a string that is no template."""
-    plain = str.__str__(text)
-    return Unsafe(plain) if TEMPLATE.search(plain) else plain
+    return Unsafe(text) if TEMPLATE.search(text) else text
 
 
 class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
@@ -140,8 +143,12 @@ class OfPlay:
     def __init__(self, play: Any, loader: Any, manager: Any) -> None:
         self._play, self._loader, self._manager = play, loader, manager
         self._roles = roles_of(play)
-        own = {*manager.get_vars(include_hostvars=False), *constants.INTERNAL_STATIC_VARS, "ansible_local"}
-        self._of_ansible = own
+        # Ansible's own variables, and extra variables.
+        self._not_of_hosts = {
+            *manager.get_vars(include_hostvars=False),
+            *constants.INTERNAL_STATIC_VARS,
+            "ansible_local",
+        }
         # Most hosts share the objects of variables. By number; the object is kept, so that its number stays its own.
         self._fixed: dict[int, tuple[Any, Any]] = {}
         self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
@@ -161,14 +168,16 @@ class OfPlay:
                     raise HostError(f"{name}: {why}")
         listed = self._manager.get_vars(host=host, include_hostvars=False)
         found: Values = {
-            ("inventory", str(name)): self._kept(templar, name, value)
+            ("inventory", name): self._kept(templar, name, value)
             for name, value in listed.items()
-            if name not in self._of_ansible and not re.fullmatch(WAY, name)
+            if name not in self._not_of_hosts and not re.fullmatch(WAY, name)
         }
         for name, value in self._manager.extra_vars.items():
-            found["extra", str(name)] = self._kept(templar, name, value)
+            found["extra", name] = self._kept(templar, name, value)
         for path, role in self._roles.items():
             for name in role.get("values", []):
+                if name not in variables:
+                    raise AnsibleError(f"{path}/{ABOUT}: controller: the role has no variable {name}")
                 key = (name, frozenset(self._read(name, variables).items()))
                 if key not in self._known:
                     self._known[key] = self._computed(templar, name, variables[name], path)
@@ -192,13 +201,12 @@ class OfPlay:
             return self._fixed[id(value)][1]
         replaced = False
 
-        def leaf(text: Any) -> Any:
+        def leaf(text: str) -> Any:
             nonlocal replaced
-            text = text if isinstance(text, str) else str(text)  # decrypts
             if not TEMPLATE.search(text) or not is_trusted_as_template(text):
                 return literal(text)
             if not OF_CONTROLLER.search(text):
-                return str.__str__(text)
+                return text
             if "ansible_facts" in text:
                 raise HostError(f"{name}: it needs both the controller and facts of the host")
             replaced = True
