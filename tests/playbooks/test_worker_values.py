@@ -274,6 +274,7 @@ def test_hosts_that_need_the_controller_during_the_play_are_named_with_the_reaso
     [
         ("password", "wrong", "no vault secrets", "ANSIBLE_VAULT_PASSWORD_FILE"),
         ("fleet/group_vars/all/own.yml", "own: [", "YAML", "own.yml:"),
+        ("fleet/hosts.yml", "all:\n  hosts: 7\n", "with 'plain_yaml' plugin: Invalid", "correct the error"),
         (
             "project/play.yml",
             "- hosts: all\n  rolls: []\n",
