@@ -78,10 +78,13 @@ def compute(
         check=False,
     )
     answer: dict[str, Any] = json.loads(done.stdout or "{}")
-    if error := answer.get("error") or (done.stderr.strip() if done.returncode else ""):
+    said = done.stderr.strip()
+    if done.returncode:
+        # The cause of an unreadable inventory is in what Ansible has printed before.
+        error = "; ".join(text for text in (answer.get("error"), said) if text)
         raise UsageError(error, where=f"{shown(file)}, {project.inventory}", fix=_fix(project, error))
     own = {host: Files(*texts) for host, texts in answer["hosts"].items()}
-    return Values(Files(*answer["shared"]), own, answer["cannot"], done.stderr.strip())
+    return Values(Files(*answer["shared"]), own, answer["cannot"], said)
 
 
 def _fix(project: Project, error: str) -> str:

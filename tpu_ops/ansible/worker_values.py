@@ -226,9 +226,9 @@ class OfPlay:
         left = {name}
         while left:
             each = left.pop()
-            if each in ("hostvars", "vars"):
+            if each == "vars":  # all variables of the host
                 found[each] = variables["inventory_hostname"]
-            elif each in variables:
+            elif each in variables and each != "hostvars":  # which is the same for all hosts
                 value = variables[each]
                 if id(value) not in self._texts:
                     text = repr(value)
