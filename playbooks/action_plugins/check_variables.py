@@ -310,11 +310,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         folder = Path(self._task.args["roles"])
-        options = {
-            path.parts[-3]: _load(path)["argument_specs"]["main"]["options"]
-            for path in folder.glob("*/meta/argument_specs.yml")
-        }
-        offered = {name: path.parts[-3] for path in folder.glob("*/vars/main.yml") for name in _load(path)}
+        options, offered = options_of(folder), offered_by(folder)
         values: dict[str, Any] = dict(variables)
         files = [*extra_files(), *variable_files(variables)]
         places = Places(variables, files, self._loader)
@@ -377,6 +373,30 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         return faults
 
 
+def options_of(folder: Path) -> dict[str, Options]:
+    """Return role -> variable -> its entry in argument_specs, given the directory of the roles."""
+    specifications = {path.parts[-3]: _load(path) for path in folder.glob("*/meta/argument_specs.yml")}
+    return {role: specification["argument_specs"]["main"]["options"] for role, specification in specifications.items()}
+
+
+def offered_by(folder: Path) -> dict[str, str]:
+    """Return variables that roles set for other roles -> the role, given the directory of the roles."""
+    return {name: path.parts[-3] for path in folder.glob("*/vars/main.yml") for name in _load(path)}
+
+
+def file_faults(variables: Mapping[str, Any], known: Collection[str], loader: Any) -> list[str]:
+    """Return what is wrong with the variables files of a host, apart from the values: each with its place.
+
+    Args:
+        variables: The variables of the host.
+        known: The variables of the roles.
+        loader: Ansible's loader, which finds and reads the files.
+    """
+    hidden = [_placed(text, where) for where, text in hidden_faults(variables, known, loader)]
+    unread = [_placed(text, _shown(file)) for file, text in unread_faults(variables)]
+    return hidden + unread + unused_warnings(variables)
+
+
 def extra_files() -> list[Path]:
     """Return the variables files on ansible-playbook's command line (-e @FILE), highest precedence first."""
     given = [str(text) for text in context.CLIARGS.get("extra_vars") or ()]
@@ -388,7 +408,7 @@ def variable_files(variables: Mapping[str, Any]) -> list[Path]:
 
     The file with the highest precedence is first.
     """
-    found = [paths[0] for paths in _variable_paths(variables)]
+    found = [paths[0] for paths in variable_paths(variables)]
     found += [path for path in [Path(variables.get("inventory_file") or "")] if path.suffix in (".yml", ".yaml")]
     return [
         file for path in found for file in (sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]) if file.is_file()
@@ -407,7 +427,7 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
         For each such variable, the file and line of the value that has no effect, and the fault.
     """
     faults = []
-    for first, *_ in _variable_paths(variables):
+    for first, *_ in variable_paths(variables):
         before: dict[str, str] = {}
         for file in loader.find_vars_files(str(first.parent), first.name) if first.is_dir() else []:
             for key in [key for key, _ in _pairs(_composed(Path(file), loader)) if key.value in known]:
@@ -422,7 +442,7 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
     """Return the variables files that Ansible silently ignores because of another file, each with the reason."""
     faults = []
-    for first, *others in _variable_paths(variables):
+    for first, *others in variable_paths(variables):
         taken, way = first.name, "merge them into one file"
         if first.is_dir():
             taken, way = f"{first.name}/", "move it into that directory"
@@ -478,7 +498,7 @@ def _variable_folders(variables: Mapping[str, Any]) -> list[Path]:
     return [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
 
 
-def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
+def variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
     """Return the existing variables files and directories of a host, one list per group or host and directory.
 
     Ansible reads only the first of each list. The lists of the host come first, then those of its groups by precedence.

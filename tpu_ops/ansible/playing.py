@@ -24,6 +24,9 @@ _SHOWN = 4
 #: The tag of tasks that only run where workers run the playbook on themselves.
 TAG = "on_workers"
 
+#: Name of the task that fails if variables are faulty, before the first change (playbooks/tasks/check_fleet.yml).
+_FAULTY = "Refuse faulty variables"
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,8 +55,16 @@ def play(
         UsageError: ``on_themselves`` is true and not possible, or a variable has no value.
     """
     if on_themselves or (on_themselves is None and _count(settings, hosts) >= MANY):
+
+        def without_faults(note: Step | Said) -> None:
+            if isinstance(note, Said) or note.task != _FAULTY:
+                told(note)
+
         try:
-            return _on_workers(settings, project, file, hosts, options, told=told)
+            outcome = _on_workers(settings, project, file, hosts, options, told=without_faults)
+            if not any(step.task == _FAULTY for step in outcome.failures):
+                return outcome
+            # Nothing was changed. Only the controller knows the files and lines of faulty variables: it says them.
         except Unsuitable as exc:
             groups: dict[str, list[str]] = {}
             for host, reason in exc.why.items():

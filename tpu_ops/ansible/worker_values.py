@@ -12,13 +12,14 @@ here as in ansible-playbook.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from ansible import constants, context
@@ -153,6 +154,9 @@ class OfPlay:
         self._fixed: dict[int, tuple[Any, Any]] = {}
         self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
         self._known: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
+        self._check = check_of(Path(loader.get_basedir()))
+        # Variables files of a host -> what is wrong with them.
+        self._faults: dict[str, list[str]] = {}
 
     def values(self, host: Any) -> Values:
         """Return the variables of a host.
@@ -161,6 +165,12 @@ class OfPlay:
             HostError: The controller cannot compute one of them, or a task has to run there.
         """
         variables = self._manager.get_vars(play=self._play, host=host)
+        if self._check:
+            files = str(self._check.variable_paths(variables))
+            if files not in self._faults:
+                self._faults[files] = self._check.faults(variables, self._loader)
+            if self._faults[files]:
+                raise HostError("; ".join(self._faults[files]))
         templar = Templar(self._loader, variables)
         for role in self._roles.values():
             for name, why in role.get("tasks", {}).items():
@@ -259,6 +269,31 @@ def in_common(hosts: Sequence[Values]) -> Values:
 def of_part(part: str, values: Values) -> dict[str, Any]:
     """Return the variables of one part, `inventory` or `extra`."""
     return {name: value for (kind, name), value in values.items() if kind == part}
+
+
+class Check(NamedTuple):
+    """The check of variables files of the action `check_variables`, which a worker cannot do: it has no such files.
+
+    Attributes:
+        variable_paths: Returns the variables files of a host, given its variables.
+        faults: Returns what is wrong with these files, given the host's variables and Ansible's loader.
+    """
+
+    variable_paths: Callable[[Mapping[str, Any]], Any]
+    faults: Callable[[Mapping[str, Any], Any], list[str]]
+
+
+def check_of(playbooks: Path) -> Check | None:
+    """Return the check of variables files, given the directory of a playbook; None if its plays do not check them."""
+    file = playbooks / "action_plugins" / "check_variables.py"
+    specification = importlib.util.spec_from_file_location("check_variables", file)
+    if not file.is_file() or specification is None or specification.loader is None:
+        return None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    roles = playbooks.parent / "roles"
+    known = {name for options in module.options_of(roles).values() for name in options} | {*module.offered_by(roles)}
+    return Check(module.variable_paths, lambda variables, loader: module.file_faults(variables, known, loader))
 
 
 def one_host(host: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
