@@ -15,6 +15,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.protocol import wire
 from tpu_ops.ssh import envelope, masters, openssh, processes, room, silence
 from tpu_ops.ssh.masters import Moved, Unreachable
+from tpu_ops.ssh.mux import Absent
 from tpu_ops.ssh.renewal import Renew, Renewal, paused
 from tpu_ops.ssh.replies import SSH_FAILED, Output, Reply, Result, late, reply_of, result_of
 from tpu_ops.ssh.silence import Silence
@@ -373,9 +374,13 @@ class Fanout:
         session, replaced = openssh.shared_session, False
         said = said or processes.Said(Output(), Output())
         while True:
-            words = session(self.ssh_config, host, command)
+            words, shared = session(self.ssh_config, host, command), session is openssh.shared_session
             try:
-                code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
+                code = await self._session_once(
+                    host, words, said, stdin, begun, attended=attended, quiet=quiet, shared=shared
+                )
+            except Absent:
+                code = SSH_FAILED
             except Moved:
                 if replaced:
                     raise
@@ -383,7 +388,7 @@ class Fanout:
             if code != SSH_FAILED or begun in said.stdout.data:
                 self.masters.served(host)
                 return code, said
-            if session is openssh.shared_session and openssh.without_room(said.stderr.data.decode(errors="replace")):
+            if shared and openssh.without_room(said.stderr.data.decode(errors="replace")):
                 self.masters.forget([host])
             elif replaced:
                 return code, said
@@ -406,16 +411,18 @@ class Fanout:
         *,
         attended: bool,
         quiet: float,
+        shared: bool,
     ) -> int | None:
         """Run a command over the open master; return ssh's exit code.
 
         Raises:
             Unreachable: The worker is gone or has another address.
+            Absent: The command line is a `shared_session`, and there is no master.
         """
         async with (
             self._session(host),
             self.unless_gone(host, quiet) as heard,
-            processes.session(self._find(host), command) as process,
+            processes.session(self._find(host), command, shared=shared) as process,
         ):
             await processes.converse(process, said, stdin, begun, heard, attended=attended)
         return process.returncode
