@@ -63,6 +63,8 @@ class Fanout:
         self._silence = Silence()
         self._sessions: dict[str, asyncio.Semaphore] = {}
         self._wanted = 0
+        # When a worker last answered a request or got a connection, in the event loop's time.
+        self._progress = float("-inf")
 
     async def run(
         self,
@@ -217,6 +219,7 @@ class Fanout:
         try:
             async with self.unless_gone(host, said=False):
                 await self.masters.ensure(host, deadline)
+                self._note_progress()
         except Unreachable as exc:
             if self._renewal is None or exc.answered:
                 raise
@@ -289,7 +292,17 @@ class Fanout:
             if said:
                 no_longer_silent()
 
-        timer = loop.call_later(silence.LOOK_AFTER + quiet, lambda: looking.append(loop.create_task(look())))
+        timer: asyncio.TimerHandle
+
+        def due() -> None:
+            # While other workers answer, this machine is perhaps too busy to hear this worker: do not test it yet.
+            nonlocal timer
+            if (left := self._progress + silence.LOOK_AFTER - loop.time()) > 0:
+                timer = loop.call_later(left, due)
+            else:
+                looking.append(loop.create_task(look()))
+
+        timer = loop.call_later(silence.LOOK_AFTER + quiet, due)
         with self._silence.watch(host, quiet) if said else contextlib.nullcontext(lambda: None) as no_longer_silent:
             try:
                 async with asyncio.timeout(None) as patience:
@@ -318,6 +331,9 @@ class Fanout:
         if host in news.changed:
             return Moved("the worker has another address now")
         return Unreachable(news.notes[host], fix=news.fixes[host]) if host in news.fixes else None
+
+    def _note_progress(self) -> None:
+        self._progress = asyncio.get_running_loop().time()
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
@@ -424,7 +440,12 @@ class Fanout:
             self.unless_gone(host, quiet) as heard,
             processes.session(self._find(host), command, shared=shared) as process,
         ):
-            await processes.converse(process, said, stdin, begun, heard, attended=attended)
+
+            def answered() -> None:
+                heard()
+                self._note_progress()
+
+            await processes.converse(process, said, stdin, begun, answered, attended=attended)
         return process.returncode
 
 
