@@ -394,8 +394,9 @@ def section(series: SwarmSeries) -> list[str]:
         f"process with most; the commands start with a soft limit of {FILES}. The numbers do not show a network's "
         "latency, nor how fast workers with processors of their own answer: all workers share the cores of this "
         "machine with the controller. Therefore the wall time of a command that contacts workers is an upper bound, "
-        "and most of it is the workers' CPU. With 512 workers, the first answer takes longer than the 1.5 s after which "
-        "the controller tests the addresses and asks the API; this adds to its CPU and to its growth. Numbers are medians, with the smallest and largest in brackets; ratios "
+        "and most of it is the workers' CPU. With 512 workers here, the first answer takes longer than the 1.5 s after "
+        "which the controller tests the addresses and asks the API; this adds to its CPU and to its growth. Numbers "
+        "are medians, with the smallest and largest in brackets; ratios "
         "are taken within a round."
     )
     lines = ["## Hundreds of workers", "", *origin(series.commit, series.date, series.machine), ""]
