@@ -92,7 +92,7 @@ molecule-roles: engine
 molecule-site: engine
 	@TPU_OPS_LAB=$${TPU_OPS_LAB:-molecule}site tools/molecule.sh test -s site
 
-bench: engine ## Measure in the lab, repeat tests of races and kill commands; write docs/benchmarks.md
+bench: engine ## Measure in the lab and with 512 sshd addresses, repeat tests of races, kill commands; write docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
 
 bench-docs: env ## Rewrite docs/benchmarks.md from the samples in docs/benchmarks/

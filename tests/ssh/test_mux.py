@@ -104,7 +104,7 @@ async def test_the_agent_is_asked_for_where_it_is_forwarded(master: Master) -> N
     session.close()
 
 
-WRONG = ["nobody listens", "no socket", "another version", "all sessions are open", "mute", "not a person's own"]
+WRONG = ["another version", "all sessions are open", "mute", "not a person's own"]
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -113,17 +113,29 @@ async def test_ssh_does_what_a_master_connection_cannot_do(
 ) -> None:
     monkeypatch.setattr(processes, "CONTROL_LIMIT", 0.3 if what == "mute" else 5)
     (play / "master-a").touch()
-    if what == "nobody listens":
-        master.close()
-    elif what == "no socket":
-        master.path.unlink()
-    elif what == "not a person's own":
+    if what == "not a person's own":
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     master.version, master.refuses = 3 if what == "another version" else 4, what == "all sessions are open"
     master.mute = what == "mute"
     result = (await fanout.run(["a"], ["echo", "hi"], limit=20))["a"]
     assert (result.code, result.stdout) == (0, b"hi\n")
     assert ["ProxyCommand=false" in call for call in calls(play)] == [True]
+
+
+@pytest.mark.parametrize("what", ["nobody listens", "no socket", "no directory"])
+async def test_without_a_master_the_only_ssh_process_before_the_session_opens_one(
+    master: Master, fanout: Fanout, play: Path, what: str
+) -> None:
+    master.close()
+    if what != "nobody listens":
+        master.path.unlink()
+    if what == "no directory":
+        master.path.parent.rmdir()
+    result = (await fanout.run(["a"], ["echo", "hi"], limit=20))["a"]
+    assert (result.code, result.stdout) == (0, b"hi\n")
+    # The stand-in for ssh opens no socket, so that the session needs an ssh process too.
+    opening, session = calls(play)
+    assert ("ControlMaster=auto -f -N" in opening, "ControlMaster=no" in session) == (True, True)
 
 
 async def test_a_session_whose_end_is_not_told_has_the_code_of_ssh(master: Master, fanout: Fanout, play: Path) -> None:

@@ -338,6 +338,26 @@ async def test_a_silent_worker_that_is_where_it_was_is_waited_for(play: Path, co
 
 
 @pytest.mark.usefixtures("_looks_soon")
+async def test_a_silent_worker_is_not_tested_while_others_answer(play: Path) -> None:
+    (play / "mute-a").touch()
+    loop, looked, requests = asyncio.get_running_loop(), list[float](), list[tuple[float, float]]()
+
+    async def look(_host: str) -> bool:
+        looked.append(loop.time())
+        return True
+
+    fanout = Fanout(play / "config", Api(play), connects=look)
+    silent = asyncio.create_task(fanout.run("a", ["true"], limit=2))
+    until = loop.time() + 5 * silence.LOOK_AFTER
+    while (begun := loop.time()) < until:
+        assert (await fanout.run("b", ["true"], limit=20))["b"].ok
+        requests.append((begun, loop.time()))
+    await silent
+    answered = [begun for begun, ended in requests if ended < looked[0]]
+    assert [begun for begun in answered if looked[0] - begun < silence.LOOK_AFTER] == []
+
+
+@pytest.mark.usefixtures("_looks_soon")
 async def test_an_alarm_about_a_silent_worker_ends_the_command(play: Path) -> None:
     (play / "mute-a").touch()
 

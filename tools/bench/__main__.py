@@ -1,4 +1,4 @@
-"""Measure the inventory, runs, site.yml and nodes, repeat tests, kill commands, and write docs/benchmarks.md.
+"""Measure inventory, runs, site.yml, nodes and many workers, repeat tests, kill commands; write docs/benchmarks.md.
 
     python -m tools.bench                measure, write the samples and the page
     python -m tools.bench --part site    measure one part again; the page keeps the other parts
@@ -18,13 +18,27 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tools.bench import faults, kills, machine, measure, nodes, report, runs, runs_report, samples, site, site_report
+from tools.bench import (
+    faults,
+    kills,
+    machine,
+    measure,
+    nodes,
+    report,
+    runs,
+    runs_report,
+    samples,
+    site,
+    site_report,
+    swarm,
+)
 from tools.bench.faults import FaultSample, FaultSeries
 from tools.bench.kills import KillSample, KillSeries
 from tools.bench.nodes import NodesSample, NodesSeries
 from tools.bench.runs import RunSample, RunSeries
 from tools.bench.samples import Fleet, Series, read_part
 from tools.bench.site import SiteSample, SiteSeries
+from tools.bench.swarm import SwarmSample, SwarmSeries
 from tpu_ops.cloud.accelerators import accelerator_type
 from tpu_ops.errors import OpsError, UsageError
 
@@ -135,8 +149,18 @@ def nodes_part(options: argparse.Namespace) -> Iterator[tuple[str, NodesSeries]]
     yield "nodes", NodesSeries(commit, date, described, tuple(found))
 
 
+def swarm_part(options: argparse.Namespace) -> Iterator[tuple[str, SwarmSeries]]:
+    """Measure one controller with hundreds of workers; yield "swarm" and the series."""
+    if options.rounds < 1:
+        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = swarm.run(options.rounds, Path(directory), say)
+    yield "swarm", SwarmSeries(commit, date, described, tuple(found))
+
+
 #: The types of series that the parts of the measurement yield.
-AnySeries = Series | SiteSeries | RunSeries | FaultSeries | KillSeries | NodesSeries
+AnySeries = Series | SiteSeries | RunSeries | FaultSeries | KillSeries | NodesSeries | SwarmSeries
 
 #: Part -> the function that measures it.
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]] = {
@@ -146,6 +170,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]
     "faults": faults_part,
     "nodes": nodes_part,
     "kills": kills_part,
+    "swarm": swarm_part,
 }
 
 
@@ -241,6 +266,8 @@ def document(out: Path) -> str:
         parts.append(nodes.section(read_part(more, NodesSample)))
     if (more := samples_file(out, "kills")).exists():
         parts.append(kills.section(read_part(more, KillSample)))
+    if (more := samples_file(out, "swarm")).exists():
+        parts.append(swarm.section(read_part(more, SwarmSample)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from tools.bench.samples import MEASURED, Fleet, Sample
 from tpu_ops.errors import OpsError
 from tpu_ops.lab.api.fleet_file import write_fleet
+from tpu_ops.lab.backend import Networks, NoWorkers
 from tpu_ops.lab.instance import PROJECT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,10 +97,17 @@ def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float
 
 
 class Served:
-    """A fleet that the lab's API serves, with home directories for the users of the measured commands."""
+    """A fleet that the lab's API serves, with home directories for the users of the measured commands.
 
-    def __init__(self, fleet: Fleet, root: Path) -> None:
+    Args:
+        fleet: The fleet.
+        root: The directory of the home directories.
+        networks: The networks of the workers' addresses.
+    """
+
+    def __init__(self, fleet: Fleet, root: Path, networks: Networks = NoWorkers.networks) -> None:
         self.fleet = fleet
+        self.networks = networks
         self.root = root
         self.rest = self.grpc = ""
 
@@ -112,7 +120,8 @@ class Served:
         """
         prefix = f"projects/{PROJECT}/locations/{ZONE}/nodes"
         body = {"acceleratorType": self.fleet.accelerator_type}
-        write_fleet(self.root / "state.json", {f"{prefix}/n{number:05}": body for number in range(self.fleet.nodes)})
+        nodes = {f"{prefix}/n{number:05}": body for number in range(self.fleet.nodes)}
+        write_fleet(self.root / "state.json", nodes, self.networks)
         argv = (str(BIN / "tpu_ops"), "lab", "api", "--state", str(self.root / "state.json"))
         with subprocess.Popen(argv, env=self.environ("api"), stdout=subprocess.PIPE, text=True) as process:
             try:

@@ -152,7 +152,9 @@ def ssh_config(
             *(f"    {key} {value}" for key, value in own_options(worker, way)),
         ]
     if ways:
-        lines += ["", "Host " + " ".join(worker.host for worker, _ in ways), f"    User {user}"]
+        # A Host line with many names would take ssh memory and time that grow with the square of their number.
+        names = ",".join(worker.host for worker, _ in ways)
+        lines += ["", f"Match originalhost {names}", f"    User {user}"]
         if private_key is not None:
             lines.append(f"    IdentityFile {openssh.quoted(private_key)}")
         lines.append(f"    ForwardAgent {'yes' if forward_agent else 'no'}")

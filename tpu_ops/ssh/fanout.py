@@ -15,6 +15,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.protocol import wire
 from tpu_ops.ssh import envelope, masters, openssh, processes, room, silence
 from tpu_ops.ssh.masters import Moved, Unreachable
+from tpu_ops.ssh.mux import Absent
 from tpu_ops.ssh.renewal import Renew, Renewal, paused
 from tpu_ops.ssh.replies import SSH_FAILED, Output, Reply, Result, late, reply_of, result_of
 from tpu_ops.ssh.silence import Silence
@@ -62,6 +63,8 @@ class Fanout:
         self._silence = Silence()
         self._sessions: dict[str, asyncio.Semaphore] = {}
         self._wanted = 0
+        # When a worker last answered a request or got a connection, in the event loop's time.
+        self._progress = float("-inf")
 
     async def run(
         self,
@@ -223,6 +226,7 @@ class Fanout:
         try:
             async with self.unless_gone(host, said=False):
                 await self.masters.ensure(host, deadline)
+                self._note_progress()
         except Unreachable as exc:
             if self._renewal is None or exc.answered:
                 raise
@@ -295,7 +299,17 @@ class Fanout:
             if said:
                 no_longer_silent()
 
-        timer = loop.call_later(silence.LOOK_AFTER + quiet, lambda: looking.append(loop.create_task(look())))
+        timer: asyncio.TimerHandle
+
+        def due() -> None:
+            # While other workers answer, this machine is perhaps too busy to hear this worker: do not test it yet.
+            nonlocal timer
+            if (left := self._progress + silence.LOOK_AFTER - loop.time()) > 0:
+                timer = loop.call_later(left, due)
+            else:
+                looking.append(loop.create_task(look()))
+
+        timer = loop.call_later(silence.LOOK_AFTER + quiet, due)
         with self._silence.watch(host, quiet) if said else contextlib.nullcontext(lambda: None) as no_longer_silent:
             try:
                 async with asyncio.timeout(None) as patience:
@@ -324,6 +338,9 @@ class Fanout:
         if host in news.changed:
             return Moved("the worker has another address now")
         return Unreachable(news.notes[host], fix=news.fixes[host]) if host in news.fixes else None
+
+    def _note_progress(self) -> None:
+        self._progress = asyncio.get_running_loop().time()
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
@@ -380,9 +397,13 @@ class Fanout:
         session, replaced = openssh.shared_session, False
         said = said or processes.Said(Output(), Output())
         while True:
-            words = session(self.ssh_config, host, command)
+            words, shared = session(self.ssh_config, host, command), session is openssh.shared_session
             try:
-                code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
+                code = await self._session_once(
+                    host, words, said, stdin, begun, attended=attended, quiet=quiet, shared=shared
+                )
+            except Absent:
+                code = SSH_FAILED
             except Moved:
                 if replaced:
                     raise
@@ -390,7 +411,7 @@ class Fanout:
             if code != SSH_FAILED or begun in said.stdout.data:
                 self.masters.served(host)
                 return code, said
-            if session is openssh.shared_session and openssh.without_room(said.stderr.data.decode(errors="replace")):
+            if shared and openssh.without_room(said.stderr.data.decode(errors="replace")):
                 self.masters.forget([host])
             elif replaced:
                 return code, said
@@ -413,18 +434,25 @@ class Fanout:
         *,
         attended: bool,
         quiet: float,
+        shared: bool,
     ) -> int | None:
         """Run a command over the open master; return ssh's exit code.
 
         Raises:
             Unreachable: The worker is gone or has another address.
+            Absent: The command line is a `shared_session`, and there is no master.
         """
         async with (
             self._session(host),
             self.unless_gone(host, quiet) as heard,
-            processes.session(self._find(host), command) as process,
+            processes.session(self._find(host), command, shared=shared) as process,
         ):
-            await processes.converse(process, said, stdin, begun, heard, attended=attended)
+
+            def answered() -> None:
+                heard()
+                self._note_progress()
+
+            await processes.converse(process, said, stdin, begun, answered, attended=attended)
         return process.returncode
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.ssh import mux, openssh
-from tpu_ops.ssh.mux import Master, Unavailable
+from tpu_ops.ssh.mux import Absent, Master, Unavailable
 from tpu_ops.ssh.processes import CONTROL_LIMIT, quiet
 from tpu_ops.ssh.renewal import paused
 
@@ -129,8 +129,14 @@ class Masters:
 
     async def _alive(self, host: str) -> bool:
         if master := self._find(host):
-            with contextlib.suppress(Unavailable):
+            try:
                 await mux.check(master, CONTROL_LIMIT)
+            except Absent:
+                # Start no ssh process to be told the same: many workers make this the larger part of the time.
+                return False
+            except Unavailable:
+                pass
+            else:
                 return True
         code, _ = await quiet(openssh.control(self._config, host, "check"), CONTROL_LIMIT)
         return code == 0

@@ -34,6 +34,10 @@ class Unavailable(Exception):
     """A master is missing, or did not carry out the request: no command was started."""
 
 
+class Absent(Unavailable):
+    """No process listens on the control socket: there is no master."""
+
+
 class Master(NamedTuple):
     """The control socket on which the master of a worker listens, if the master exists.
 
@@ -209,6 +213,8 @@ async def open_session(master: Master, command: str, *, limit: int, patience: fl
 def _unavailable() -> Iterator[None]:
     try:
         yield
+    except (FileNotFoundError, ConnectionRefusedError) as exc:
+        raise Absent(str(exc)) from exc
     except (OSError, EOFError) as exc:
         raise Unavailable(str(exc)) from exc
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tpu_ops.ssh import mux, openssh
-from tpu_ops.ssh.mux import Master, Unavailable
+from tpu_ops.ssh.mux import Absent, Master, Unavailable
 from tpu_ops.ssh.replies import Output
 
 #: Seconds that a master on this machine has to answer.
@@ -57,18 +57,27 @@ async def started(
 
 
 @contextlib.asynccontextmanager
-async def session(master: Master | None, command: Sequence[str], *, limit: int = 2**16) -> AsyncIterator[Process]:
+async def session(
+    master: Master | None, command: Sequence[str], *, limit: int = 2**16, shared: bool = False
+) -> AsyncIterator[Process]:
     """Run a remote command line for the length of a `with` block: over a master directly, or by ssh if that fails.
 
     Args:
         master: The worker's master; None if its address is unknown.
         command: ssh's command line, whose last word is the remote command line.
         limit: Maximum size of the output that is read at once, in bytes.
+        shared: Whether ssh could do nothing without a master either.
+
+    Raises:
+        Absent: ``shared``, and there is no master.
     """
     direct = None
     if master:
-        with contextlib.suppress(Unavailable):
+        try:
             direct = await mux.open_session(master, command[-1], limit=limit, patience=CONTROL_LIMIT)
+        except Unavailable as exc:
+            if shared and isinstance(exc, Absent):
+                raise
     if direct:
         with contextlib.closing(direct):
             yield direct

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: Seconds without an answer after which a worker is reported as silent, and seconds to wait for further silent workers
 #: for the same report.
 PATIENCE, GATHER = 4.0, 0.5
-#: Seconds without an answer after which the API is asked whether the worker has moved. ssh would wait 10 s for a new
-#: connection, and 20 s for an answer over an old one.
+#: Seconds without an answer of this or any other worker after which the API is asked whether the worker has moved. ssh
+#: would wait 10 s for a new connection, and 20 s for an answer over an old one.
 LOOK_AFTER = 1.5
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_ops.lab.backend import Networks, NoWorkers
 
-def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+
+def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]], networks: Networks = NoWorkers.networks) -> None:
     """Write a state file with these nodes; an API process that is started with this file serves the nodes.
 
     Args:
@@ -16,6 +18,7 @@ def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
         nodes: Full name of each node -> the node's fields, as in the API's JSON. ``acceleratorType`` is required. The
             default of ``state`` is READY, the default of ``runtimeVersion`` is ``tpu-ubuntu2204-base``. If
             ``networkConfig`` is ``{}``, the workers have no external addresses.
+        networks: The networks of the workers' addresses.
 
     Raises:
         ApiError: A node's name or field is invalid for the API.
@@ -26,9 +29,8 @@ def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
     from tpu_ops.lab.api.nodes import complete
     from tpu_ops.lab.api.records import NodeRecord, timestamp
     from tpu_ops.lab.api.state import State
-    from tpu_ops.lab.backend import NoWorkers
 
-    state = State(NoWorkers.networks)
+    state = State(networks)
     for name, fields in nodes.items():
         body = complete(split(name)[0], {"runtimeVersion": "tpu-ubuntu2204-base", **fields})
         body = {"id": state.new_node_id(), "createTime": timestamp(time.time()), **body}
