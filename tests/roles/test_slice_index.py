@@ -6,6 +6,8 @@ import hashlib
 import http.client
 import http.server
 import re
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -160,6 +162,13 @@ def test_a_failure_of_worker_0_and_of_the_source_is_the_failure_of_the_source(
     with pytest.raises(Fault, match=r"127\.0\.0\.1:9/simple"):
         installed(tmp_path, source, "")
     assert not listens("http://127.0.0.1:9")
+
+
+def test_the_server_ends_when_nobody_uses_it() -> None:
+    program = (ROOT / "roles/python/files/slice_index.py").read_text()
+    assert "IDLE = 120\n" in program
+    argv = [sys.executable, "-", "127.0.0.1", "0", "http://127.0.0.1:9", "http://127.0.0.1:9", "127.0.0.1"]
+    subprocess.run(argv, input=program.replace("IDLE = 120\n", "IDLE = 0.1\n"), text=True, timeout=20, check=True)
 
 
 FOUR = [f"10.0.0.{number}" for number in range(2, 6)]

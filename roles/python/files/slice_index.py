@@ -22,6 +22,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -32,6 +33,8 @@ from typing import Any
 CHUNK = 1 << 18
 #: Seconds to wait for the source.
 TIMEOUT = 20
+#: Seconds after the last connection at which the server ends. Between two playbooks, pages become stale.
+IDLE = 120
 #: A name in a path: no separator, and not only dots.
 NAME = re.compile(r"[\w.+!-]*\w[\w.+!-]*")
 
@@ -148,6 +151,18 @@ class Server(http.server.ThreadingHTTPServer):
     """A server that all workers of a large slice can connect to at once."""
 
     request_queue_size = 1024
+    #: The time of the last request.
+    used = 0.0
+
+    def service_actions(self) -> None:
+        """End the server when it was idle for long enough."""
+        if time.monotonic() - self.used > IDLE and threading.active_count() == 1:
+            raise SystemExit
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        self.used = time.monotonic()
+        super().process_request(request, client_address)
 
 
 def handler(index: Index, readers: Container[str]) -> type[http.server.BaseHTTPRequestHandler]:
@@ -155,6 +170,8 @@ def handler(index: Index, readers: Container[str]) -> type[http.server.BaseHTTPR
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        #: Seconds after which an idle connection is closed.
+        timeout = 60
 
         def do_GET(self) -> None:
             if self.client_address[0] not in readers:
@@ -198,8 +215,9 @@ def handler(index: Index, readers: Container[str]) -> type[http.server.BaseHTTPR
 
 
 def main(address: str, port: str, index: str, builds: str, *readers: str) -> None:
-    """Serve until the process is ended."""
+    """Serve until nothing was requested for some time."""
     with Server((address, int(port)), handler(Index(index, builds), readers)) as server:
+        server.used = time.monotonic()
         server.serve_forever()
 
 
