@@ -6,12 +6,14 @@ import contextlib
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.desk import Desk, Lab
+from tests.support.slice_index import Hook, serving
 
 pytestmark = pytest.mark.lab
 
@@ -332,3 +334,60 @@ def test_clients_of_a_server_that_was_made_anew_under_another_address_read_its_f
     exports = lab.inside("solo-w0", "cat", "/etc/ganesha/tpu_ops.conf")
     assert sorted(re.findall(r"Clients = ([^;]+);", exports)) == sorted(addresses.values())
     assert lab.inside("pod-w1", "nfs-cat", f"nfs://{after}{EXPORT}/thesis.tex?version=4") == "thesis\n"
+
+
+@contextlib.contextmanager
+def outer_index(lab: Lab, sent: Counter[str], hook: Hook) -> Iterator[str]:
+    """Have the pod's workers use an index on this machine that counts its bytes; yield its URL."""
+    gateway = lab.inside("pod-w0", "sh", "-c", "ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'").strip()
+    # One that an earlier playbook started has the files already.
+    lab.inside("pod-w0", "sh", "-c", "systemctl stop tpu_ops-slice-index.service || true")
+    with serving(gateway, "https://pypi.org/simple", sent, hook=hook) as url:
+        for host in POD:
+            text = f'[[index]]\nurl = "{url}/simple"\ndefault = true\n'
+            lab.inside(host, "sh", "-c", f"mkdir -p /etc/uv && printf %s '{text}' > /etc/uv/uv.toml")
+            lab.inside(host, "rm", "-rf", "/opt/venvs/tools", "/opt/uv", "/var/cache/uv-own")
+        try:
+            yield f"{url}/simple"
+        finally:
+            for host in POD:
+                lab.inside(host, "rm", "-rf", "/etc/uv", "/opt/venvs/tools", "/var/cache/uv-own")
+
+
+def fill_tools(desk: Desk, lab: Lab, hook: Hook = lambda *_: None) -> tuple[dict[str, int], str, str]:
+    """Install uv and an environment on the pod; return each worker's outer bytes, the digest, and what was said."""
+    sent: Counter[str] = Counter()
+    with outer_index(lab, sent, hook) as url:
+        variables = {
+            "base_pip_index_url": url,
+            "python_environments": [{"name": "tools", "requirements": ["numpy", "six"]}],
+            "python_share_downloads": True,
+            "python_uv_cache_dir": "/var/cache/uv-own",
+        }
+        code, said = play(desk, "site.yml", "--tags", "python", "--extra-vars", json.dumps(variables))
+    assert code == 0, said
+    external = {row["host"]: row["external_ip"] for row in desk.json("tpu_ops", "list", "--json")}
+    (digest,) = re.findall(r"tools (\w+) on 2 workers", said)
+    return {host: sent[external[host]] for host in POD}, digest, said
+
+
+def test_a_slice_downloads_once_and_does_without_worker_0(desk, lab):
+    """In the second part, worker 0's server is killed while a package is on its way."""
+    sent, digest, said = fill_tools(desk, lab)
+    assert "from the source" not in said
+    assert sent["pod-w0"] > 30_000_000  # uv and numpy
+    assert sent["pod-w1"] < sent["pod-w0"] / 100
+
+    killed: list[str] = []
+
+    def kill(agent: str, path: str, so_far: int) -> None:
+        # uv has another agent: it reads the package as well, to resolve the requirements.
+        if not killed and agent.startswith("Python-urllib") and "numpy" in path and so_far > 4_000_000:
+            killed.append(path)
+            lab.inside("pod-w0", "systemctl", "kill", "--signal=KILL", "tpu_ops-slice-index.service")
+
+    sent, without, said = fill_tools(desk, lab, kill)
+    assert killed
+    assert "downloaded from the source, and not from worker 0 of the slice" in said
+    assert sent["pod-w1"] > 10_000_000
+    assert without == digest

@@ -95,6 +95,7 @@ def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> N
         "python_version": "3.12",
         # All workers are on this machine, so they share one cache of downloads.
         "python_uv_cache_dir": f"{CACHE_MOUNT}/uv",
+        "python_share_downloads": False,
         "jax_platform": "cpu",
         "launcher_environment_files": [WORKER_ENVIRONMENT],
         # Containers use this machine's kernel, which might have no NFS client; a container cannot load the kernel

@@ -96,6 +96,13 @@ options:
     description: Whether V(fill) may change environments that exist while a training run is active.
     type: bool
     default: false
+  slice_index:
+    description:
+      - URL of the server that worker 0 of the slice runs for the others (C(files/slice_index.py)). V(pythons) and
+        V(fill) download from it what uv verifies by a hash that it has from elsewhere, and use the source if that
+        fails. Empty means none.
+    type: str
+    default: ""
   timeout:
     description: Seconds that one command may take, including waiting for another host's turn with the cache.
     type: int
@@ -161,21 +168,28 @@ def listed(found: dict[str, str]) -> str:
     return "".join("%s==%s\n" % item for item in sorted(found.items()))
 
 
-def bring(versions: list[str], uv: Uv) -> None:
-    """Install versions of Python with uv.
+def bring(versions: list[str], uv: Uv) -> str:
+    """Install versions of Python with uv, and return why the slice's index was not used.
 
     Raises:
         Fault: uv failed; the text names the variables to change.
     """
     try:
         with uv.take_turn():
-            uv.run("python", "install", "--no-bin", "--reinstall", *versions)
+            missed: str = uv.run_sharing("python", "install", "--no-bin", "--reinstall", *versions)[1]
+            return missed
     except Fault as exc:
         raise Fault(
             "uv did not install Python %s, which python_version or python_more_versions asks for: %s; uv downloads its"
             " builds from GitHub: if a worker cannot reach it, name a mirror's list in python_uv_downloads_json_url, or"
             " set python_source to deadsnakes or distribution" % (", ".join(versions), exc)
         ) from exc
+
+
+def tell_missed(reason: str, module: AnsibleModule) -> None:
+    """Warn if there is a reason why the slice's index was not used."""
+    if reason:
+        module.warn("downloaded from the source, and not from worker 0 of the slice: %s" % reason)
 
 
 def exists(path: str) -> bool:
@@ -240,7 +254,8 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
             % (wanted["owner"], " and %s" % wanted["owner"] if account.pw_uid else "", reason)
         )
     mine = account.pw_uid == os.geteuid()
-    uv = Uv(program, module.params["cache_dir"] if mine else "%s/.cache/uv" % account.pw_dir, timeout)
+    cache = module.params["cache_dir"] if mine else "%s/.cache/uv" % account.pw_dir
+    uv = Uv(program, cache, timeout, module.params["slice_index"])
     if not mine:
         check_owner(wanted["path"], account)
     if step == "fill" and not mine:
@@ -284,6 +299,7 @@ def main() -> None:
             },
             "moving": {"type": "list", "elements": "path", "default": []},
             "during_runs": {"type": "bool", "default": False},
+            "slice_index": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 1800},
         },
         supports_check_mode=True,
@@ -303,7 +319,8 @@ def main() -> None:
         if step == "pythons" and missing:
             result["changed"] = True
             if not module.check_mode:
-                bring(missing, Uv(module.params["uv"], module.params["cache_dir"], module.params["timeout"]))
+                names = ("uv", "cache_dir", "timeout", "slice_index")
+                tell_missed(bring(missing, Uv(*(module.params[name] for name in names))), module)
         for wanted in module.params["environments"]:
             name = wanted["name"]
             where = place(wanted)
@@ -325,6 +342,7 @@ def main() -> None:
             result["changed"] = True
             if not module.check_mode:
                 states[wanted["name"]] = work(wanted, step, module)
+                tell_missed(states[wanted["name"]].pop("missed"), module)
         where = ""
     except (Fault, PersonFault, RunUnknown, OSError) as exc:
         module.fail_json(msg="%s%s" % (where, exc), **result)

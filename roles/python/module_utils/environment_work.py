@@ -73,6 +73,8 @@ class Environment:
         self.path = wanted["path"]
         self.python = os.path.join(self.path, "bin", "python")
         self.unproved = os.path.join(self.path, UNPROVED)
+        #: Why the slice's index was not used.
+        self.missed = ""
         self.uv = uv
         if os.path.isabs(wanted["python"]):
             self.interpreter = [wanted["python"]]
@@ -113,6 +115,9 @@ class Environment:
         else:
             requirements, constraints = self.texts(directory, needs or [])
             arguments += ["--requirements", requirements, *constraints]
+        if "--require-hashes" in arguments and "--dry-run" not in arguments:
+            (_, said), self.missed = self.uv.run_sharing(*arguments, place=self.path)
+            return list(plan_lines(said))
         plan: list[str] = plan_lines(self.uv.run(*arguments, place=self.path)[1])
         return plan
 
@@ -378,7 +383,7 @@ class Environment:
         self.prove()
         for path in self.kept():
             shutil.rmtree(path)
-        return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
+        return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False) | {"missed": self.missed}
 
     def prove(self) -> None:
         """Run the final check `proof`; until it succeeds, the environment counts as broken.

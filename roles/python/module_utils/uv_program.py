@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
+import socket
 import subprocess
 import time
 from typing import TextIO
+from urllib.parse import urlsplit
 
 from ansible.module_utils.environment_sets import shortened
 
@@ -42,13 +45,52 @@ def device(path: str) -> int:
     return os.stat(path).st_dev
 
 
-class Uv:
-    """The program uv, with its cache and its time limit."""
+def listens(url: str) -> bool:
+    """Return whether the server of a URL accepts connections, or begins to do so within three seconds."""
+    place, deadline = urlsplit(url), time.monotonic() + 3
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((place.hostname or "", place.port or 80), 3):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)  # polls the server until the deadline
 
-    def __init__(self, program: str, cache: str, timeout: int) -> None:
+
+class Uv:
+    """The program uv, with its cache, its time limit, and the URL of the slice's index; empty if there is none."""
+
+    def __init__(self, program: str, cache: str, timeout: int, slice_index: str = "") -> None:
         self.program = program
         self.cache = os.path.expanduser(cache)
         self.timeout = timeout
+        self.slice_index = slice_index
+
+    def run_sharing(self, *arguments: str, place: str = "/") -> tuple[tuple[str, str], str]:
+        """Run uv with the slice's index, and without it if that fails.
+
+        uv must verify all that it downloads, since the index is plain HTTP on another worker.
+
+        Returns:
+            What `run` returns, and why the slice's index was not used; empty if it was used or there is none.
+        """
+        missed = ""
+        if self.slice_index and not listens(self.slice_index):
+            missed = "%s does not answer" % self.slice_index
+        elif self.slice_index:
+            environ = {
+                "UV_DEFAULT_INDEX": "%s/simple" % self.slice_index,
+                "UV_PYTHON_INSTALL_MIRROR": "%s/python" % self.slice_index,
+                "NO_PROXY": str(urlsplit(self.slice_index).hostname),
+                "UV_HTTP_RETRIES": "1",
+                "UV_HTTP_TIMEOUT": "30",
+                # The build of a package would install others from the index, whose hashes no lock has.
+                "UV_NO_BUILD": "1",
+            }
+            try:
+                return self.run_once(*arguments, place=place, environ=environ), ""
+            except Fault as exc:
+                missed = str(exc)
+        return self.run(*arguments, place=place), missed
 
     def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
         """Run uv and return what it wrote to stdout and stderr.
@@ -73,9 +115,9 @@ class Uv:
                     raise
                 anew += [option for option in dict.fromkeys(stale) if option not in anew]
 
-    def run_once(self, *arguments: str, place: str) -> tuple[str, str]:
+    def run_once(self, *arguments: str, place: str, environ: dict[str, str] | None = None) -> tuple[str, str]:
         """Run uv once; see `run`."""
-        environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1")
+        environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1", **(environ or {}))
         if device(self.cache) != device(place):
             environ["UV_LINK_MODE"] = "copy"
         command = [self.program, *arguments]
