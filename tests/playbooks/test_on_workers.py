@@ -342,7 +342,7 @@ def outer_index(lab: Lab, sent: Counter[str], hook: Hook) -> Iterator[str]:
     gateway = lab.inside("pod-w0", "sh", "-c", "ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'").strip()
     # One that an earlier playbook started has the files already.
     lab.inside("pod-w0", "sh", "-c", "systemctl stop tpu_ops-slice-index.service || true")
-    with serving(gateway, "https://pypi.org/simple", sent, hook=hook) as url:
+    with serving(gateway, "", sent, hook=hook) as url:
         for host in POD:
             text = f'[[index]]\nurl = "{url}/simple"\ndefault = true\n'
             lab.inside(host, "sh", "-c", f"mkdir -p /etc/uv && printf %s '{text}' > /etc/uv/uv.toml")

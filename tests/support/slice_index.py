@@ -42,13 +42,15 @@ def serving(
 
     Args:
         address: Where to listen.
-        upstream: URL of the index.
+        upstream: URL of the index; empty for pip's default.
         sent: Counts bytes by the client's address.
         readers: Addresses of clients; None means all.
         hook: Called before each part of an answer is sent.
     """
     module = program()
-    answering: Any = module.handler(module.Index(upstream, "http://127.0.0.1:9"), readers or Everybody())
+    answering: Any = module.handler(
+        module.Index(upstream or module.default_index(), "http://127.0.0.1:9"), readers or Everybody()
+    )
 
     class Counting(answering):  # type: ignore[misc]
         def answer(self, chunks: Iterable[bytes], length: int, kind: str) -> None:

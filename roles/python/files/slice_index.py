@@ -5,7 +5,7 @@ only files whose hashes they have from elsewhere. It answers the listed addresse
 
 Usage: slice_index.py ADDRESS PORT INDEX BUILDS READER...
 
-ADDRESS and PORT are where it listens, INDEX is the URL of the package index, BUILDS that of uv's builds of Python, and
+ADDRESS and PORT are where it listens, INDEX is the URL of the package index (empty for pip's default), BUILDS that of uv's builds of Python, and
 each READER is the address of a worker. These are the paths:
 
     /simple/PROJECT/        the project's page, with links to this server
@@ -15,9 +15,11 @@ each READER is the address of a worker. These are the paths:
 
 from __future__ import annotations
 
+import glob
 import html
 import http.client
 import http.server
+import os
 import re
 import sys
 import tempfile
@@ -37,6 +39,18 @@ TIMEOUT = 20
 IDLE = 120
 #: A name in a path: no separator, and not only dots.
 NAME = re.compile(r"[\w.+!-]*\w[\w.+!-]*")
+
+
+def default_index() -> str:
+    """Return the URL of the index that pip uses by default, as the copy of pip says that Python makes environments with."""
+    import ensurepip
+
+    # Debian and Ubuntu keep this copy apart from Python.
+    places = [os.path.join(os.path.dirname(ensurepip.__file__), "_bundled"), "/usr/share/python-wheels"]
+    sys.path[:0] = [path for place in places for path in glob.glob(os.path.join(place, "pip-*.whl"))]
+    from pip._internal.models.index import PyPI
+
+    return str(PyPI.simple_url)
 
 
 def opened(url: str, **headers: str) -> http.client.HTTPResponse:
@@ -82,7 +96,7 @@ class Download:
     def chunks(self) -> Iterator[bytes]:
         """Yield the file's content as it arrives; end early if the download fails."""
         sent = 0
-        with open(self._file.name, "rb") as file:  # noqa: PTH123 - a name, not a path
+        with open(self._file.name, "rb") as file:
             while sent < self.length and not self.failed:
                 with self._grown:
                     while self._here <= sent and not self._ended:
@@ -216,7 +230,7 @@ def handler(index: Index, readers: Container[str]) -> type[http.server.BaseHTTPR
 
 def main(address: str, port: str, index: str, builds: str, *readers: str) -> None:
     """Serve until nothing was requested for some time."""
-    with Server((address, int(port)), handler(Index(index, builds), readers)) as server:
+    with Server((address, int(port)), handler(Index(index or default_index(), builds), readers)) as server:
         server.used = time.monotonic()
         server.serve_forever()
 
