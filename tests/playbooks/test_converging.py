@@ -51,8 +51,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     fleet = tmp_path_factory.mktemp("fleet")
     shutil.copytree(ROOT / "inventory", fleet / "inventory")
     (fleet / "inventory/group_vars/all/own.yml").write_text(VARIABLES)
-    given = {"TPU_OPS_FLEET": str(fleet), "OWN_SECRET": SECRET}
-    with lab_up("converge", tmp_path_factory.mktemp("converge"), **given) as shell:
+    state = tmp_path_factory.mktemp("converge")
+    with lab_up("converge", state, TPU_OPS_FLEET=str(fleet), OWN_SECRET=SECRET) as shell:
         shell.do("tpu_ops", "create", "pod", "--type", "v4-16", "--zone", "us-central2-b")
         yield shell
 

@@ -5,8 +5,8 @@ only files whose hashes they have from elsewhere. It answers the listed addresse
 
 Usage: slice_index.py ADDRESS PORT INDEX BUILDS READER...
 
-ADDRESS and PORT are where it listens, INDEX is the URL of the package index (empty for pip's default), BUILDS that of uv's builds of Python, and
-each READER is the address of a worker. These are the paths:
+ADDRESS and PORT are where it listens, INDEX is the URL of the package index (empty for pip's default), BUILDS that of
+uv's builds of Python, and each READER is the address of a worker. These are the paths:
 
     /simple/PROJECT/        the project's page, with links to this server
     /files/PROJECT/FILE     a file that the page lists, or its metadata
@@ -42,13 +42,13 @@ NAME = re.compile(r"[\w.+!-]*\w[\w.+!-]*")
 
 
 def default_index() -> str:
-    """Return the URL of the index that pip uses by default, as the copy of pip says that Python makes environments with."""
+    """Return the URL of pip's default index, as the copy of pip says with which Python makes environments."""
     import ensurepip
 
     # Debian and Ubuntu keep this copy apart from Python.
     places = [os.path.join(os.path.dirname(ensurepip.__file__), "_bundled"), "/usr/share/python-wheels"]
     sys.path[:0] = [path for place in places for path in glob.glob(os.path.join(place, "pip-*.whl"))]
-    from pip._internal.models.index import PyPI
+    from pip._internal.models.index import PyPI  # type: ignore[import-not-found] # not in every environment
 
     return str(PyPI.simple_url)
 
