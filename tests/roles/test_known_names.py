@@ -56,7 +56,7 @@ def test_a_name_that_a_directory_service_may_have_is_left_to_the_worker() -> Non
     mount = {"device": "/dev/sdb", "path": "/mnt/a", "owner": "eve", "group": "eve"}
 
     def faults(known: dict[str, list[str]]) -> list[str]:
-        nfs_host = {"host": "box", "allow_preemptible": False, "disks": [], **known}
+        nfs_host = {"host": "box", "exports": [export], "ganesha_core": {}, "disks": []}
         return [
             fault
             for found in (
@@ -64,7 +64,7 @@ def test_a_name_that_a_directory_service_may_have_is_left_to_the_worker() -> Non
                 git.deploy_key_faults([{"host": "a.test", "group": "eve"}], {"a.test": ["k"]}, known["groups"]),
                 credentials.credentials_faults([eve | {"kind": "wandb", "secret": "x"}], {}, known["accounts"]),
                 disks.disks_faults([mount], known["accounts"], known["groups"]),
-                nfs.export_faults(export, nfs_host, {"box": {"tpu_internal_ip": "10.0.0.2"}}, {}),
+                nfs.own_faults(nfs_host, known["accounts"], known["groups"]),
                 environments.environment_faults([eve], {"3.12": {}}, "3.12", known["accounts"]),
                 workspace.workspace_faults([eve], "/opt", known),
             )
