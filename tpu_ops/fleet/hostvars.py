@@ -18,6 +18,7 @@ READ_BY_ROLES = frozenset(
         "chips_per_worker",
         "external_ip",
         "internal_ip",
+        "internal_ips",
         "node",
         "node_label",
         "preemptible",
