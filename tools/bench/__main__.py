@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tools.bench import (
+    configuring,
     faults,
     kills,
     machine,
@@ -32,6 +33,7 @@ from tools.bench import (
     site_report,
     swarm,
 )
+from tools.bench.configuring import ConfiguringSample, ConfiguringSeries
 from tools.bench.faults import FaultSample, FaultSeries
 from tools.bench.kills import KillSample, KillSeries
 from tools.bench.nodes import NodesSample, NodesSeries
@@ -64,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--one-fleet",
         action="store_true",
         help="for site.yml, measure only runs that change nothing, on one fleet",
+    )
+    parser.add_argument(
+        "--fleets", default="1,4,8,16,32", help="workers of the fleets for configure (default %(default)s)"
     )
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
     parser.add_argument(
@@ -114,6 +119,15 @@ def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
             yield f"{SITE}{workers}", SiteSeries(commit, date, described, tuple(found))
 
 
+def configure_part(options: argparse.Namespace) -> Iterator[tuple[str, ConfiguringSeries]]:
+    """Measure site.yml without changes, from the controller and by workers; yield the samples' name and the series."""
+    sizes = sorted(numbers(options.fleets, "--fleets"))
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = configuring.run(sizes, options.rounds, Path(directory), say)
+    yield "configure", ConfiguringSeries(commit, date, described, tuple(found))
+
+
 def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
     """Measure runs; yield the name of their samples and the series."""
     sizes = numbers(options.pods, "--pods")
@@ -160,12 +174,13 @@ def swarm_part(options: argparse.Namespace) -> Iterator[tuple[str, SwarmSeries]]
 
 
 #: The types of series that the parts of the measurement yield.
-AnySeries = Series | SiteSeries | RunSeries | FaultSeries | KillSeries | NodesSeries | SwarmSeries
+AnySeries = Series | SiteSeries | ConfiguringSeries | RunSeries | FaultSeries | KillSeries | NodesSeries | SwarmSeries
 
 #: Part -> the function that measures it.
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]] = {
     "inventory": inventory_part,
     "site": site_part,
+    "configure": configure_part,
     "runs": runs_part,
     "faults": faults_part,
     "nodes": nodes_part,
@@ -258,6 +273,8 @@ def document(out: Path) -> str:
     parts = []
     if sizes := [read_part(path, SiteSample) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:
         parts.append(site_report.section(sorted(sizes, key=site.workers)))
+    if (more := samples_file(out, "configure")).exists():
+        parts.append(configuring.section(read_part(more, ConfiguringSample)))
     if (more := samples_file(out, "runs")).exists():
         parts.append(runs_report.section(read_part(more, RunSample)))
     if (more := samples_file(out, "faults")).exists():
