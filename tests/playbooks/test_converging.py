@@ -136,7 +136,7 @@ def test_a_worker_that_is_lost_costs_only_itself(desk, lab):
 
 def test_drift_names_every_thing_that_somebody_broke_and_who_is_clean(desk, lab):
     lab.inside("pod-w1", "sh", "-ec", "\n".join(BREAKS.values()))
-    done = desk.try_("tpu_ops", "drift", "pod")
+    done = desk.try_("tpu_ops", "drift", "pod", "--on-workers")
     assert done.returncode == 1, done.stderr
     assert [name for name in BREAKS if name not in done.stdout] == []
     found = json.loads(desk.try_("tpu_ops", "drift", "pod", "--json", "--tags", "shell").stdout)

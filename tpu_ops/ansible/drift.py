@@ -37,7 +37,7 @@ class Drift:
         return [host for host in self.outcome.hosts if host not in {*self.differences, *self.unknown}]
 
 
-def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "") -> Drift:
+def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "", *, on_themselves: bool | None = None) -> Drift:
     """Compare workers with what site.yml would make of them; this changes nothing.
 
     It is site.yml in check mode, so that the roles alone decide what differs.
@@ -46,6 +46,7 @@ def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "") -> Drift
         settings: The fleet's settings.
         hosts: Names or groups of the inventory; empty means all hosts.
         tags: Tags of the roles to compare with; empty means all.
+        on_themselves: Whether the workers run site.yml on themselves; as for `playing.play`.
 
     Raises:
         UsageError: Ansible did not run the playbook.
@@ -58,5 +59,8 @@ def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "") -> Drift
             found.setdefault(note.host, []).append(note)
 
     options = ["--check", "--diff", *([f"--tags={tags}"] if tags else [])]
-    outcome = playing.play(settings, project, project.playbook(_PLAYBOOK), hosts=hosts, options=options, told=told)
+    file = project.playbook(_PLAYBOOK)
+    outcome = playing.play(
+        settings, project, file, hosts=hosts, options=options, told=told, on_themselves=on_themselves
+    )
     return Drift({host: found[host] for host in sorted(found, key=texts.natural)}, outcome)

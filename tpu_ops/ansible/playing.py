@@ -54,7 +54,10 @@ def play(
     Raises:
         UsageError: ``on_themselves`` is true and not possible, or a variable has no value.
     """
-    if on_themselves or (on_themselves is None and _count(settings, hosts) >= MANY):
+    reason = _reason(settings, project, file)
+    if on_themselves and reason:
+        raise _refusal(reason)
+    if on_themselves or (on_themselves is None and not reason and _count(settings, hosts) >= MANY):
 
         def without_faults(note: Step | Said) -> None:
             if isinstance(note, Said) or note.task != _FAULTY:
@@ -67,14 +70,32 @@ def play(
             # Nothing was changed. Only the controller knows the files and lines of faulty variables: it says them.
         except Unsuitable as exc:
             groups: dict[str, list[str]] = {}
-            for host, reason in exc.why.items():
-                groups.setdefault(reason, []).append(host)
-            what = "; ".join(f"{texts.folded(names)}: {reason}" for reason, names in list(groups.items())[:_SHOWN])
+            for host, why in exc.why.items():
+                groups.setdefault(why, []).append(host)
+            said = "; ".join(f"{texts.folded(names)}: {why}" for why, names in list(groups.items())[:_SHOWN])
             if on_themselves:
-                fix = "leave out --on-workers: then the controller runs the playbook on these workers"
-                raise UsageError("not every worker can run the playbook on itself", where=what, fix=fix) from exc
-            _log.info("the controller runs the playbook: %s", what)
+                raise _refusal(said) from exc
+            _log.info("the controller runs the playbook: %s", said)
     return playbook.run(project, file, hosts=hosts, options=options, told=told)
+
+
+def _reason(settings: Settings, project: Project, file: Path) -> str:
+    """Return why no worker can run this playbook of this fleet on itself; empty if workers can."""
+    if project.of_fleet:
+        return f"{file}: a playbook of the fleet's own may need the controller"
+    if file.stem not in PLAYBOOKS:
+        return f"{file}: only {', '.join(PLAYBOOKS)} can run on workers"
+    if read_file(settings.file).get("hostnames"):
+        return f"{settings.file}: `hostnames` gives workers names that tpu_ops does not know"
+    return ""
+
+
+def _refusal(where: str) -> UsageError:
+    return UsageError(
+        "not every worker can run the playbook on itself",
+        where=where,
+        fix="leave out --on-workers: then the controller runs the playbook on these workers",
+    )
 
 
 def _count(settings: Settings, hosts: Sequence[str]) -> int:
@@ -97,12 +118,6 @@ def _on_workers(
     Raises:
         Unsuitable: Not every worker can do this; nothing was changed.
     """
-    if project.of_fleet:
-        raise Unsuitable({str(file): "a playbook of the fleet's own can need the controller"})
-    if file.stem not in PLAYBOOKS:
-        raise Unsuitable({str(file): f"only {', '.join(PLAYBOOKS)} can run on workers"})
-    if read_file(settings.file).get("hostnames"):
-        raise Unsuitable({str(settings.file): "`hostnames` gives workers names that tpu_ops does not know"})
     found = values.compute(project, file, hosts=hosts, options=options)
     if found.said:
         told(Said(found.said))

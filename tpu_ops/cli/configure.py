@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drifted", action="store_true", help="only the workers that differ from it (see tpu_ops drift)"
     )
-    parser.add_argument(
-        "--on-workers",
-        action=argparse.BooleanOptionalAction,
-        help=f"have each worker run the playbook on itself (default: where possible, from {playing.MANY} workers on)",
-    )
+    add_on_workers(parser)
     parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
         "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
@@ -49,6 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Runs the same playbook as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
         "After a failure, run the command again: finished steps stay as they are."
+    )
+
+
+def add_on_workers(parser: argparse.ArgumentParser) -> None:
+    """Declare --on-workers and --no-on-workers."""
+    parser.add_argument(
+        "--on-workers",
+        action=argparse.BooleanOptionalAction,
+        help=f"have each worker run the playbook on itself (default: where possible, from {playing.MANY} workers on)",
     )
 
 
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 "only site.yml is compared", where="--drifted", fix=f"leave out --playbook {args.playbook}"
             )
-        found = drift.look(settings, hosts, args.tags or "")
+        found = drift.look(settings, hosts, args.tags or "", on_themselves=args.on_workers)
         hosts = [host for host in found.outcome.hosts if host not in found.clean]
         if not hosts:
             output.info(f"no worker differs: {texts.folded(found.clean)}")

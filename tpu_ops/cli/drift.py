@@ -10,7 +10,7 @@ from tpu_ops.ansible.drift import Drift
 from tpu_ops.ansible.failures import fix_of
 from tpu_ops.ansible.playbook import Step
 from tpu_ops.cli import interrupts, options, output
-from tpu_ops.cli.configure import Progress
+from tpu_ops.cli.configure import Progress, add_on_workers
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tags", default="", metavar="TAG,...", help="compare only with these roles, as in --tags users,python"
     )
+    add_on_workers(parser)
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
     parser.epilog = (
         "Changes nothing: it runs site.yml in check mode. Exits with 1 if a worker differs, with 4 if one does "
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.target:
         fleet, workers = contact.find(settings, args.target)
         hosts = convergence.limit_of(contact.serving(fleet, workers), workers)
-    found = drift.look(settings, hosts, args.tags)
+    found = drift.look(settings, hosts, args.tags, on_themselves=args.on_workers)
     with output.read_or_not():
         if args.json:
             output.as_json(as_data(found))
