@@ -121,16 +121,16 @@ class _Play:
     async def _one(self, host: str) -> None:
         """Run the playbook on one worker. A worker that is lost costs only itself."""
         try:
-            self._outcomes[host] = await self._played(host)
-        except Unreachable as exc:
-            self._outcomes[host] = _without(host, "unreachable", str(exc))
-        finally:
-            for step in self._outcomes[host].failures if host in self._outcomes else ():
-                if step.task == _OWN:
-                    self._steps.add(step)
-            self._answered(host)
-            await self._exchange.leave(host)
-            self._steps.leave(host)
+            outcome = await self._played(host)
+        except (Unreachable, ConnectionError) as exc:
+            outcome = _without(host, "unreachable", str(exc) or "the connection ended")
+        self._outcomes[host] = outcome
+        for step in outcome.failures:
+            if step.task == _OWN:
+                self._steps.add(step)
+        self._answered(host)
+        await self._exchange.leave(host)
+        self._steps.leave(host)
 
     def _answered(self, host: str) -> None:
         self._unasked.discard(host)
@@ -159,7 +159,8 @@ class _Play:
                 for data in (sizes, b"\n", *missing, order, b"\n"):
                     process.stdin.write(data)
                     await process.stdin.drain()
-                while line := await process.stdout.readline():
+                # A line without its end is the last one of a connection that was lost.
+                while (line := await process.stdout.readline()).endswith(b"\n"):
                     ((kind, content),) = json.loads(line).items()
                     if kind == "outcome":
                         return Outcome(**content | {"failures": [_step(each) for each in content["failures"]]})
