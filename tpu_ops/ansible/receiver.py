@@ -123,7 +123,10 @@ def unpack(archive: bytes, place: str) -> None:
     fresh = tempfile.mkdtemp(prefix="new-", dir=kept)
     used = lock(fresh, fcntl.LOCK_SH)
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        opened.extractall(fresh)
+        if hasattr(tarfile, "data_filter"):
+            opened.extractall(fresh, filter="data")  # newer versions of Python warn without a filter
+        else:
+            opened.extractall(fresh)
     os.chmod(fresh, 0o755)
     try:
         os.rename(fresh, place)
