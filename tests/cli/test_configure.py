@@ -50,16 +50,26 @@ def write(member: Member, tasks: str) -> None:
     (member.path / "site.yml").write_text(PLAY + tasks)
 
 
-def command(*argv: str) -> list[str]:
+def command(*argv: str, name: str = "configure") -> list[str]:
     """Return the words of a command."""
-    return [sys.executable, "-m", "tpu_ops.cli.main", "configure", *argv]
+    return [sys.executable, "-m", "tpu_ops.cli.main", name, *argv]
+
+
+def run(member: Member, words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command."""
+    return subprocess.run(
+        words, env=member.environ(**variables), capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def configure(member: Member, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run(
-        command(*argv), env=member.environ(**variables), capture_output=True, text=True, timeout=120, check=False
-    )
+    """Run `tpu_ops configure`."""
+    return run(member, command(*argv), **variables)
+
+
+def drift(member: Member, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run `tpu_ops drift`."""
+    return run(member, command(*argv, name="drift"))
 
 
 def test_the_playbook_runs_on_the_target_and_tells_what_changed(fleet):
@@ -91,6 +101,32 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     assert done.returncode == 2
     assert "no task ran: no tag or no host matches" in done.stderr
     assert not (fleet.path / "pod-w0").exists()
+
+
+def test_drift_names_workers_and_paths_and_only_these_workers_are_configured(fleet):
+    write(fleet, TOUCH)
+    assert configure(fleet, "pod").returncode == 0
+    (fleet.path / "pod-w1").unlink()
+    found = drift(fleet, "pod")
+    assert (found.returncode, found.stdout.splitlines()) == (
+        1,
+        ["pod-w1: Write a file", f"  {fleet.path}/pod-w1", "pod-w0: as site.yml would make it"],
+    )
+    assert not (fleet.path / "pod-w1").exists()
+    done = configure(fleet, "pod", "--drifted", "--json")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["hosts"]) == ["pod-w1"]
+    assert drift(fleet, "pod").stdout == "pod-w[0-1]: as site.yml would make them\n"
+    assert json.loads(configure(fleet, "pod", "--drifted", "--json").stdout)["hosts"] == {}
+
+
+def test_a_comparison_that_did_not_run_is_an_error_and_no_clean_worker(fleet):
+    write(fleet, "    - name: [\n")
+    for done in (drift(fleet), configure(fleet, "--drifted")):
+        assert done.returncode == 2
+        assert "error: Ansible did not run the playbook" in done.stderr
+        assert "YAML" in done.stderr
+        assert done.stdout == ""
 
 
 @pytest.mark.parametrize("variables", [{"LC_ALL": "C"}, {"LANG": "xx_XX.UTF-8"}], ids=str)

@@ -151,7 +151,9 @@ def test_only_workers_that_drifted_are_configured_and_are_clean_then(desk):
     assert list(json.loads(done.stdout)["hosts"]) == ["pod-w1"]
     assert "pod-w1: to be configured" in done.stderr
     assert desk.do("tpu_ops", "drift", "pod") == "pod-w[0-1]: as site.yml would make them\n"
-    assert "no worker differs: pod-w[0-1]" in desk.succeed("tpu_ops", "configure", "pod", "--drifted").stderr
+    done = desk.succeed("tpu_ops", "configure", "pod", "--drifted", "--json")
+    assert "no worker differs: pod-w[0-1]" in done.stderr
+    assert json.loads(done.stdout)["hosts"] == {}
 
 
 def test_faulty_variables_are_named_with_the_controllers_file_and_change_nothing(desk, lab):

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
 import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import tpu_ops
+from tpu_ops import files
 from tpu_ops.ansible.playbook import Project
 
-#: What a worker needs of this Python's packages, besides what these need themselves.
+#: The packages of this Python that a worker needs, besides their own requirements.
 _WANTED = ("ansible-core", "ansible-runner", "ClusterShell")
-#: What a worker does not need: variables arrive decrypted, so that nothing is encrypted there.
+#: Packages that a worker does not need: its variables arrive decrypted.
 _WITHOUT = {"cryptography"}
 #: Parts of packages that no playbook uses.
 _UNUSED = re.compile(r"__pycache__|^\.\.|^(ansible_test|ansible/(galaxy|_internal/ansible_collections/.*/tests))/")
-#: What a worker needs of the project's directory, and of this package.
+#: The parts of the project's directory and of this package that a worker needs.
 _PARTS, _PACKAGES = ("site.yml", "ansible.cfg", "playbooks", "roles"), ("ansible", "host", "protocol")
 #: Length of an archive's digest.
 _DIGITS = 16
@@ -53,19 +54,20 @@ def of_ansible(cache: Path | None = None) -> Archive:
     if cache is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu_ops"
     kept = cache / f"ansible-{hashlib.sha256(versions.encode()).hexdigest()[:_DIGITS]}.tar.gz"
-    if not kept.is_file():
-        members = {
-            str(file): Path(str(file.locate()))
-            for package in packages.values()
-            for file in package.files or ()
-            if not _UNUSED.search(str(file))
-        }
+    if kept.is_file():
+        return _named(kept.read_bytes())
+    members = {
+        str(file): Path(str(file.locate()))
+        for package in packages.values()
+        for file in package.files or ()
+        if not _UNUSED.search(str(file))
+    }
+    data = _packed(members, 6)
+    # Without the file, the next command takes a second longer.
+    with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=cache)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_packed(members, 6))
-        Path(temporary).replace(kept)
-    return _named(kept.read_bytes())
+        files.replace(kept, data, _FILE)
+    return _named(data)
 
 
 def of_project(project: Project) -> Archive:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpu_ops import texts
 from tpu_ops.ansible import playbook, playing
+from tpu_ops.ansible.failures import fix_of
 from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.config import Settings
 
@@ -37,7 +38,14 @@ class Drift:
         return [host for host in self.outcome.hosts if host not in {*self.differences, *self.unknown}]
 
 
-def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "", *, on_themselves: bool | None = None) -> Drift:
+def look(
+    settings: Settings,
+    hosts: Sequence[str] = (),
+    options: Sequence[str] = (),
+    *,
+    said: Callable[[Said], None],
+    on_themselves: bool | None = None,
+) -> Drift:
     """Compare workers with what site.yml would make of them; this changes nothing.
 
     It is site.yml in check mode, so that the roles alone decide what differs.
@@ -45,22 +53,25 @@ def look(settings: Settings, hosts: Sequence[str] = (), tags: str = "", *, on_th
     Args:
         settings: The fleet's settings.
         hosts: Names or groups of the inventory; empty means all hosts.
-        tags: Tags of the roles to compare with; empty means all.
+        options: Further options of ansible-playbook, such as ``--tags=users``.
+        said: Called with the messages of Ansible outside of tasks.
         on_themselves: Whether the workers run site.yml on themselves; as for `playing.play`.
 
     Raises:
-        UsageError: Ansible did not run the playbook.
+        UsageError: Ansible did not run the playbook, or no worker matches.
     """
     project = playbook.project_of(settings.path, settings.file)
+    file = project.playbook(_PLAYBOOK)
     found: dict[str, list[Step]] = {}
 
     def told(note: Step | Said) -> None:
-        if isinstance(note, Step) and note.outcome == "changed":
+        if isinstance(note, Said):
+            said(note)
+        elif note.outcome == "changed":
             found.setdefault(note.host, []).append(note)
 
-    options = ["--check", "--diff", *([f"--tags={tags}"] if tags else [])]
-    file = project.playbook(_PLAYBOOK)
-    outcome = playing.play(
-        settings, project, file, hosts=hosts, options=options, told=told, on_themselves=on_themselves
-    )
+    given = ["--check", "--diff", *options]
+    outcome = playing.play(settings, project, file, hosts=hosts, options=given, told=told, on_themselves=on_themselves)
+    if not outcome.hosts:
+        fix_of(outcome, file, texts.folded(hosts) or "the fleet", settings)
     return Drift({host: found[host] for host in sorted(found, key=texts.natural)}, outcome)

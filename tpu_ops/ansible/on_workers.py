@@ -115,7 +115,8 @@ class _Play:
             for host in self._orders:
                 group.create_task(self._one(host))
         if self._old:
-            raise Unsuitable({host: f"its newest Python is {found}" for host, found in self._old.items()})
+            needed = f"and Ansible needs {self._oldest} there"
+            raise Unsuitable({host: f"its newest Python is {found}, {needed}" for host, found in self._old.items()})
         return merged(self._outcomes)
 
     async def _one(self, host: str) -> None:
@@ -168,7 +169,7 @@ class _Play:
             said = (await errors).strip()
             if not answer and await process.wait() != SSH_FAILED:
                 return _without(host, "failed", said or "python3 did not start")
-            raise Unreachable(said or "the connection ended before the playbook")
+            raise Unreachable(said or "the connection ended before the end of the playbook")
 
     async def _take(self, host: str, kind: str, content: Any, stdin: asyncio.StreamWriter) -> None:
         if kind == "step":

@@ -15,15 +15,15 @@ from tpu_ops.config.find import read_file
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import view
 
-#: From this number of workers on, they run the playbook on themselves (docs/benchmarks.md has the measurements).
+#: From this number of workers on, they run the playbook on themselves: the controller would need about a tenth of a
+#: second for each task and worker.
 MANY = 4
 #: The playbooks that workers can run on themselves. The others decide about one worker by the state of others.
 PLAYBOOKS = ("disks", "python", "site", "users")
-#: Reasons of at most this many workers are shown.
+#: At most this many different reasons are shown.
 _SHOWN = 4
 #: The tag of tasks that only run where workers run the playbook on themselves.
 TAG = "on_workers"
-
 #: Name of the task that fails if variables are faulty, before the first change (playbooks/tasks/check_fleet.yml).
 _FAULTY = "Refuse faulty variables"
 
@@ -72,7 +72,9 @@ def play(
             groups: dict[str, list[str]] = {}
             for host, why in exc.why.items():
                 groups.setdefault(why, []).append(host)
-            said = "; ".join(f"{texts.folded(names)}: {why}" for why, names in list(groups.items())[:_SHOWN])
+            said = texts.some(
+                [f"{texts.folded(names)}: {why}" for why, names in groups.items()], _SHOWN, "more reasons"
+            )
             if on_themselves:
                 raise _refusal(said) from exc
             _log.info("the controller runs the playbook: %s", said)

@@ -128,6 +128,7 @@ def unpack(archive: bytes, place: str) -> None:
         else:
             opened.extractall(fresh)
     os.chmod(fresh, 0o755)
+    os.sync()  # after a power cut, a directory with the final name is whole
     try:
         os.rename(fresh, place)
     except OSError:

@@ -15,17 +15,16 @@ import os
 import queue
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tpu_ops.ansible import playbook
+from tpu_ops.ansible import playbook, scratch
 from tpu_ops.ansible.playbook import Project, Said, Step
 
 #: Directory in memory for the variables, which may be secret. They never reach a disk.
-_MEMORY = Path("/run")
+_MEMORY = "/run"
 #: Variable with the path of the socket of the action `exchange`.
 EXCHANGE = "TPU_OPS_EXCHANGE"
 
@@ -42,6 +41,8 @@ class Controller:
         self._source, self._sink = source, sink
         self._writing = threading.Lock()
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        #: Whether the playbook has ended: then nothing has to end when the controller goes.
+        self.done = False
 
     def order(self) -> Any:
         """Return the order; None if the controller has gone. From then on, the program is interrupted when it goes."""
@@ -52,7 +53,8 @@ class Controller:
     def _listen(self) -> None:
         for line in self._source:
             self._answers.put(line)
-        _thread.interrupt_main()
+        if not self.done:
+            _thread.interrupt_main()
 
     def write(self, kind: str, content: Any) -> None:
         """Write one line; nothing if the controller has gone."""
@@ -72,13 +74,16 @@ class Controller:
 def main() -> None:
     """Run the ordered playbook with its files in memory."""
     controller = Controller(sys.stdin.buffer, sys.stdout.buffer)
-    with tempfile.TemporaryDirectory(prefix="tpu_ops-configure-", dir=_MEMORY) as private:
-        try:
-            if order := controller.order():
-                outcome = _run(controller, order, Path(sys.argv[2]), Path(private))
-                controller.write("outcome", dataclasses.asdict(outcome))
-        except KeyboardInterrupt:
-            sys.exit("the playbook was ended, since the controller has gone")
+    try:
+        with scratch.directory({"XDG_RUNTIME_DIR": _MEMORY}) as private:
+            order = controller.order()
+            outcome = _run(controller, order, Path(sys.argv[2]), private) if order else None
+            controller.done = True
+    except KeyboardInterrupt:
+        sys.exit("the playbook was ended, since the controller has gone")
+    # Only now, since the controller goes when it has this line: the variables have been removed by then.
+    if outcome:
+        controller.write("outcome", dataclasses.asdict(outcome))
 
 
 def _run(controller: Controller, order: Mapping[str, Any], root: Path, private: Path) -> playbook.Outcome:

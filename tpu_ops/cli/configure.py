@@ -74,23 +74,25 @@ def run(args: argparse.Namespace) -> int:
         fleet = contact.serving(fleet, workers)
         _check_serve(fleet, workers)
         hosts = convergence.limit_of(fleet, workers)
+    chosen = {name: value for name, value in (("--tags", args.tags), ("--skip-tags", args.skip_tags)) if value}
+    _check_tags(project, file, chosen)
+    given = [f"{option}={value}" for option, value in chosen.items()]
+    progress = Progress(args.check, verbose=args.verbose)
     if args.drifted:
         if file.stem != "site":
             raise UsageError(
                 "only site.yml is compared", where="--drifted", fix=f"leave out --playbook {args.playbook}"
             )
-        found = drift.look(settings, hosts, args.tags or "", on_themselves=args.on_workers)
+        found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
         hosts = [host for host in found.outcome.hosts if host not in found.clean]
         if not hosts:
             output.info(f"no worker differs: {texts.folded(found.clean)}")
+            if args.json:
+                output.as_json({"code": 0, "hosts": {}, "failures": []})
             return ExitCode.OK
         output.info(
-            f"{texts.folded(hosts)}: to be configured, {texts.count(len(found.clean), 'worker')} differ in nothing"
+            f"{texts.folded(hosts)}: to be configured; no difference on {texts.count(len(found.clean), 'worker')}"
         )
-    chosen = {name: value for name, value in (("--tags", args.tags), ("--skip-tags", args.skip_tags)) if value}
-    _check_tags(project, file, chosen)
-    given = [f"{option}={value}" for option, value in chosen.items()]
-    progress = Progress(args.check, verbose=args.verbose)
     outcome = playing.play(
         settings,
         project,

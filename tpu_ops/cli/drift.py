@@ -41,13 +41,14 @@ def run(args: argparse.Namespace) -> int:
     if args.target:
         fleet, workers = contact.find(settings, args.target)
         hosts = convergence.limit_of(contact.serving(fleet, workers), workers)
-    found = drift.look(settings, hosts, args.tags, on_themselves=args.on_workers)
+    progress, given = Progress(), [f"--tags={args.tags}"] if args.tags else []
+    found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
     with output.read_or_not():
         if args.json:
             output.as_json(as_data(found))
         else:
             show(found)
-    Progress().failures(found.outcome.failures)
+    progress.failures(found.outcome.failures)
     file = playbook.project_of(settings.path, settings.file).playbook("site")
     if fix := fix_of(found.outcome, file, args.target or "the fleet", settings):
         output.info(f"  fix: {fix}")
