@@ -11,6 +11,7 @@ Exit codes: 0 all agree, 1 something differs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -207,7 +208,8 @@ def controller_faults(roles: dict[str, Spec], used: str) -> list[str]:
             faults.append(f"{name}: only the controller can compute it; list it in {ABOUT}, controller: values")
     for role, each in roles.items():
         about = each["about"].get("controller", {})
-        for name in (*about.get("values", []), *about.get("tasks", {}), *about.get("anywhere", {})):
+        listed = (about.get(part, ()) for part in ("values", "tasks", "anywhere", "secrets"))
+        for name in itertools.chain.from_iterable(listed):
             if name not in each["variables"]:
                 faults.append(f"roles/{role}/{ABOUT}: controller: the role has no variable {name}")
     return faults

@@ -164,12 +164,13 @@ class Fleet:
             "OWN_BRACES": "{{ 7 * 6 }}",
         }
 
-    def compute(self, *hosts: str, **changes: str) -> values.Values:
+    def compute(self, *hosts: str, secrets: bool = True, **changes: str) -> values.Values:
         """Return what hosts need to run the playbook on themselves."""
         project = playbook.Project(self.project, ROOT / "ansible.cfg", self.inventory)
         options = ["-e", json.dumps(EXTRA)]
         environ = {**self.environ, **self.secrets, **changes}
-        return values.compute(project, project.root / "play.yml", hosts=hosts, options=options, environ=environ)
+        file = project.root / "play.yml"
+        return values.compute(project, file, hosts=hosts, options=options, environ=environ, secrets=secrets)
 
     def play(self, folder: Path, *options: str, **secrets: str) -> dict[str, dict[str, Any]]:
         """Run the playbook; return host -> its variables."""
@@ -270,6 +271,33 @@ def test_hosts_that_need_the_controller_during_the_play_are_named_with_the_reaso
     assert found.cannot.keys() == reasons.keys()
     assert [host for host, (reason,) in found.cannot.items() if not reason.startswith(reasons[host])] == []
     assert list(found.hosts) == ["pod-w0", "pod-w1", "store-w0"]
+
+
+def test_without_secrets_no_value_comes_from_a_vault_a_lookup_of_the_user_or_a_secret_variable_of_a_role(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path)
+    check = "action_plugins/check_variables.py"
+    write(fleet.project / check, (ROOT / "playbooks" / check).read_text())
+    (tmp_path / "roles").symlink_to(ROOT / "roles")
+    needs = {"base_pip_index_url": "https://me:{{ vault_git_emmy }}@index.test/simple"}
+    write(tmp_path / "fleet/group_vars/node_store.yml", needs)
+    write(tmp_path / "fleet/host_vars/pod-w1.yml", "base_timezone: !vault |\n" + textwrap.indent(vaulted("UTC"), "  "))
+    found = fleet.compute("pod-w0", "pod-w1", "store-w0", secrets=False)
+    assert found.cannot.keys() == {"pod-w1", "store-w0"}
+    assert found.cannot["store-w0"][0].startswith("base_pip_index_url: vault_git_emmy, which it needs, may be secret")
+    assert found.cannot["pod-w1"][0].startswith("base_timezone: it may be secret")
+    inventory = yaml.safe_load(found.shared.inventory.replace("!unsafe", ""))["all"]["vars"]
+    extra = yaml.safe_load(found.shared.extra.replace("!unsafe", ""))
+    text = str([found.shared, found.hosts["pod-w0"]])
+    assert "s3cret" not in text
+    assert "locked" not in text
+    assert [name for name in inventory if name.startswith("vault_")] == []
+    assert not inventory.keys() & {"own_vaulted", "own_environment", "own_braces", "own_list"}
+    assert extra["credentials_entries"] == extra["git_deploy_keys"] == []
+    assert extra["__credentials_environment"] == {}
+    assert extra["__users_own_keys"] == ["ssh-ed25519 AAAA emmy"]
+    assert inventory["own_part"] == OWN["own_part"]
 
 
 @pytest.mark.parametrize(

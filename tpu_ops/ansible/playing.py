@@ -54,7 +54,7 @@ def play(
     Raises:
         UsageError: ``on_themselves`` is true and not possible, or a variable has no value.
     """
-    reason = _reason(settings, project, file)
+    reason = not_on_workers(settings, project, file)
     if on_themselves and reason:
         raise _refusal(reason)
     if on_themselves or (on_themselves is None and not reason and _count(settings, hosts) >= MANY):
@@ -81,7 +81,7 @@ def play(
     return playbook.run(project, file, hosts=hosts, options=options, told=told)
 
 
-def _reason(settings: Settings, project: Project, file: Path) -> str:
+def not_on_workers(settings: Settings, project: Project, file: Path) -> str:
     """Return why no worker can run this playbook of this fleet on itself; empty if workers can."""
     if project.of_fleet:
         return f"{file}: a playbook of the fleet's own may need the controller"

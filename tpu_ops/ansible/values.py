@@ -34,7 +34,7 @@ class Values:
     """What hosts need to run a playbook on themselves.
 
     A host needs the files of `shared` and its own, in one inventory directory and as two options `-e`. Together they
-    give it its groups, and the values that all variables have in a play of the controller. They contain secrets.
+    give it its groups, and the values that all variables have in a play of the controller. They may contain secrets.
 
     Attributes:
         shared: What all these hosts have in common: variables of the group `all`, and extra variables.
@@ -56,8 +56,18 @@ def compute(
     hosts: Sequence[str] = (),
     options: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
+    secrets: bool = True,
 ) -> Values:
     """Compute what hosts need to run a playbook on themselves. Arguments are those of `playbook.run`.
+
+    Args:
+        project: As for `playbook.run`; also the others.
+        file: The playbook.
+        hosts: Names or groups of the inventory; empty means all hosts.
+        options: Further options of ansible-playbook.
+        environ: The environment.
+        secrets: Whether the values may contain secrets. Without them, roles do what they do without their secret
+            variables, and hosts whose roles need another secret are among `cannot`.
 
     Raises:
         UsageError: Ansible could not read the playbook, the inventory or variables, or ANSIBLE_INVENTORY does not
@@ -70,7 +80,7 @@ def compute(
     env |= {exported.VARIABLE: ",".join(inventories)} if inventories else {}
     done = subprocess.run(
         command,
-        input=json.dumps(list(hosts)),
+        input=json.dumps({"hosts": list(hosts), "secrets": secrets}),
         cwd=project.root,
         env=env,
         capture_output=True,

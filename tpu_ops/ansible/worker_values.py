@@ -2,8 +2,9 @@
 
     python -m tpu_ops.ansible.worker_values PLAYBOOK [OPTION ...] <HOSTS
 
-The options are those of ansible-playbook. Standard input is a JSON list of host patterns; the empty list means all
-hosts. Standard output is one JSON object: the attributes of `values.Values`, or `error`.
+The options are those of ansible-playbook. Standard input is one JSON object: `hosts`, a list of host patterns, where
+none means all hosts; and `secrets`, whether secrets may be among the values. Standard output is one JSON object: the
+attributes of `values.Values`, or `error`.
 
 Ansible's own command line class reads options, vault passwords, inventory and plugins, so all of them mean the same
 here as in ansible-playbook.
@@ -26,7 +27,7 @@ from ansible import constants, context
 from ansible.cli import CLI
 from ansible.cli.playbook import PlaybookCLI
 from ansible.errors import AnsibleError
-from ansible.parsing.vault import AnsibleVaultError, EncryptedString
+from ansible.parsing.vault import AnsibleVaultError, EncryptedString, is_encrypted_file
 from ansible.playbook import Playbook
 from ansible.plugins.loader import add_all_plugin_dirs
 from ansible.template import Templar, is_trusted_as_template
@@ -41,6 +42,8 @@ WAY = r"ansible_(?:host|port|user|connection|ssh_\w+|private_key\w*)"
 OF_CONTROLLER = re.compile(
     rf"\b(?:lookup|query|q)\s*\(|(?<!\.)\b(?:hostvars|groups|inventory_dir|inventory_file|{WAY})\b"
 )
+#: A template that reads files, programs or the environment of the controller.
+LOOKUP = re.compile(r"\b(?:lookup|query|q)\s*\(")
 #: Beginning of a Jinja template, variable or comment.
 TEMPLATE = re.compile(r"\{[{%#]")
 #: A word that may be the name of a variable.
@@ -95,7 +98,7 @@ def literal(text: str) -> str | Unsafe:
 class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
     """ansible-playbook, except that no play is run."""
 
-    def values(self, patterns: Sequence[str]) -> dict[str, Any]:
+    def values(self, patterns: Sequence[str], *, secrets: bool = True) -> dict[str, Any]:
         """Return what the hosts that match the patterns need, as the attributes of `values.Values`."""
         CLI.run(self)  # reads the options, and finds Ansible's plugins
         file = Path(context.CLIARGS["args"][0]).resolve()
@@ -110,7 +113,7 @@ class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
         for play in plays:
             loader.set_basedir(play._included_path or str(file.parent))
             play.post_validate(Templar(loader, manager.get_vars(play=play)))
-            of_play = OfPlay(play, loader, manager)
+            of_play = OfPlay(play, loader, manager, secrets=secrets)
             for host in inventory.get_hosts(play.hosts):
                 if host.name in hosts:
                     before = found.setdefault(host.name, {})
@@ -141,9 +144,12 @@ class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
 class OfPlay:
     """Computes the values of hosts in one play."""
 
-    def __init__(self, play: Any, loader: Any, manager: Any) -> None:
-        self._play, self._loader, self._manager = play, loader, manager
+    def __init__(self, play: Any, loader: Any, manager: Any, *, secrets: bool) -> None:
+        self._play, self._loader, self._manager, self._secrets = play, loader, manager, secrets
         self._roles = roles_of(play)
+        if not secrets:
+            for role in self._roles.values():
+                manager.extra_vars.update(role.get("secrets", {}))
         # Ansible's own variables, and extra variables.
         self._not_of_hosts = {
             *manager.get_vars(include_hostvars=False),
@@ -155,6 +161,8 @@ class OfPlay:
         self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
         self._known: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
         self._check = check_of(Path(loader.get_basedir()))
+        # Variables file -> its variables, if it is encrypted.
+        self._encrypted: dict[str, set[str]] = {}
         # Variables files of a host -> what is wrong with them.
         self._faults: dict[str, list[str]] = {}
 
@@ -165,6 +173,13 @@ class OfPlay:
             HostError: The controller cannot compute one of them, or a task has to run there.
         """
         variables = self._manager.get_vars(play=self._play, host=host)
+        listed = self._manager.get_vars(host=host, include_hostvars=False)
+        if not self._secrets:
+            hidden = self._hidden(variables, listed)
+            self._refuse_needed(hidden, variables, listed)
+            variables, listed = (
+                {name: value for name, value in each.items() if name not in hidden} for each in (variables, listed)
+            )
         if self._check:
             files = str(self._check.variable_paths(variables))
             if files not in self._faults:
@@ -176,7 +191,6 @@ class OfPlay:
             for name, why in role.get("tasks", {}).items():
                 if self._computed(templar, name, variables.get(name)):
                     raise HostError(f"{name}: {why}")
-        listed = self._manager.get_vars(host=host, include_hostvars=False)
         found: Values = {
             ("inventory", name): self._kept(templar, name, value)
             for name, value in listed.items()
@@ -193,6 +207,42 @@ class OfPlay:
                     self._known[key] = self._computed(templar, name, variables[name], path)
                 found["extra", name] = self._known[key]
         return found
+
+    def _hidden(self, variables: Mapping[str, Any], listed: Mapping[str, Any]) -> set[str]:
+        """Return the inventory's variables that may be secret.
+
+        They are encrypted, alone or with their file, or are the user's own and looked up by the controller. What a
+        role's variable looks up is no secret, except for those that the role lists as `secrets`.
+
+        Args:
+            variables: All variables of a host.
+            listed: Those of its inventory.
+        """
+        if not self._check:
+            raise AnsibleError("only playbooks that check variables, as those of tpu_ops do, tell what may be secret")
+        own = listed.keys() - self._check.known
+        found = {name for name, value in listed.items() if is_encrypted(value)}
+        found |= {
+            name for name in own if isinstance(listed[name], str | list | dict) and LOOKUP.search(repr(listed[name]))
+        }
+        for paths in self._check.variable_paths(variables):
+            # Ansible reads the first one only: a file, or all files of a directory.
+            for file in [paths[0]] if paths[0].is_file() else filter(Path.is_file, sorted(paths[0].rglob("*"))):
+                if str(file) not in self._encrypted:
+                    with file.open("rb") as opened:
+                        locked = is_encrypted_file(opened)
+                    self._encrypted[str(file)] = set(self._loader.load_from_file(str(file)) or ()) if locked else set()
+                found |= self._encrypted[str(file)]
+        return found - set(self._manager.extra_vars)
+
+    def _refuse_needed(self, hidden: set[str], variables: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
+        """Raise HostError if a role needs a variable that may be secret."""
+        needed = {name for role in self._roles.values() for name in role.get("values", ()) if name in variables}
+        needed |= {name for name in listed if self._check and name in self._check.known}
+        for name in sorted(needed - set(self._manager.extra_vars)):
+            if secret := sorted(self._read(name, variables).keys() & hidden):
+                which = "it" if secret == [name] else f"{', '.join(secret)}, which it needs,"
+                raise HostError(f"{name}: {which} may be secret (encrypted, or looked up by the controller)")
 
     def _computed(self, templar: Templar, name: str, value: Any, role: str = "") -> Any:
         """Return the value of a template; files are looked for in the role's directory too."""
@@ -256,6 +306,15 @@ def roles_of(play: Any) -> dict[str, Any]:
     return {path: each["controller"] for path, each in about.items() if each and "controller" in each}
 
 
+def is_encrypted(value: Any) -> bool:
+    """Return whether a value, or a part of it, is encrypted in its file."""
+    if isinstance(value, Mapping):
+        return any(map(is_encrypted, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_encrypted, value))
+    return isinstance(value, EncryptedString)
+
+
 def in_common(hosts: Sequence[Values]) -> Values:
     """Return the values that all hosts have. They are compared by their texts, since 1 equals True."""
     first = hosts[0] if hosts else {}
@@ -275,10 +334,12 @@ class Check(NamedTuple):
     """The check of variables files of the action `check_variables`, which a worker cannot do: it has no such files.
 
     Attributes:
+        known: Names of the variables of roles.
         variable_paths: Returns the variables files of a host, given its variables.
         faults: Returns what is wrong with these files, given the host's variables and Ansible's loader.
     """
 
+    known: set[str]
     variable_paths: Callable[[Mapping[str, Any]], Any]
     faults: Callable[[Mapping[str, Any], Any], list[str]]
 
@@ -293,7 +354,7 @@ def check_of(playbooks: Path) -> Check | None:
     specification.loader.exec_module(module)
     roles = playbooks.parent / "roles"
     known = {name for options in module.options_of(roles).values() for name in options} | {*module.offered_by(roles)}
-    return Check(module.variable_paths, lambda variables, loader: module.file_faults(variables, known, loader))
+    return Check(known, module.variable_paths, lambda variables, loader: module.file_faults(variables, known, loader))
 
 
 def one_host(host: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,10 +371,10 @@ def dumped(value: object) -> str:
 
 def main(arguments: Iterable[str]) -> int:
     """Print the values as JSON. Everything that Ansible itself prints goes to standard error."""
-    patterns = json.load(sys.stdin)
+    given = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            answer = Program(["ansible-playbook", *arguments]).values(patterns)
+            answer = Program(["ansible-playbook", *arguments]).values(given["hosts"], secrets=given["secrets"])
         except AnsibleError as exc:
             answer = {"error": str(exc)}
     json.dump(answer, sys.stdout)

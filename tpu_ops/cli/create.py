@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, texts
+from tpu_ops.ansible import boot_bundles
 from tpu_ops.cli import options, output
-from tpu_ops.cloud import bodies, creation, lifecycle
+from tpu_ops.cloud import bodies, buckets, creation, lifecycle
 from tpu_ops.cloud.accelerators import default_runtime, generations, spelled
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import Created, CreationTerms, Order
@@ -82,6 +83,12 @@ def _add_contents(parser: options.Options) -> None:
     parser.add_argument(
         "--metadata-from-file", action="append", default=[], metavar="KEY=FILE", help="the same, from a file"
     )
+    parser.add_argument(
+        "--configure-at-boot",
+        default="",
+        metavar="gs://BUCKET/PREFIX",
+        help="have the node run site.yml on itself when it boots, with what is published here now, without secrets",
+    )
     parser.add_argument("--startup-script", metavar="FILE", help="a script that every worker runs at each boot")
     parser.add_argument(
         "--disk", action="append", default=[], metavar="NAME:ro|rw", help="attach an existing disk (repeatable)"
@@ -112,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         orders = [_order(rehearsal, replace(wish, name=name), zones, spot=spot) for name in names]
         if args.dry_run:
             return _dry_run(tpu, [order.wishes[0] for order in orders], terms.keys, args)
+        orders = boot_bundles.ordered(settings, orders)
         done = creation.create_all(
             tpu,
             orders,
@@ -168,6 +176,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
                 where=option,
                 fix="leave these characters out",
             )
+    at_boot = "--configure-at-boot"
     return Wish(
         name="",
         project=config.check_project(options.only("project", args.project, settings.projects), "--project"),
@@ -185,6 +194,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
         disks=dict(map(_disk, args.disk)),
         queued=args.queued,
         valid_until=int(args.valid_until),
+        configure_at_boot=buckets.folder(args.configure_at_boot, at_boot) if args.configure_at_boot else "",
     )
 
 
@@ -382,6 +392,9 @@ def _say(done: Sequence[Created], fleet: Fleet | None) -> None:
         for worker in _workers(one.wish, fleet):
             output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
             first = first or one.wish.full_name
+    if themselves := [one.wish.name for one in done if one.outcome == "created" and one.wish.configure_at_boot]:
+        command = output.on_fleet(f"`tpu_ops configure {shlex.quote(texts.target(themselves))}`")
+        output.info(f"site.yml runs on {texts.some(themselves)} now; {command} waits for it, and adds the secrets")
     workers = [worker for worker in (fleet.workers if fleet else ()) if worker.node.full_name == first]
     if workers and fleet:
         label = shlex.quote(workers[0].label)

@@ -34,6 +34,21 @@ def split(uri: str, where: str = "") -> tuple[str, str]:
     return match["bucket"], match["name"]
 
 
+def folder(uri: str, where: str = "") -> str:
+    """Return ``gs://BUCKET`` or ``gs://BUCKET/PREFIX`` without a slash at its end, after checking its form.
+
+    Raises:
+        UsageError: It has another form.
+    """
+    found = uri.rstrip("/")
+    try:
+        split(f"{found}/object", where)
+    except UsageError as exc:
+        exc.what, exc.fix = f"{uri!r:.80} is no place in a bucket", "write it as gs://BUCKET/PREFIX"
+        raise
+    return found
+
+
 def read(uri: str, auth: Auth, *, limit: int, timeout: float) -> bytes:
     """Return an object's content.
 

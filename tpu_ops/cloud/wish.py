@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 #: The API's limit of one entry of the metadata, in bytes.
 _LARGEST_ENTRY = 256 * 1024
+#: Key of the metadata with the script that each worker runs at every boot.
+STARTUP = "startup-script"
 #: Scope of a service account whose rights only its roles limit.
 ALL_APIS = "https://www.googleapis.com/auth/cloud-platform"
 #: Modes of data disks as users write them -> as the API spells them (google.cloud.tpu.v2.AttachedDisk.DiskMode).
@@ -46,6 +48,8 @@ class Wish:
         disks: Name of each data disk -> its mode, ``ro`` or ``rw``.
         queued: Whether the node is requested by a queued resource of the same name.
         valid_until: For a queued resource: seconds after which it is given up; 0 means never.
+        configure_at_boot: Place in a bucket, as in ``gs://my-bucket/tpu_ops``, with what the node needs to run site.yml
+            on itself; empty means that it does not do that.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Wish:
     disks: Mapping[str, str] = field(default_factory=dict)
     queued: bool = False
     valid_until: int = 0
+    configure_at_boot: str = ""
 
     @property
     def parent(self) -> str:
@@ -122,6 +127,9 @@ def check(wish: Wish) -> None:
     elif writable := [name for name, mode in wish.disks.items() if mode == "rw" and _workers(wish) > 1]:
         fault = f"several workers cannot write to one disk, and {wish.accelerator_type} has {_workers(wish)}"
         where, fix = f"disk {writable[0]}", f"attach it read-only: {writable[0]}:ro"
+    elif wish.configure_at_boot and STARTUP in wish.metadata:
+        fault = "a node that configures itself at boot has a startup script for it already"
+        where, fix = "--configure-at-boot", "leave out the startup script, or do its work in roles or by `tpu_ops run`"
     if fault:
         raise UsageError(fault, where=where, fix=fix)
 

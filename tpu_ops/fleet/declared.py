@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
+from tpu_ops.cloud import buckets
 from tpu_ops.cloud.accelerators import default_runtime
 from tpu_ops.cloud.names import CHOSEN
-from tpu_ops.cloud.wish import Wish, check, check_name
+from tpu_ops.cloud.wish import STARTUP, Wish, check, check_name
 from tpu_ops.config import ZONE, entries
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import targets
@@ -39,10 +40,9 @@ KEYS = (
     "disks",
     "queued",
     "valid_until",
+    "configure_at_boot",
     "keep",
 )
-#: Key of the metadata with the script that each worker runs at every boot.
-STARTUP = "startup-script"
 _DISK = re.compile(rf"(?P<name>{CHOSEN}):(?P<mode>ro|rw)")
 
 #: Returns the text of a file that an entry names. Raises OSError or UnicodeDecodeError.
@@ -178,6 +178,7 @@ class _Entry:
             disks=self._disks(),
             queued=entry.flag("queued"),
             valid_until=self._valid_until(),
+            configure_at_boot=self._configure_at_boot(),
         )
         try:
             check(wish)
@@ -213,6 +214,14 @@ class _Entry:
         except ValueError:
             entry.fault("startup_script", f"startup_script: {path} is not UTF-8 text")
         return found
+
+    def _configure_at_boot(self) -> str:
+        text = self._entry.text("configure_at_boot", expected="a place in a bucket, as in gs://my-bucket/tpu_ops")
+        try:
+            return buckets.folder(text) if text else ""
+        except UsageError as exc:
+            self._entry.fault("configure_at_boot", f"configure_at_boot: {exc.what}; {exc.fix}")
+            return ""
 
     def _disks(self) -> dict[str, str]:
         words = self._entry.names("disks", form=_DISK, expected="disks with their modes, as in data:ro or scratch:rw")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tpu_ops import texts
-from tpu_ops.ansible import convergence
+from tpu_ops.ansible import boot_bundles, convergence
 from tpu_ops.ansible.convergence import NewDisplay
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.creation import CreationTerms
@@ -138,6 +138,8 @@ class Pass:
         if self._choices.configure:
             new = [work.step.declared.key for work in works if work.order and work.step.creates and work.step.declared]
             unconfigured.add(self._settings.state_dir, new)
+        orders = iter(boot_bundles.ordered(self._settings, [work.order for work in works if work.order]))
+        works = [work._replace(order=next(orders)) if work.order else work for work in works]
         progress = self._screen.progress([work.step.name for work in works])
         results = applying.apply(
             tpu,
