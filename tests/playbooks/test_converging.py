@@ -19,10 +19,15 @@ import pytest
 
 from tests.support.desk import Desk, Lab, lab_up
 from tests.support.fleet import ROOT
+from tpu_ops.ansible import boot
 
 pytestmark = pytest.mark.lab
 
 POD = ["pod-w0", "pod-w1"]
+BOOTS = (
+    *("dawn", "--type", "v4-8", "--zone", "us-central2-b"),
+    *("--configure-at-boot", "gs://converge-boot/bundles"),
+)
 #: A variable of the fleet that only the controller's environment has.
 SECRET = secrets.token_hex(16)
 VARIABLES = """
@@ -97,6 +102,17 @@ def holders(lab: Lab, host: str, *places: str) -> str:
     """Return the files that contain the secret."""
     found = f"grep --recursive --files-with-matches --no-messages {SECRET} {' '.join(places)} || true"
     return lab.inside(host, "sh", "-c", found)
+
+
+def test_a_node_configures_itself_at_its_first_boot_and_the_controller_has_nothing_to_add(desk, lab):
+    desk.do("tpu_ops", "bucket", "create", "converge-boot", "--region", "us-central2")
+    desk.do("tpu_ops", "create", *BOOTS)
+    done = desk.succeed("tpu_ops", "configure", "dawn", "--json")
+    assert "waiting until dawn-w0 have configured themselves" in done.stderr
+    assert [row["changed"] for row in json.loads(done.stdout)["hosts"].values()] == [0], done.stderr
+    assert json.loads(lab.inside("dawn-w0", "cat", f"{boot.STATE}/{boot.FILE}")) == {"state": "done", "failures": []}
+    assert holders(lab, "dawn-w0", "/run", "/var", "/tmp", "/root", "/home", "/etc", "/usr/local") == ""
+    desk.do("tpu_ops", "delete", "dawn", "--yes")
 
 
 def test_a_controller_that_dies_leaves_workers_without_a_play_and_without_secrets(desk, lab):

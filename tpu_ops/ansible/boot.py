@@ -30,7 +30,9 @@ METADATA = "http://{}/computeMetadata/v1/instance/"
 #: Seconds for a request, for the retries of one object, and before the first retry.
 TIMEOUT, PATIENCE, PAUSE = 60.0, 120.0, 2.0
 #: Installs a newer Python where the image's is too old for Ansible. Ubuntu 22.04 has this package beside Python 3.10.
-NEWER_PYTHON = "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y python3.11"
+NEWER_PYTHON = (
+    "apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -q -y -o DPkg::Lock::Timeout=300 python3.11"
+)
 
 
 class Failed(Exception):
