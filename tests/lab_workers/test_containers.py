@@ -31,7 +31,8 @@ WORKER = WorkerSpec(
 
 def create(worker: WorkerSpec = WORKER) -> list[str]:
     cgroup = containers.cgroup_args("hybrid", 252)
-    return containers.create_args("west", worker, image="image:1", directory=Path("/state/w1"), cgroup=cgroup)
+    folders = {"directory": Path("/state/w1"), "storage": Path("/state/storage")}
+    return containers.create_args("west", worker, image="image:1", **folders, cgroup=cgroup)
 
 
 def pairs(args: list[str]) -> set[tuple[str, str]]:
@@ -53,6 +54,7 @@ def test_a_worker_gets_its_internal_address_chips_and_shared_directory() -> None
     assert ("--device", "/dev/null:/dev/accel0") in found
     assert ("--device", "/dev/null:/dev/vfio/3") in found
     assert ("--mount", "type=bind,source=/state/w1,target=/var/lib/tpu-lab/worker") in found
+    assert ("--mount", "type=bind,source=/state/storage,target=/var/lib/tpu-lab/storage,readonly") in found
     assert ("--volume", "tpu-ops-lab-cache:/var/cache/tpu-lab") in found
 
 

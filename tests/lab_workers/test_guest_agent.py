@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tpu_ops.lab.image import guest_agent
@@ -62,3 +64,21 @@ def test_workers_names_mean_internal_addresses_only() -> None:
     assert guest_agent.with_names(after, hosts) == after
     # What others write is left where it is.
     assert guest_agent.with_names(f"{after}10.0.0.9 forge\n", hosts) == f"{after}10.0.0.9 forge\n"
+
+
+def test_each_port_of_the_labs_storage_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, program = tmp_path / "log", tmp_path / "systemctl"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{log}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    sockets, opened = tmp_path / "storage", set[str]()
+    guest_agent.open_storage(sockets, opened)  # the directory does not exist on workers of an older lab
+    sockets.mkdir()
+    for port in ("18471", "40001"):
+        (sockets / f"{port}.sock").touch()
+        guest_agent.open_storage(sockets, opened)
+        guest_agent.open_storage(sockets, opened)
+    assert log.read_text().splitlines() == [
+        "start tpu-lab-storage@18471.socket",
+        "start tpu-lab-storage@40001.socket",
+    ]

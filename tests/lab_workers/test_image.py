@@ -283,7 +283,7 @@ def test_an_archive_that_breaks_off_leaves_no_image_with_a_name(fake_engine: Eng
 
 
 def test_the_images_programs_are_fit_for_the_oldest_python() -> None:
-    for name in ("guest_agent.py", "data_disks.py", "ca.py"):
+    for name in build.PROGRAMS:
         ast.parse((build.HERE / name).read_text(), name, feature_version=(3, 8))
 
 

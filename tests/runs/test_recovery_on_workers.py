@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import signal
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.support.desk import Desk, Lab
-from tests.support.proxy import Proxy
 from tests.support.recovery import begun, launcher_lab, lines_until
 from tests.support.runs import JAX
 
@@ -104,25 +102,22 @@ def test_a_preempted_slice_is_made_anew_and_training_goes_on_from_its_checkpoint
     lab = Lab(desk)
     before = workers(desk)
     lost, left = before[0]["node"], before[-1]["node"]
-    # Workers do not reach the loopback address that the API serves on.
-    gateway = str(ipaddress.ip_network(lab.call("GET", "lab/info")[1]["networks"]["internal"])[1])
     assert lab.call("POST", "storage/v1/b?project=lab", {"name": "checkpoints"})[0] == 200
     assert lab.call("POST", "upload/storage/v1/b/checkpoints/o?uploadType=media&name=state", [0, 0.0])[0] == 200
-    with Proxy(lab.rest.removeprefix("http://"), gateway) as storage:
-        train = ("tpu_ops", "train", "a,b", "--recover", "--json", "--name", "loop", "--max-preemptions", "1")
-        env = ("--venv", VENV, "--env", f"STORAGE_EMULATOR_HOST=http://{storage.address}")
-        with begun(desk, *train, *env, "--", "python", "-c", TRAINING) as first:
-            lines_until(first, "attempt 1 saved step 20")
-            # Whoever started it leaves; another shell takes it over.
-            first.send_signal(signal.SIGINT)
-            lines_until(first, "recover: tpu_ops attach loop --recover")
-            assert first.wait(60) == 130
-        with begun(desk, "tpu_ops", "attach", "loop", "--recover", "--json") as second:
-            lines_until(second, "attempt 1 saved step 40")
-            desk.do("tpu_ops", "lab", "preempt", lost)
-            said = lines_until(second, f"attempt 2 saved step {STEPS}")
-            out, rest = second.communicate(timeout=120)
-            assert second.returncode == 0, rest
+    train = ("tpu_ops", "train", "a,b", "--recover", "--json", "--name", "loop", "--max-preemptions", "1")
+    env = ("--venv", VENV, "--env", f"STORAGE_EMULATOR_HOST={lab.rest}")
+    with begun(desk, *train, *env, "--", "python", "-c", TRAINING) as first:
+        lines_until(first, "attempt 1 saved step 20")
+        # Whoever started it leaves; another shell takes it over.
+        first.send_signal(signal.SIGINT)
+        lines_until(first, "recover: tpu_ops attach loop --recover")
+        assert first.wait(60) == 130
+    with begun(desk, "tpu_ops", "attach", "loop", "--recover", "--json") as second:
+        lines_until(second, "attempt 1 saved step 40")
+        desk.do("tpu_ops", "lab", "preempt", lost)
+        said = lines_until(second, f"attempt 2 saved step {STEPS}")
+        out, rest = second.communicate(timeout=120)
+        assert second.returncode == 0, rest
     told = json.loads(out)
     assert (told["state"], told["attempt"], told["preemptions"], told["failures"]) == ("succeeded", 2, 1, 0)
     what = f"node {lost} is PREEMPTED"

@@ -19,14 +19,13 @@ class Proxy:
 
     Args:
         target: ``host:port`` of the server.
-        listen: Address of this machine that the client reaches.
 
     Attributes:
         address: ``host:port`` for the client.
         connections: How many connections were accepted.
     """
 
-    def __init__(self, target: str, listen: str = "127.0.0.1") -> None:
+    def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.connections = 0
@@ -37,8 +36,8 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        listener = socket.create_server((listen, 0))
-        self.address = f"{listen}:{listener.getsockname()[1]}"
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         starting = asyncio.start_server(self._accept, sock=listener)
         self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
 

@@ -19,6 +19,8 @@ class BackendError(Exception):
     """A worker could not be booted, stopped or removed; the text names the worker and the reason."""
 
 
+#: Number of every project in the lab, which real projects have beside their id.
+PROJECT_NUMBER = "1"
 #: Maximum number of data disks of a worker: their devices are /dev/sdb to /dev/sdy.
 MAX_DISKS = 24
 
@@ -85,6 +87,11 @@ class WorkerSpec:
     def hostname(self) -> str:
         """The worker's host name, in the form that TPU VMs have."""
         return f"t1v-n-{hashlib.sha256(self.node_id.encode()).hexdigest()[:8]}-w-{self.index}"
+
+    @property
+    def instance_id(self) -> str:
+        """The worker's id as a Compute Engine instance, as decimal digits."""
+        return str(int.from_bytes(hashlib.sha256(f"{self.node_id}/{self.index}".encode()).digest()[:8], "big") >> 1)
 
     @property
     def environment(self) -> dict[str, str]:

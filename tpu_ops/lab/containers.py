@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops.errors import UsageError
-from tpu_ops.lab.backend import WorkerSpec
+from tpu_ops.lab.backend import PROJECT_NUMBER, WorkerSpec
 from tpu_ops.lab.networks import LABEL, network_name
 
 CACHE_VOLUME = "tpu-ops-lab-cache"
 #: Directory in a worker with the download cache that all workers of all labs share.
 CACHE_MOUNT = "/var/cache/tpu-lab"
 STATE_MOUNT = "/var/lib/tpu-lab/worker"
+#: Directory in a worker with the unix socket of the lab's Cloud Storage.
+STORAGE_MOUNT = "/var/lib/tpu-lab/storage"
+METADATA_SERVER = ("metadata.google.internal", "169.254.169.254")
 #: Capabilities of a worker's container; root on a TPU VM has them too. CAP_SYS_RESOURCE is left out, since some
 #: machines do not allow it for containers.
 CAPABILITIES = (
@@ -70,7 +73,9 @@ def cgroup_layout(root: Path = Path("/sys/fs/cgroup")) -> str:
     return "hybrid" if (root / "unified" / "cgroup.procs").exists() else "v1"
 
 
-def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Path, cgroup: Iterable[str]) -> list[str]:
+def create_args(
+    instance: str, worker: WorkerSpec, *, image: str, directory: Path, storage: Path, cgroup: Iterable[str]
+) -> list[str]:
     """Return the engine's arguments that create a worker's container on the internal network.
 
     Args:
@@ -78,6 +83,7 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
         worker: The worker.
         image: Tag of the worker's image.
         directory: The directory that the lab and the worker's guest agent share.
+        storage: The directory with the unix socket of the lab's Cloud Storage.
         cgroup: The result of `cgroup_args`.
     """
     labels = {
@@ -98,6 +104,7 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
     args += ["--sysctl", "net.ipv4.ip_unprivileged_port_start=1024"]
     args += [*cgroup, "--tmpfs", "/run", "--tmpfs", "/run/lock", "--shm-size", "1g"]
     args += ["--mount", f"type=bind,source={directory},target={STATE_MOUNT}"]
+    args += ["--mount", f"type=bind,source={storage},target={STORAGE_MOUNT},readonly"]
     args += ["--volume", f"{CACHE_VOLUME}:{CACHE_MOUNT}"]
     # The device file of each chip is /dev/null: like a chip, a process can open it and keep it open.
     args += [part for path in worker.chip_devices for part in ("--device", f"/dev/null:{path}")]
@@ -166,14 +173,30 @@ def metadata_file(worker: WorkerSpec, disks: Sequence[Mapping[str, object]] = ()
         worker: The worker.
         disks: The worker's data disks, from `tpu_ops.lab.disks.Attachments.devices`.
     """
+    # As on a TPU VM, a worker can resolve the host names of all workers of its node to their internal addresses.
+    peers = {replace(worker, index=index).hostname: address for index, address in enumerate(worker.peers)}
     content = {
-        # As on a TPU VM, a worker can resolve the host names of all workers of its node to their internal addresses.
-        "hosts": {replace(worker, index=index).hostname: address for index, address in enumerate(worker.peers)},
+        "hosts": peers | dict([METADATA_SERVER]),
         "environment": worker.environment,
         "disks": list(disks),
         "metadata": dict(worker.metadata),
+        "server": _server_entries(worker),
     }
     return json.dumps(content, indent=1, sort_keys=True).encode()
+
+
+def _server_entries(worker: WorkerSpec) -> dict[str, dict[str, object]]:
+    """Return what a worker's metadata server answers, beside the node's own metadata entries."""
+    return {
+        "instance": {
+            "attributes": {"agent-worker-number": str(worker.index), "accelerator-type": worker.accelerator_type},
+            "hostname": f"{worker.hostname}.{worker.zone}.c.{worker.project}.internal",
+            "id": worker.instance_id,
+            "name": worker.hostname,
+            "zone": f"projects/{PROJECT_NUMBER}/zones/{worker.zone}",
+        },
+        "project": {"project-id": worker.project, "numeric-project-id": PROJECT_NUMBER},
+    }
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,36 @@ _log = logging.getLogger(__name__)
 def worker_directories(instance: str) -> Path:
     """Return the directory that holds one directory for each worker of a lab."""
     return state_root() / "lab" / instance / "workers"
+
+
+def storage_directory(instance: str) -> Path:
+    """Return the directory with the unix socket on which a lab's Cloud Storage serves workers."""
+    return state_root() / "lab" / instance / "storage"
+
+
+def storage_socket(instance: str, port: int) -> socket.socket:
+    """Return a unix socket for a lab's Cloud Storage; it replaces the sockets of earlier processes.
+
+    Args:
+        instance: Name of the lab.
+        port: The port of the lab's Cloud Storage on this machine. The socket's file is named ``<port>.sock``, so that
+            workers know which of their ports leads to it.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    directory = storage_directory(instance)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for old in directory.glob("*.sock"):
+        old.unlink()
+    made = socket.socket(socket.AF_UNIX)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        # The path of a socket has at most 107 bytes; the directory's path can be longer.
+        made.bind(f"/proc/self/fd/{handle}/{port}.sock")
+    finally:
+        os.close(handle)
+    return made
 
 
 def certificate_bundle(environ: Mapping[str, str] = os.environ) -> Path | None:

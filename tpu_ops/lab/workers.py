@@ -41,6 +41,7 @@ class ContainerBackend:
         self.instance = instance
         self.engine = engine or find()
         self._directories = shared.worker_directories(instance)
+        self._storage = shared.storage_directory(instance)
         self._networks = networks.ensure(self.engine, instance)
         self._slots = asyncio.Semaphore(PARALLEL)
         self._disks = disks.Attachments(disks.directory(instance))
@@ -74,6 +75,7 @@ class ContainerBackend:
             await self._allow_inotify(len({container_name(self.instance, worker) for worker in workers} - set(found)))
             await self._disks.attach(self._by_name(workers))
         layout = containers.cgroup_layout()
+        self._storage.mkdir(parents=True, exist_ok=True, mode=0o700)
 
         async def create(worker: WorkerSpec) -> None:
             self._write_metadata(worker)
@@ -82,7 +84,12 @@ class ContainerBackend:
                 image = images[worker.runtime_version]
                 cgroup = containers.cgroup_args(layout, image.systemd)
                 args = containers.create_args(
-                    self.instance, worker, image=image.tag, directory=self.directory(worker), cgroup=cgroup
+                    self.instance,
+                    worker,
+                    image=image.tag,
+                    directory=self.directory(worker),
+                    storage=self._storage,
+                    cgroup=cgroup,
                 )
                 done = await self.engine.run(*args, check=False)
                 # A command that a killed API process has left running might have created this container first.

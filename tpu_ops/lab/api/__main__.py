@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.lab import shared
 from tpu_ops.lab.api.errors import ApiError
 from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.backend import Backend, BackendError, NoWorkers
@@ -116,9 +117,14 @@ async def _serve(options: argparse.Namespace) -> None:
         extras.add_routes(app, service)
         compute.add_routes(app, service)
         compute_projects_routes.add_routes(app, service)
-        storage_routes.add_routes(app, service)
+        for_workers = rest.empty_application()
+        storage_routes.add_routes([app, for_workers], service)
         rest_api, rest_port = await _listen(rest.serve(app, bind, ports[1]), bind, ports[1], "--rest-port")
         stack.push_async_callback(rest_api.cleanup)
+        if options.containers:
+            listening = shared.storage_socket(options.containers, rest_port)
+            storage = await rest.serve_socket(for_workers, listening)
+            stack.push_async_callback(storage.cleanup)
         operations.resume(service)
         queued_walk.resume(service)
         preemptions.resume(service)

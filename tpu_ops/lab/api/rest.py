@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +190,11 @@ async def errors(request: web.Request, handler: Handling) -> web.StreamResponse:
     return answer
 
 
+def empty_application() -> web.Application:
+    """Return a web application without routes, whose errors are JSON in the form of Google's APIs."""
+    return web.Application(middlewares=[errors], client_max_size=16 * 1024 * 1024)
+
+
 def application(service: Service) -> web.Application:
     """Return the web application that serves the API as REST/JSON."""
     routes = _routes()
@@ -202,7 +208,7 @@ def application(service: Service) -> web.Application:
                 return json_response(found.text(route.api) if isinstance(found, Page) else wire.json_text(found))
         raise ApiError(Code.NOT_FOUND, f"{http.method} {http.path} is not a method of this API")
 
-    app = web.Application(middlewares=[errors], client_max_size=16 * 1024 * 1024)
+    app = empty_application()
     for prefix in ("v1", "v2", "v2alpha1"):
         app.router.add_route("*", f"/{prefix}/{{rest:.*}}", answer)
     return app
@@ -214,7 +220,19 @@ async def serve(app: web.Application, bind: str, port: int) -> tuple[web.AppRunn
     Raises:
         OSError: The port cannot be used.
     """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
-    await runner.setup()
+    runner = await _runner(app)
     await web.TCPSite(runner, bind, port).start()
     return runner, int(runner.addresses[0][1])
+
+
+async def serve_socket(app: web.Application, listening: socket.socket) -> web.AppRunner:
+    """Serve a web application over HTTP on a socket; return its runner."""
+    runner = await _runner(app)
+    await web.SockSite(runner, listening).start()
+    return runner
+
+
+async def _runner(app: web.Application) -> web.AppRunner:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
+    await runner.setup()
+    return runner

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -298,8 +298,8 @@ def _refuse(http: web.Request, failure: StorageError) -> web.Response:
     return wire.error_response(failure, plain=_wants_content(http))
 
 
-def add_routes(app: web.Application, service: Service) -> None:
-    """Add the routes for buckets and objects; their files are stored beside the state file.
+def add_routes(apps: Iterable[web.Application], service: Service) -> None:
+    """Add the routes for buckets and objects to each application; their files are stored beside the state file.
 
     Raises:
         UsageError: A stored file is damaged.
@@ -307,5 +307,6 @@ def add_routes(app: web.Application, service: Service) -> None:
     """
     path = service.store.path
     routes = Routes(service, Buckets(path.with_name(f"{path.name}.buckets")))
-    for base in ("", "/upload", "/resumable/upload", "/download"):
-        app.router.add_route("*", f"{base}/storage/v1/{{rest:.*}}", routes.answer)
+    for app in apps:
+        for base in ("", "/upload", "/resumable/upload", "/download"):
+            app.router.add_route("*", f"{base}/storage/v1/{{rest:.*}}", routes.answer)

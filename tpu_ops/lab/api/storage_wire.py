@@ -15,6 +15,7 @@ from tpu_ops.lab.api.rest import json_response
 from tpu_ops.lab.api.storage_lists import Question
 from tpu_ops.lab.api.storage_records import Bucket, Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.wire import Json
+from tpu_ops.lab.backend import PROJECT_NUMBER
 
 #: Metadata field of an object that a client can set -> the header with this field in downloads (empty: no header).
 SETTABLE = {
@@ -68,7 +69,7 @@ def bucket_json(bucket: Bucket, origin: str) -> Json:
         "id": bucket.name,
         "name": bucket.name,
         "selfLink": f"{origin}/storage/v1/b/{bucket.name}",
-        "projectNumber": "1",
+        "projectNumber": PROJECT_NUMBER,
         "metageneration": "1",
         "etag": "CAE=",
         "timeCreated": bucket.created,

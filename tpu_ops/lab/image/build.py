@@ -34,6 +34,8 @@ from tpu_ops.lab.shared import certificate_bundle
 HERE = Path(__file__).parent
 LIBRARY = Path("usr/local/lib/tpu-lab")
 REGISTRY_TIMEOUT = 15.0
+#: Python programs of a worker.
+PROGRAMS = ("guest_agent.py", "data_disks.py", "metadata_server.py", "startup_script.py", "ca.py")
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ def controller_ca(environ: Mapping[str, str] = os.environ) -> bytes:
 
 def worker_files() -> dict[Path, bytes]:
     """Return the files of the worker layer by their path below the image's root."""
-    found = {LIBRARY / name: (HERE / name).read_bytes() for name in ("guest_agent.py", "data_disks.py", "ca.py")}
+    found = {LIBRARY / name: (HERE / name).read_bytes() for name in PROGRAMS}
     for name in ("init", "setup.sh"):
         found[LIBRARY / name] = (HERE / "files" / name).read_bytes()
     for path in sorted((HERE / "files" / "units").iterdir()):

@@ -29,6 +29,7 @@ else:
     from tpu_ops.lab.image.data_disks import DataDisks
 
 STATE = Path("/var/lib/tpu-lab/worker")
+STORAGE = Path("/var/lib/tpu-lab/storage")
 ENVIRONMENT = Path("/etc/tpu-lab/environment")
 MANAGED_USERS = Path("/var/lib/tpu-lab/users.json")
 SSH = Path("/etc/ssh")
@@ -184,6 +185,18 @@ def bind_names(hosts: dict[str, str]) -> None:
         HOSTS.write_text(after)  # in place, because the file is a mount of the engine
 
 
+def open_storage(directory: Path, opened: set[str]) -> None:
+    """Listen on 127.0.0.1:PORT for each socket ``PORT.sock`` of the lab's Cloud Storage, and forward to the socket.
+
+    Args:
+        directory: The directory of the sockets.
+        opened: The ports that this process has opened before; new ones are added.
+    """
+    for port in sorted({path.stem for path in directory.glob("*.sock")} - opened):
+        opened.add(port)
+        command("systemctl", "start", f"tpu-lab-storage@{port}.socket")
+
+
 def apply(data: dict[str, Any]) -> bool:
     """Apply one version of the metadata. Return whether all succeeded."""
     lines = "".join(f"{key}={value}\n" for key, value in data["environment"].items())
@@ -247,7 +260,9 @@ def serve(status: Path) -> None:
     said: tuple[str, bool, str] | None = None
     data: dict[str, Any] = {}
     disks, disk_fault = DataDisks(), ""
+    storage: set[str] = set()
     while True:
+        open_storage(STORAGE, storage)
         with contextlib.suppress(OSError, ValueError, KeyError):
             details = (STATE / "metadata.json").stat()
             changed = (details.st_ino, details.st_mtime_ns) != seen

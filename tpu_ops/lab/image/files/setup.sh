@@ -12,10 +12,10 @@ rm -f /usr/sbin/policy-rc.d
 # Each worker creates its own identity at its first boot.
 : >/etc/machine-id
 rm -f /etc/ssh/ssh_host_* /var/lib/dbus/machine-id
-mkdir -p /var/lib/dbus /var/lib/tpu-lab/worker /var/cache/tpu-lab /etc/tpu-lab
+mkdir -p /var/lib/dbus /var/lib/tpu-lab/worker /var/lib/tpu-lab/storage /var/cache/tpu-lab /etc/tpu-lab
 ln -s /etc/machine-id /var/lib/dbus/machine-id
 
-install -m 0644 "$lib/units/tpu-lab-guest-agent.service" /etc/systemd/system/
+install -m 0644 "$lib"/units/*.service "$lib"/units/*.socket /etc/systemd/system/
 install -D -m 0644 "$lib/units/ssh.service.conf" /etc/systemd/system/ssh.service.d/tpu-lab.conf
 install -D -m 0644 "$lib/units/journald.conf" /etc/systemd/journald.conf.d/tpu-lab.conf
 install -D -m 0644 "$lib/units/sshd.conf" /etc/ssh/sshd_config.d/60-tpu-lab.conf
@@ -35,7 +35,7 @@ systemctl mask -q \
     sys-fs-fuse-connections.mount proc-sys-fs-binfmt_misc.mount proc-sys-fs-binfmt_misc.automount tmp.mount \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer motd-news.timer
 systemctl disable -q ssh.socket 2>/dev/null || true # only Ubuntu 24.04 has this unit
-systemctl enable -q ssh.service tpu-lab-guest-agent.service
+systemctl enable -q ssh.service tpu-lab-guest-agent.service tpu-lab-metadata.socket google-startup-scripts.service
 systemctl set-default -q multi-user.target
 
 # The controller's certificate authorities that the distribution does not have.
