@@ -240,7 +240,9 @@ class OfPlay:
         needed = {name for role in self._roles.values() for name in role.get("values", ()) if name in variables}
         needed |= {name for name in listed if self._check and name in self._check.known}
         for name in sorted(needed - set(self._manager.extra_vars)):
-            if secret := sorted(self._read(name, variables).keys() & hidden):
+            # Without a template, a word that is also the name of a variable has no meaning.
+            read = self._read(name, variables).keys() if TEMPLATE.search(repr(variables[name])) else {name}
+            if secret := sorted(read & hidden):
                 which = "it" if secret == [name] else f"{', '.join(secret)}, which it needs,"
                 raise HostError(f"{name}: {which} may be secret (encrypted, or looked up by the controller)")
 
