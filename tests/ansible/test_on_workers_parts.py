@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_ops.ansible import archives, receiver
+from tpu_ops.ansible import archives, convergence, playing, receiver
 from tpu_ops.ansible.archives import Archive
 from tpu_ops.ansible.on_workers import Exchange, InOrder, Order, Play, Unsuitable, merged
 from tpu_ops.ansible.playbook import Outcome, Said, Step
@@ -48,6 +48,27 @@ got = [len(archive), *others]
 say(outcome={"hosts": {host: {"ok": 1}}, "failures": [], "code": 0, "data": {"got": got}, "said": []})
 """
 )
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ([], ["--tags=all,on_workers"]),
+        (["--check", "-e", '{"a": 1}', "--tags=users,nfs"], ["--check", "--tags=users,nfs,on_workers"]),
+        (["--skip-tags=jax"], ["--skip-tags=jax", "--tags=all,on_workers"]),
+    ],
+)
+def test_workers_get_the_options_without_extra_variables_and_with_their_tag(options: list[str], own: list[str]) -> None:
+    assert playing.options_of_workers(options) == own
+
+
+def test_a_server_that_is_among_the_workers_is_not_left_out() -> None:
+    counts = {"ok": 1}
+    outcome = Outcome(
+        {"store-w0": counts, "pod-w0": counts}, data={"nfs_left_out": ["store-w0", "b-w0", "a-w0", "b-w0"]}
+    )
+    assert convergence.left_out(outcome) == ["a-w0", "b-w0"]
+    assert convergence.left_out(Outcome({"pod-w0": counts})) == []
 
 
 class Machines:

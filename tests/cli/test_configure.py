@@ -129,6 +129,14 @@ def test_drift_names_tags_and_nodes_that_cannot_be_compared(fleet):
         assert (done.returncode != 0, said in done.stderr, done.stdout) == (True, True, ""), done.stderr
 
 
+def test_workers_do_not_run_a_playbook_of_the_fleets_own_on_themselves(fleet):
+    write(fleet, TOUCH)
+    for command_of in (configure, drift):
+        done = command_of(fleet, "pod", "--on-workers")
+        assert (done.returncode, "a playbook of the fleet's own may need the controller" in done.stderr) == (2, True)
+    assert not (fleet.path / "pod-w0").exists()
+
+
 def test_only_site_yml_is_compared(fleet):
     write(fleet, TOUCH)
     (fleet.path / "playbooks").mkdir()

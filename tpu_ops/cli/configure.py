@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 "only site.yml is compared", where="--drifted", fix=f"leave out --playbook {args.playbook}"
             )
         found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
+        # A worker that could not be compared is configured too.
         hosts = [host for host in found.outcome.hosts if host not in found.clean]
         if not hosts:
             output.info(f"no worker differs: {texts.folded(found.clean)}")
