@@ -300,6 +300,19 @@ def test_without_secrets_no_value_comes_from_a_vault_a_lookup_of_the_user_or_a_s
     assert inventory["own_part"] == OWN["own_part"]
 
 
+def test_hosts_whose_plays_differ_or_that_have_none_need_the_controller(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    write(tmp_path / "fleet/group_vars/all/two.yml", {"own_two": "{{ lookup('env', 'OWN_WORD') }} {{ two }}"})
+    plays = [{"hosts": "node_pod", "vars": {"two": 1}}, {"hosts": "pod-w0", "vars": {"two": 2}}]
+    write(tmp_path / "project/play.yml", plays)
+    found = fleet.compute("node_pod", "store-w0")
+    assert found.cannot == {
+        "pod-w0": ["two plays give different values to own_two"],
+        "store-w0": ["no play of play.yml is for this host"],
+    }
+    assert "own_two: word 1" in found.shared.inventory + found.hosts["pod-w1"].inventory
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said", "fix"),
     [
