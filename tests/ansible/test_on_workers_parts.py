@@ -121,7 +121,7 @@ def test_workers_get_what_they_lack_and_their_order_and_exchange_values() -> Non
     ],
     ids=["no connection", "no start", "no end", "cut"],
 )
-def test_a_worker_that_does_not_finish_is_named_with_the_cause_and_others_go_on(
+def test_a_worker_that_does_not_finish_names_the_cause_and_others_go_on(
     bad: str | Exception, kind: str, message: str, code: int
 ) -> None:
     outcome, told = played({"bad": bad, "good": WHOLE})
@@ -310,6 +310,8 @@ def test_the_receiver_keeps_archives_removes_others_and_passes_its_input_on(tmp_
     again = Received(tmp_path, "3.8", one)
     assert again.answer["missing"] == []
     assert again.process.communicate(b"\nanother order\n") == (b"another order 2 True\n", b"")
+    # Without the line of sizes nothing is run.
+    assert Received(tmp_path, "3.8", one).process.communicate(b"") == (b"", b"")
     # Another version takes the place of the first one.
     second = Received(tmp_path, "3.8", other)
     second.process.communicate(b"%d\n" % len(other) + other + b"\n")

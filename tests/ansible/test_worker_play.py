@@ -70,7 +70,7 @@ def next_line(worker: subprocess.Popen[str], kind: str) -> Any:
     raise AssertionError(worker.stderr.read() if worker.stderr else "")
 
 
-def test_a_worker_exchanges_values_and_removes_its_variables_before_its_last_line(
+def test_variables_are_removed_before_the_last_line_and_values_are_exchanged(
     worker: subprocess.Popen[str],
 ) -> None:
     given = next_line(worker, "exchange")
@@ -84,7 +84,7 @@ def test_a_worker_exchanges_values_and_removes_its_variables_before_its_last_lin
     assert not place.parent.exists()
 
 
-def test_without_its_controller_a_worker_ends_the_playbook_and_removes_its_variables(
+def test_without_its_controller_the_playbook_ends_and_variables_are_removed(
     worker: subprocess.Popen[str],
 ) -> None:
     place = Path(next_line(worker, "exchange")["place"])

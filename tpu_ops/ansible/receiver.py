@@ -50,10 +50,10 @@ def main() -> None:
     os.write(1, json.dumps(answer).encode() + b"\n")
     # Unbuffered: what follows the archives is for the next program.
     source = io.FileIO(0, closefd=False)
-    sizes = read_line(source).split()
-    if len(sizes) != len(missing):
+    line = read_line(source)
+    if not line:
         return  # the controller has gone, or some worker's Python is too old
-    for path, size in zip(missing, sizes):
+    for path, size in zip(missing, line.split()):
         unpack(read_all(source, int(size)), path)
     # The locks last until this process and its children have ended, so that no other receiver removes these archives.
     held = [lock(path, fcntl.LOCK_SH) for path in paths]
