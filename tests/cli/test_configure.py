@@ -120,6 +120,18 @@ def test_drift_names_workers_and_paths_and_only_these_workers_are_configured(fle
     assert json.loads(configure(fleet, "pod", "--drifted", "--json").stdout)["hosts"] == {}
 
 
+def test_a_worker_on_which_the_comparison_fails_is_unknown_and_configured_too(fleet):
+    broken = "    - {name: Break, ansible.builtin.fail: {msg: no}, when: inventory_hostname == 'pod-w1'}\n"
+    write(fleet, "    - {name: Say, ansible.builtin.debug: {msg: x}}\n" + broken)
+    done = drift(fleet, "pod", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (
+        1,
+        {"clean": ["pod-w0"], "unknown": ["pod-w1"], "differences": []},
+    )
+    assert "pod-w1: failed: Break" in done.stderr
+    assert list(json.loads(configure(fleet, "pod", "--drifted", "--json").stdout)["hosts"]) == ["pod-w1"]
+
+
 def test_drift_names_tags_and_nodes_that_cannot_be_compared(fleet):
     nodes = [node(), node("stopped", node_id="2", count=1, state="STOPPED")]
     (fleet.path.parent / "published.json").write_text(document(nodes).text())
