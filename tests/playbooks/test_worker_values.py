@@ -300,6 +300,20 @@ def test_without_secrets_no_value_comes_from_a_vault_a_lookup_of_the_user_or_a_s
     assert inventory["own_part"] == OWN["own_part"]
 
 
+def test_a_fault_of_variables_files_which_workers_do_not_have_is_named_with_its_place(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    check = "action_plugins/check_variables.py"
+    write(fleet.project / check, (ROOT / "playbooks" / check).read_text())
+    (tmp_path / "roles").symlink_to(ROOT / "roles")
+    for name in ("a", "b"):
+        write(tmp_path / f"fleet/group_vars/node_store/{name}.yml", {"base_timezone": name})
+    found = fleet.compute("pod-w0", "store-w0")
+    assert list(found.hosts) == ["pod-w0"]
+    (reason,) = found.cannot["store-w0"]
+    assert "node_store/a.yml:1" in reason
+    assert "base_timezone" in reason
+
+
 def test_hosts_whose_plays_differ_or_that_have_none_need_the_controller(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     write(tmp_path / "fleet/group_vars/all/two.yml", {"own_two": "{{ lookup('env', 'OWN_WORD') }} {{ two }}"})
