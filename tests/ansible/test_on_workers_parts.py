@@ -1,23 +1,151 @@
-"""What the controller does while workers run a playbook on themselves, without workers."""
+"""The parts of workers that run a playbook on themselves, without workers."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_ops.ansible import archives, receiver
-from tpu_ops.ansible.on_workers import Exchange, InOrder, merged
+from tpu_ops.ansible import archives, convergence, playing, receiver
+from tpu_ops.ansible.archives import Archive
+from tpu_ops.ansible.on_workers import Exchange, InOrder, Order, Play, Unsuitable, merged
 from tpu_ops.ansible.playbook import Outcome, Said, Step
+from tpu_ops.errors import OpsError
+from tpu_ops.ssh import processes
+from tpu_ops.ssh.masters import Unreachable
+
+#: The beginning of all programs in place of the receiver. A login script writes a line before them.
+GREETING = """
+import json, sys
+def say(**line):
+    print(json.dumps(line), flush=True)
+print("Welcome")
+say(tpu_ops="receiver", python={python!r}, found="3.7", missing=["aaaa"])
+"""
+#: Takes the archive and the order, exchanges a value, and returns in `data` what it has received.
+WHOLE = (
+    GREETING.format(python="/usr/bin/python3")
+    + """
+archive = sys.stdin.read(int(sys.stdin.readline()))
+order = json.loads(sys.stdin.readline())
+host = order["options"][0]
+say(said={"text": "hello"})
+say(exchange={"of": host})
+others = [host for _, hosts in json.loads(sys.stdin.readline()) for host in hosts]
+say(step={"task": "t", "role": "r", "host": host, "outcome": "changed", "changes": ["/x"]})
+got = [len(archive), *others]
+say(outcome={"hosts": {host: {"ok": 1}}, "failures": [], "code": 0, "data": {"got": got}, "said": []})
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ([], ["--tags=all,on_workers"]),
+        (["--check", "-e", '{"a": 1}', "--tags=users,nfs"], ["--check", "--tags=users,nfs,on_workers"]),
+        (["--skip-tags=jax"], ["--skip-tags=jax", "--tags=all,on_workers"]),
+    ],
+)
+def test_workers_get_the_options_without_extra_variables_and_with_their_tag(options: list[str], own: list[str]) -> None:
+    assert playing.options_of_workers(options) == own
+
+
+def test_a_server_that_is_among_the_workers_is_not_left_out() -> None:
+    counts = {"ok": 1}
+    outcome = Outcome(
+        {"store-w0": counts, "pod-w0": counts}, data={"nfs_left_out": ["store-w0", "b-w0", "a-w0", "b-w0"]}
+    )
+    assert convergence.left_out(outcome) == ["a-w0", "b-w0"]
+    assert convergence.left_out(Outcome({"pod-w0": counts})) == []
+
+
+class Machines:
+    """Connections to workers that are processes of this machine.
+
+    Args:
+        programs: Worker -> the program in place of the receiver, or the error of the connection.
+    """
+
+    def __init__(self, programs: dict[str, str | Exception]) -> None:
+        self._programs = programs
+
+    @contextlib.asynccontextmanager
+    async def attended(
+        self, host: str, argv: Sequence[str], *, limit: int
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        program = self._programs[host]
+        if isinstance(program, Exception):
+            raise program
+        async with processes.started([sys.executable, "-c", program], limit=limit) as process:
+            yield process
+
+
+def played(programs: dict[str, str | Exception]) -> tuple[Outcome, list[Step | Said]]:
+    """Run a playbook on workers; return the outcome, and the steps and messages that were shown."""
+    told: list[Step | Said] = []
+    orders = {host: Order("site", [host], [], []) for host in programs}
+    # More than a pipe holds: a worker that has ended is noticed while the archive is sent.
+    sent = [Archive("aaaa", b"x" * 2**20), Archive("bbbb", b"is there")]
+    return asyncio.run(Play(Machines(programs), orders, sent, told.append).run()), told
+
+
+def test_workers_get_what_they_lack_and_their_order_and_exchange_values() -> None:
+    outcome, told = played({"b": WHOLE, "a": WHOLE})
+    assert (outcome.hosts, outcome.failures, outcome.code) == ({"a": {"ok": 1}, "b": {"ok": 1}}, [], 0)
+    got = outcome.data["got"]
+    assert (got[:3], got[0], sorted(got[1:3])) == (got[3:], 2**20, ["a", "b"])
+    steps = [note for note in told if isinstance(note, Step)]
+    assert {step.host: step.changes for step in steps} == {"a": ("/x",), "b": ("/x",)}
+    assert [note for note in told if isinstance(note, Said)] == [Said("hello")], "equal messages are shown once"
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "message", "code"),
+    [
+        (Unreachable("No route to host"), "unreachable", "No route to host", 4),
+        ("import sys; sys.exit('sudo: a password is required')", "failed", "sudo: a password is required", 2),
+        (GREETING.format(python="x") + "sys.exit('No space left')", "failed", "No space left", 2),
+        (GREETING.format(python="x") + "sys.stdout.write('{'); sys.exit(255)", "unreachable", "connection ended", 4),
+    ],
+    ids=["no connection", "no start", "no end", "cut"],
+)
+def test_a_worker_that_does_not_finish_names_the_cause_and_others_go_on(
+    bad: str | Exception, kind: str, message: str, code: int
+) -> None:
+    outcome, told = played({"bad": bad, "good": WHOLE})
+    (failure,) = outcome.failures
+    assert (failure.host, failure.outcome, outcome.code) == ("bad", kind, code)
+    assert message in failure.message
+    assert (outcome.hosts["bad"][kind], outcome.hosts["good"]) == (1, {"ok": 1})
+    assert outcome.data == {"got": [2**20, "good"]}
+    assert failure in told
+
+
+def test_no_worker_begins_if_the_python_of_one_is_too_old(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    good = GREETING.format(python="x") + f"if sys.stdin.readline(): open({str(begun)!r}, 'w')"
+    with pytest.raises(Unsuitable) as error:
+        played({"good": good, "old": GREETING.format(python=None)})
+    assert list(error.value.why) == ["old"]
+    assert "its newest Python is 3.7" in error.value.why["old"]
+    assert not begun.exists()
+
+
+def test_an_error_of_this_machine_is_raised_as_it_is() -> None:
+    with pytest.raises(OpsError, match="too few open files"):
+        played({"a": WHOLE, "b": OpsError("too few open files", where="this machine", fix="none")})
 
 
 def collected(answer: str) -> dict[str, object]:
@@ -182,6 +310,8 @@ def test_the_receiver_keeps_archives_removes_others_and_passes_its_input_on(tmp_
     again = Received(tmp_path, "3.8", one)
     assert again.answer["missing"] == []
     assert again.process.communicate(b"\nanother order\n") == (b"another order 2 True\n", b"")
+    # Without the line of sizes nothing is run.
+    assert Received(tmp_path, "3.8", one).process.communicate(b"") == (b"", b"")
     # Another version takes the place of the first one.
     second = Received(tmp_path, "3.8", other)
     second.process.communicate(b"%d\n" % len(other) + other + b"\n")
@@ -212,9 +342,28 @@ def test_an_archive_that_does_not_arrive_whole_leaves_nothing(tmp_path: Path, se
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_receiver_names_the_newest_python_if_none_is_suitable(tmp_path: Path) -> None:
+def test_the_receiver_changes_nothing_without_a_suitable_python(tmp_path: Path) -> None:
     received = Received(tmp_path, "3.99", archive())
     assert received.answer["python"] is None
-    assert received.answer["found"]
     received.process.communicate(b"")
     assert received.process.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("oldest", "found"), [((3, 90), "3.90"), ((3, 91), "3.100"), ((3, 101), None)], ids=["first", "newer", "none"]
+)
+def test_the_first_suitable_python_is_used_and_else_the_newest_is_named(
+    tmp_path: Path, oldest: tuple[int, int], found: str | None
+) -> None:
+    for name, text in (
+        ("3.90", "echo 3.90"),
+        ("3.95", "exit 1"),
+        ("3.100", "echo 3.100"),
+        ("3.100-config", "echo 4.0"),
+    ):
+        (tmp_path / f"python{name}").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / f"python{name}").chmod(0o755)
+    places = (f"{tmp_path}/python3.9?", f"{tmp_path}/python3.1*")
+    path = found and f"{tmp_path}/python{found}"
+    assert receiver.suitable(oldest, places) == (path, found or "3.100")

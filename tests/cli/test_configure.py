@@ -120,6 +120,43 @@ def test_drift_names_workers_and_paths_and_only_these_workers_are_configured(fle
     assert json.loads(configure(fleet, "pod", "--drifted", "--json").stdout)["hosts"] == {}
 
 
+def test_a_worker_on_which_the_comparison_fails_is_unknown_and_configured_too(fleet):
+    broken = "    - {name: Break, ansible.builtin.fail: {msg: no}, when: inventory_hostname == 'pod-w1'}\n"
+    write(fleet, "    - {name: Say, ansible.builtin.debug: {msg: x}}\n" + broken)
+    done = drift(fleet, "pod", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (
+        1,
+        {"clean": ["pod-w0"], "unknown": ["pod-w1"], "differences": []},
+    )
+    assert "pod-w1: failed: Break" in done.stderr
+    assert list(json.loads(configure(fleet, "pod", "--drifted", "--json").stdout)["hosts"]) == ["pod-w1"]
+
+
+def test_drift_names_tags_and_nodes_that_cannot_be_compared(fleet):
+    nodes = [node(), node("stopped", node_id="2", count=1, state="STOPPED")]
+    (fleet.path.parent / "published.json").write_text(document(nodes).text())
+    write(fleet, TOUCH)
+    for argv, said in ((("--tags", "writ"), "no task of site.yml has the tag writ"), (("stopped",), "is STOPPED")):
+        done = drift(fleet, *argv)
+        assert (done.returncode != 0, said in done.stderr, done.stdout) == (True, True, ""), done.stderr
+
+
+def test_workers_do_not_run_a_playbook_of_the_fleets_own_on_themselves(fleet):
+    write(fleet, TOUCH)
+    for command_of in (configure, drift):
+        done = command_of(fleet, "pod", "--on-workers")
+        assert (done.returncode, "a playbook of the fleet's own may need the controller" in done.stderr) == (2, True)
+    assert not (fleet.path / "pod-w0").exists()
+
+
+def test_only_site_yml_is_compared(fleet):
+    write(fleet, TOUCH)
+    (fleet.path / "playbooks").mkdir()
+    (fleet.path / "playbooks" / "other.yml").write_text(PLAY + TOUCH)
+    done = configure(fleet, "--drifted", "--playbook", "other")
+    assert (done.returncode, "error: only site.yml is compared" in done.stderr) == (2, True)
+
+
 def test_a_comparison_that_did_not_run_is_an_error_and_no_clean_worker(fleet):
     write(fleet, "    - name: [\n")
     for done in (drift(fleet), configure(fleet, "--drifted")):

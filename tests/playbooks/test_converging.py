@@ -145,7 +145,7 @@ def test_a_worker_that_is_lost_costs_only_itself(desk, lab):
     lab.inside("pod-w1", "pkill", "-KILL", "--full", "^sshd: tpu@notty")
     assert process.wait(timeout=180) == 4
     until_idle(lab, "pod-w1")
-    # The other worker went on to its end: the last role found nothing to change, and the files are there.
+    # The other worker went on to the end of the playbook.
     lab.inside("pod-w0", "test", "-f", "/etc/tmux.conf")
     assert desk.do("tpu_ops", "drift", "pod-w0") == "pod-w0: as site.yml would make it\n"
 

@@ -300,6 +300,33 @@ def test_without_secrets_no_value_comes_from_a_vault_a_lookup_of_the_user_or_a_s
     assert inventory["own_part"] == OWN["own_part"]
 
 
+def test_a_fault_of_variables_files_which_workers_do_not_have_is_named_with_its_place(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    check = "action_plugins/check_variables.py"
+    write(fleet.project / check, (ROOT / "playbooks" / check).read_text())
+    (tmp_path / "roles").symlink_to(ROOT / "roles")
+    for name in ("a", "b"):
+        write(tmp_path / f"fleet/group_vars/node_store/{name}.yml", {"base_timezone": name})
+    found = fleet.compute("pod-w0", "store-w0")
+    assert list(found.hosts) == ["pod-w0"]
+    (reason,) = found.cannot["store-w0"]
+    assert "node_store/a.yml:1" in reason
+    assert "base_timezone" in reason
+
+
+def test_hosts_whose_plays_differ_or_that_have_none_need_the_controller(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    write(tmp_path / "fleet/group_vars/all/two.yml", {"own_two": "{{ lookup('env', 'OWN_WORD') }} {{ two }}"})
+    plays = [{"hosts": "node_pod", "vars": {"two": 1}}, {"hosts": "pod-w0", "vars": {"two": 2}}]
+    write(tmp_path / "project/play.yml", plays)
+    found = fleet.compute("node_pod", "store-w0")
+    assert found.cannot == {
+        "pod-w0": ["two plays give different values to own_two"],
+        "store-w0": ["no play of play.yml is for this host"],
+    }
+    assert "own_two: word 1" in found.shared.inventory + found.hosts["pod-w1"].inventory
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said", "fix"),
     [

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from tests.support.fleet import ROOT
 
-#: Called with the client's name of itself, the path, and the bytes of the answer so far, before more are sent.
+#: Called before each part of an answer is sent, with the client's User-Agent, the path, and the bytes sent so far.
 Hook = Callable[[str, str, int], None]
 
 
@@ -36,7 +36,11 @@ class Everybody:
 
 @contextmanager
 def serving(
-    address: str, upstream: str, sent: Counter[str], readers: Any = None, hook: Hook = lambda *_: None
+    address: str,
+    upstream: str,
+    sent: Counter[str],
+    readers: Container[str] | None = None,
+    hook: Hook = lambda *_: None,
 ) -> Iterator[str]:
     """Serve an index's files on a free port, and yield the URL.
 
@@ -44,13 +48,12 @@ def serving(
         address: Where to listen.
         upstream: URL of the index; empty for pip's default.
         sent: Counts bytes by the client's address.
-        readers: Addresses of clients; None means all.
-        hook: Called before each part of an answer is sent.
+        readers: Addresses of the clients that may read; None means all.
+        hook: See `Hook`.
     """
     module = program()
-    answering: Any = module.handler(
-        module.Index(upstream or module.default_index(), "http://127.0.0.1:9"), readers or Everybody()
-    )
+    index = module.Index(upstream or module.default_index(), "http://127.0.0.1:9")
+    answering: Any = module.handler(index, readers or Everybody())
 
     class Counting(answering):  # type: ignore[misc]
         def answer(self, chunks: Iterable[bytes], length: int, kind: str) -> None:
@@ -63,11 +66,6 @@ def serving(
                     yield chunk
 
             super().answer(counted(), length, kind)
-
-        def do_GET(self) -> None:
-            super().do_GET()
-
-        do_HEAD = do_GET
 
     with module.Server((address, 0), Counting) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

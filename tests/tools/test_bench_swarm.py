@@ -1,13 +1,15 @@
-"""The benchmark's section on hundreds of workers."""
+"""The benchmark's section on hundreds of workers, and what it reads of processes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tools.bench import swarm
+from tools.bench import processes, swarm
 from tools.bench.swarm import MEASURED, SwarmSample, SwarmSeries
 
 
@@ -30,3 +32,17 @@ def shown(**changes: Any) -> list[str]:
 )
 def test_a_missed_target_says_no(changes, missed):
     assert shown(**changes) == ["**no** |" if number == missed else "yes |" for number in range(len(shown()))]
+
+
+def test_processes_are_found_below_their_parents_and_read_while_they_live():
+    program = "exec 8</dev/null 9</dev/null; sleep 60 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout
+        child = int(shell.stdout.readline())
+        assert {shell.pid, child} <= {*processes.descendants([os.getpid()])} & {*processes.pids()}
+        # The shell's memory is partly shared with its child.
+        assert processes.resident(shell.pid) >= processes.proportional(shell.pid) > 0
+        assert processes.open_files(shell.pid) >= 5
+        os.kill(child, 15)
+    ended = processes.read(shell.pid, "stat"), processes.resident(shell.pid), processes.open_files(shell.pid)
+    assert ended == (b"", 0, 0)

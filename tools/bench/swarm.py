@@ -18,10 +18,11 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.bench import processes
 from tools.bench.measure import BIN, ROOT, Command, Served, clock
 from tools.bench.report import GROWTH_LIMIT, digits, megabytes, origin, spread
 from tools.bench.samples import Fleet, PartSeries
@@ -41,8 +42,10 @@ ADDRESSES = 16
 FILES = 1024
 #: Target for the memory of the controller's processes, in bytes.
 MEMORY = 500_000_000
-#: Seconds until every sshd has to accept connections, and seconds between two attempts or two readings of /proc.
+#: Seconds until every sshd has to accept connections, and seconds between two attempts.
 _PATIENCE, _POLL = 20.0, 0.1
+#: Seconds between two readings of a command's memory and open files.
+_READING = 0.025
 #: Key of a measured command -> description, in the order of the page and of a round.
 MEASURED = {
     "list": "`tpu_ops list`",
@@ -139,7 +142,7 @@ class Swarm:
             OpsError: The command failed.
         """
         command = Command((str(BIN / "tpu_ops"), *argv), self._environ)
-        before, workers = _busy(self.masters()), self._sshd_time()
+        before, workers = processes.busy(self.masters()), self._sshd_time()
         with _Watch() as watch:
             took = clock(command, Path(os.devnull), self._served.root / "stderr", f"{self._served.fleet.name}: {key}")
         masters = self.masters()
@@ -148,21 +151,22 @@ class Swarm:
             self._served.fleet.workers,
             key,
             round(took.wall, 3),
-            round(took.cpu + _busy(masters) - before, 3),
+            round(took.cpu + processes.busy(masters) - before, 3),
             round(max(0.0, self._sshd_time() - workers), 3),
             watch.peak,
             len(masters),
-            sum(map(_proportional, masters)),
+            sum(map(processes.proportional, masters)),
             watch.files,
         )
 
     def masters(self) -> list[int]:
         """Return the process ids of the open ssh connections, which have the fleet's ssh config as an argument."""
-        return [pid for pid in _pids() if os.fsencode(self._environ["TPU_OPS_STATE"]) in _read(pid, "cmdline")]
+        state = os.fsencode(self._environ["TPU_OPS_STATE"])
+        return [pid for pid in processes.pids() if state in processes.read(pid, "cmdline")]
 
     def _sshd_time(self) -> float:
         pids = [process.pid for process in self._sshds]
-        return _busy([*pids, *_descendants(pids)], ended=True)
+        return processes.busy([*pids, *processes.descendants(pids)], ended=True)
 
 
 class _Watch:
@@ -176,7 +180,7 @@ class _Watch:
     """
 
     def __init__(self) -> None:
-        self._before = set(_children(os.getpid()))
+        self._before = set(processes.children(os.getpid()))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self.peak = self.files = 0
@@ -190,71 +194,11 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._over.wait(_POLL / 4):
-            pids = _descendants([child for child in _children(os.getpid()) if child not in self._before])
-            self.peak = max(self.peak, sum(map(_resident, pids)))
-            self.files = max([self.files, *map(_open_files, pids)])
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _read(pid: int, name: str) -> bytes:
-    """Return a file of a process; empty if the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
-def _children(pid: int) -> list[int]:
-    """Return the children of a process; empty if the process has ended."""
-    found = list[int]()
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(word) for word in (thread / "children").read_text().split()]
-    return found
-
-
-def _descendants(pids: Sequence[int]) -> list[int]:
-    """Return the descendants of processes."""
-    found, left = list[int](), list(pids)
-    while left:
-        below = _children(left.pop())
-        found += below
-        left += below
-    return found
-
-
-def _busy(pids: Iterable[int], *, ended: bool = False) -> float:
-    """Return the seconds of processor time of processes; if ``ended``, also those of their ended children."""
-    found = 0.0
-    for pid in pids:
-        # The file stat counts in hundredths of a second, which is more than an idle connection takes.
-        found += int((_read(pid, "schedstat").split() or [b"0"])[0]) / 1e9
-        if ended:
-            fields = _read(pid, "stat").rpartition(b")")[2].split()
-            found += sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
-    return found
-
-
-def _resident(pid: int) -> int:
-    fields = _read(pid, "statm").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
-
-
-def _proportional(pid: int) -> int:
-    """Return the memory of a process in bytes; a page that n processes share counts as an n-th of a page."""
-    lines = _read(pid, "smaps_rollup").splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:"))
-
-
-def _open_files(pid: int) -> int:
-    try:
-        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return 0
+        while not self._over.wait(_READING):
+            new = [child for child in processes.children(os.getpid()) if child not in self._before]
+            pids = processes.descendants(new)
+            self.peak = max(self.peak, sum(map(processes.resident, pids)))
+            self.files = max([self.files, *map(processes.open_files, pids)])
 
 
 @contextlib.contextmanager
@@ -329,7 +273,7 @@ def _sshds(
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End an sshd with its connections; the controller's side of each connection then ends too."""
-    below = _descendants([process.pid])
+    below = processes.descendants([process.pid])
     process.terminate()
     process.wait()
     for pid in below:
@@ -396,8 +340,7 @@ def section(series: SwarmSeries) -> list[str]:
         "machine with the controller. Therefore the wall time of a command that contacts workers is an upper bound, "
         "and most of it is the workers' CPU. With 512 workers here, the first answer takes longer than the 1.5 s after "
         "which the controller tests the addresses and asks the API; this adds to its CPU and to its growth. Numbers "
-        "are medians, with the smallest and largest in brackets; ratios "
-        "are taken within a round."
+        "are medians, with the smallest and largest in brackets; ratios are taken within a round."
     )
     lines = ["## Hundreds of workers", "", *origin(series.commit, series.date, series.machine), ""]
     lines += [*textwrap.wrap(method, 118), ""]

@@ -90,7 +90,7 @@ def _with_bundle(settings: Settings, wish: Wish, orders: Sequence[Order], sent: 
         "archives": [hashlib.sha256(archive.data).hexdigest() for archive in sent],
         "digits": len(sent[0].digest),
         "receiver": inspect.getsource(receiver),
-        "kept": on_workers.KEPT,
+        "kept": on_workers.ARCHIVES,
         "python": archives.oldest_python(),
     }
     data = json.dumps(bundle).encode()

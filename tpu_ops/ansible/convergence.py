@@ -92,7 +92,8 @@ def converge(
 
 def left_out(outcome: Outcome) -> list[str]:
     """Return the NFS servers that the hosts of a playbook mount from, and that the playbook did not run on."""
-    return sorted(set(outcome.data.get("nfs_left_out") or ()))
+    # A worker that runs the playbook on itself names all servers but itself.
+    return sorted({*outcome.data.get("nfs_left_out", ())} - outcome.hosts.keys())
 
 
 def letting_in(servers: Sequence[str], settings: Settings, file: Path) -> str:

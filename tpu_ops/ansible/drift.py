@@ -11,8 +11,6 @@ from tpu_ops.ansible.failures import fix_of
 from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.config import Settings
 
-_PLAYBOOK = "site"
-
 
 @dataclass(frozen=True)
 class Drift:
@@ -20,7 +18,7 @@ class Drift:
 
     Attributes:
         differences: Worker -> the tasks that would change something. Workers without differences are missing.
-        outcome: The outcome of site.yml in check mode. Workers on which it failed are not known to be clean.
+        outcome: The outcome of site.yml in check mode.
     """
 
     differences: Mapping[str, Sequence[Step]]
@@ -28,7 +26,7 @@ class Drift:
 
     @property
     def unknown(self) -> list[str]:
-        """The workers that could not be compared."""
+        """The workers that could not be compared wholly: site.yml failed on them, or they did not answer."""
         counts = self.outcome.hosts
         return [host for host in counts if counts[host]["failed"] or counts[host]["unreachable"]]
 
@@ -61,7 +59,7 @@ def look(
         UsageError: Ansible did not run the playbook, or no worker matches.
     """
     project = playbook.project_of(settings.path, settings.file)
-    file = project.playbook(_PLAYBOOK)
+    file = project.playbook("site")
     found: dict[str, list[Step]] = {}
 
     def told(note: Step | Said) -> None:
@@ -73,5 +71,6 @@ def look(
     given = ["--check", "--diff", *options]
     outcome = playing.play(settings, project, file, hosts=hosts, options=given, told=told, on_themselves=on_themselves)
     if not outcome.hosts:
+        # No worker was compared: raise the error that says why.
         fix_of(outcome, file, texts.folded(hosts) or "the fleet", settings)
     return Drift({host: found[host] for host in sorted(found, key=texts.natural)}, outcome)

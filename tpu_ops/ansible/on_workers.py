@@ -1,7 +1,7 @@
-"""Have each worker run a playbook on itself: what it needs goes to it once, and its steps come back as they happen.
+"""Have each worker run a playbook on itself: send what it lacks, and read its steps as they happen.
 
-A push run costs the controller a tenth of a second for each task and worker. Here it only passes lines on, so that the
-time hardly depends on the number of workers. The parts:
+A playbook that runs on the controller takes a tenth of a second for each task and worker. Here, the controller only
+passes lines on, so that the time hardly depends on the number of workers. The parts:
 
     controller: on_workers ---- ssh ---- worker: receiver, which becomes worker_play, which runs ansible-playbook
 """
@@ -9,12 +9,12 @@ time hardly depends on the number of workers. The parts:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tpu_ops import texts
 from tpu_ops.ansible import archives, receiver
@@ -22,22 +22,20 @@ from tpu_ops.ansible.archives import Archive
 from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.fanout import plain_errors
 from tpu_ops.ssh.masters import Unreachable
 from tpu_ops.ssh.replies import SSH_FAILED
 
 #: Directory of the archives on workers: programs only, no variables of a fleet.
-KEPT = "/var/lib/tpu_ops/ansible"
+ARCHIVES = "/var/lib/tpu_ops/ansible"
 #: Maximum size of a line from a worker in bytes. A line holds one step's messages, or the values of an exchange.
 _LINE = 2**24
-#: At most this much of a worker's error output is kept, in bytes.
-_SAID = 4000
+#: At most this much of the end of a worker's error output is shown, in bytes.
+_ERRORS = 4000
 #: Exit codes of ansible-playbook: tasks failed, or hosts were unreachable.
 _FAILED, _UNREACHABLE = 2, 4
-#: Name of the step of a worker whose playbook did not run to its end.
-_OWN = "Run the playbook on the worker"
-
-_log = logging.getLogger(__name__)
+#: Name of the failed step that is shown for a worker whose playbook did not run to its end.
+_WHOLE = "Run the playbook on the worker"
 
 
 class Unsuitable(Exception):
@@ -87,33 +85,44 @@ def run(
         Unsuitable: Workers have no Python that is new enough; nothing was changed.
         OpsError: This process may not open enough files for all workers.
     """
-    return asyncio.run(_Play(contact.fanout(fleet), orders, sent, told).run())
+    return asyncio.run(Play(contact.fanout(fleet), orders, sent, told).run())
 
 
-class _Play:
-    """One playbook on many workers."""
+class Connections(Protocol):
+    """Starts programs on workers; a `Fanout` does it through ssh."""
+
+    def attended(
+        self, host: str, argv: Sequence[str], *, limit: int
+    ) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
+        """Run a command on a worker, as `Fanout.attended` does."""
+
+
+class Play:
+    """One playbook on many workers. The arguments are those of `run`, with connections in place of the fleet."""
 
     def __init__(
         self,
-        fanout: Fanout,
+        connections: Connections,
         orders: Mapping[str, Order],
         sent: Sequence[Archive],
         told: Callable[[Step | Said], None],
     ) -> None:
-        self._fanout, self._orders, self._sent, self._told = fanout, orders, sent, told
+        self._connections, self._orders, self._sent, self._told = connections, orders, sent, told
         self._oldest = archives.oldest_python()
         self._exchange = Exchange(orders)
         self._steps = InOrder(orders, told)
         self._outcomes: dict[str, Outcome] = {}
-        #: Worker -> the version of its Python, if that is too old. Complete once `_asked` is set.
+        #: Worker -> the version of its newest Python, if that is too old. Complete once `_all_answered` is set.
         self._old: dict[str, str] = {}
-        self._unasked, self._asked = set(orders), asyncio.Event()
-        self._texts: set[str] = set()
+        self._unanswered, self._all_answered = set(orders), asyncio.Event()
+        self._shown: set[str] = set()
 
     async def run(self) -> Outcome:
-        async with asyncio.TaskGroup() as group:
-            for host in self._orders:
-                group.create_task(self._one(host))
+        """Return the outcome of all workers together; raise the errors of `run`."""
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                for host in self._orders:
+                    group.create_task(self._one(host))
         if self._old:
             needed = f"and Ansible needs {self._oldest} there"
             raise Unsuitable({host: f"its newest Python is {found}, {needed}" for host, found in self._old.items()})
@@ -123,43 +132,46 @@ class _Play:
         """Run the playbook on one worker. A worker that is lost costs only itself."""
         try:
             outcome = await self._played(host)
-        except (Unreachable, ConnectionError) as exc:
-            outcome = _without(host, "unreachable", str(exc) or "the connection ended")
+        except Unreachable as exc:
+            outcome = _unfinished(host, "unreachable", str(exc))
         self._outcomes[host] = outcome
         for step in outcome.failures:
-            if step.task == _OWN:
+            if step.task == _WHOLE:
                 self._steps.add(step)
         self._answered(host)
         await self._exchange.leave(host)
         self._steps.leave(host)
 
     def _answered(self, host: str) -> None:
-        self._unasked.discard(host)
-        if not self._unasked:
-            self._asked.set()
+        """Note that a worker's Python is known, or that the worker is lost."""
+        self._unanswered.discard(host)
+        if not self._unanswered:
+            self._all_answered.set()
 
     async def _played(self, host: str) -> Outcome:
-        """Start the worker's part, send what it lacks, and take its lines until the outcome."""
+        """Start the receiver on a worker, send what the worker lacks, and take its lines until the outcome.
+
+        Raises:
+            Unreachable: The connection was lost.
+        """
         source = inspect.getsource(receiver)
         digests = [archive.digest for archive in self._sent]
-        argv = ["sudo", "-n", "python3", "-I", "-c", source, KEPT, self._oldest, *digests]
-        async with self._fanout.attended(host, argv, limit=_LINE) as process:
+        argv = ["sudo", "-n", "python3", "-I", "-c", source, ARCHIVES, self._oldest, *digests]
+        async with self._connections.attended(host, argv, limit=_LINE) as process:
             assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
             errors = asyncio.create_task(_end_of(process.stderr))
             answer = await _first(process.stdout)
             if answer and not answer["python"]:
                 self._old[host] = answer["found"]
             self._answered(host)
-            await self._asked.wait()
+            # No worker changes anything before all are known to have a suitable Python.
+            await self._all_answered.wait()
             if self._old:
                 return Outcome()
-            if answer:
-                missing = [archive.data for archive in self._sent if archive.digest in answer["missing"]]
-                order = json.dumps(dataclasses.asdict(self._orders[host])).encode()
-                sizes = " ".join(str(len(data)) for data in missing).encode()
-                for data in (sizes, b"\n", *missing, order, b"\n"):
-                    process.stdin.write(data)
-                    await process.stdin.drain()
+            # If the input is closed, the error output or the exit code tells the cause.
+            with contextlib.suppress(ConnectionError):
+                if answer:
+                    await self._send(host, answer["missing"], process.stdin)
                 # A line without its end is the last one of a connection that was lost.
                 while (line := await process.stdout.readline()).endswith(b"\n"):
                     ((kind, content),) = json.loads(line).items()
@@ -167,9 +179,18 @@ class _Play:
                         return Outcome(**content | {"failures": [_step(each) for each in content["failures"]]})
                     await self._take(host, kind, content, process.stdin)
             said = (await errors).strip()
-            if not answer and await process.wait() != SSH_FAILED:
-                return _without(host, "failed", said or "python3 did not start")
-            raise Unreachable(said or "the connection ended before the end of the playbook")
+            if await process.wait() == SSH_FAILED:
+                raise Unreachable(said or "the connection ended before the end of the playbook")
+            return _unfinished(host, "failed", said or "its program ended without a message")
+
+    async def _send(self, host: str, missing: Sequence[str], stdin: asyncio.StreamWriter) -> None:
+        """Send the missing archives, given their digests, and the worker's order."""
+        needed = [archive.data for archive in self._sent if archive.digest in missing]
+        sizes = " ".join(str(len(data)) for data in needed).encode()
+        order = json.dumps(dataclasses.asdict(self._orders[host])).encode()
+        for data in (sizes, b"\n", *needed, order, b"\n"):
+            stdin.write(data)
+            await stdin.drain()
 
     async def _take(self, host: str, kind: str, content: Any, stdin: asyncio.StreamWriter) -> None:
         if kind == "step":
@@ -177,13 +198,13 @@ class _Play:
         elif kind == "exchange":
             stdin.write((await self._exchange.give(host, content)).encode() + b"\n")
             await stdin.drain()
-        elif (text := content["text"]) not in self._texts:
-            # Ansible on each worker says the same.
-            self._texts.add(text)
+        elif (text := content["text"]) not in self._shown:
+            # Ansible prints the same text on every worker.
+            self._shown.add(text)
             self._told(Said(text))
 
 
-def _without(host: str, kind: str, message: str) -> Outcome:
+def _unfinished(host: str, kind: str, message: str) -> Outcome:
     """Return the outcome of a worker that has not run the playbook to its end.
 
     Args:
@@ -193,7 +214,7 @@ def _without(host: str, kind: str, message: str) -> Outcome:
     """
     counts = dict.fromkeys(("ok", "changed", "failed", "unreachable", "skipped", "rescued"), 0) | {kind: 1}
     code = _UNREACHABLE if kind == "unreachable" else _FAILED
-    return Outcome(hosts={host: counts}, failures=[Step(_OWN, "", host, kind, message)], code=code)
+    return Outcome(hosts={host: counts}, failures=[Step(_WHOLE, "", host, kind, message)], code=code)
 
 
 def _step(content: Mapping[str, Any]) -> Step:
@@ -214,8 +235,8 @@ async def _first(stdout: asyncio.StreamReader) -> Mapping[str, Any] | None:
 async def _end_of(stream: asyncio.StreamReader) -> str:
     """Return the end of an output."""
     kept = b""
-    while data := await stream.read(_SAID):
-        kept = (kept + data)[-_SAID:]
+    while data := await stream.read(_ERRORS):
+        kept = (kept + data)[-_ERRORS:]
     return kept.decode(errors="replace")
 
 
@@ -268,11 +289,15 @@ class InOrder:
 
     def __init__(self, hosts: Iterable[str], told: Callable[[Step | Said], None]) -> None:
         self._told = told
-        #: The tasks in the order of their first step: title and how often a worker had a task of that title -> steps.
-        self._tasks: dict[tuple[str, int], list[Step]] = {}
-        self._first = 0
-        self._numbers: dict[tuple[str, int], int] = {}
+        #: Worker and title -> number of its tasks of this title so far. Titles of tasks can be equal.
         self._times: dict[tuple[str, str], int] = {}
+        #: Task, as its title and which one of this title it is -> its number, in the order of the tasks' first steps.
+        self._numbers: dict[tuple[str, int], int] = {}
+        #: Task -> its steps, for the tasks that were not passed on, in the order of their numbers.
+        self._tasks: dict[tuple[str, int], list[Step]] = {}
+        #: The number of the first task that was not passed on.
+        self._first = 0
+        #: Worker -> the largest number of its tasks.
         self._at = dict.fromkeys(hosts, -1)
 
     def add(self, step: Step) -> None:
@@ -300,13 +325,12 @@ class InOrder:
 
 
 def merged(outcomes: Mapping[str, Outcome]) -> Outcome:
-    """Return one outcome for those of the workers."""
+    """Return one outcome for those of the workers, whose set_stats data are lists."""
     hosts = {host: counts for outcome in outcomes.values() for host, counts in outcome.hosts.items()}
     data: dict[str, Any] = {}
     for outcome in outcomes.values():
-        for name, value in outcome.data.items():
-            # Workers state lists of names, or mappings with their own entry.
-            data[name] = [*data.get(name, []), *value] if isinstance(value, list) else data.get(name, {}) | value
+        for name, values in outcome.data.items():
+            data[name] = [*data.get(name, []), *values]
     return Outcome(
         hosts={host: hosts[host] for host in sorted(hosts, key=texts.natural)},
         failures=[step for outcome in outcomes.values() for step in outcome.failures],

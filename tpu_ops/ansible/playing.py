@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import texts
@@ -15,12 +15,11 @@ from tpu_ops.config.find import read_file
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import view
 
-#: From this number of workers on, they run the playbook on themselves: the controller would need about a tenth of a
-#: second for each task and worker.
+#: From this number of workers on, they run the playbook on themselves.
 MANY = 4
-#: The playbooks that workers can run on themselves. The others decide about one worker by the state of others.
+#: The playbooks that workers can run on themselves. The others compare workers, or return data of each one to tpu_ops.
 PLAYBOOKS = ("disks", "python", "site", "users")
-#: At most this many different reasons are shown.
+#: At most this many different reasons are shown why workers cannot run a playbook on themselves.
 _SHOWN = 4
 #: The tag of tasks that only run where workers run the playbook on themselves.
 TAG = "on_workers"
@@ -58,26 +57,16 @@ def play(
     if on_themselves and reason:
         raise _refusal(reason)
     if on_themselves or (on_themselves is None and not reason and _count(settings, hosts) >= MANY):
-
-        def without_faults(note: Step | Said) -> None:
-            if isinstance(note, Said) or note.task != _FAULTY:
-                told(note)
-
         try:
-            outcome = _on_workers(settings, project, file, hosts, options, told=without_faults)
+            outcome = _on_workers(settings, project, file, hosts, options, told=_without_faults(told))
+        except Unsuitable as exc:
+            if on_themselves:
+                raise _refusal(_grouped(exc.why)) from exc
+            _log.info("the controller runs the playbook: %s", _grouped(exc.why))
+        else:
             if not any(step.task == _FAULTY for step in outcome.failures):
                 return outcome
-            # Nothing was changed. Only the controller knows the files and lines of faulty variables: it says them.
-        except Unsuitable as exc:
-            groups: dict[str, list[str]] = {}
-            for host, why in exc.why.items():
-                groups.setdefault(why, []).append(host)
-            said = texts.some(
-                [f"{texts.folded(names)}: {why}" for why, names in groups.items()], _SHOWN, "more reasons"
-            )
-            if on_themselves:
-                raise _refusal(said) from exc
-            _log.info("the controller runs the playbook: %s", said)
+            # Nothing was changed. Workers do not have the fleet's files: only the controller can name file and line.
     return playbook.run(project, file, hosts=hosts, options=options, told=told)
 
 
@@ -92,6 +81,25 @@ def not_on_workers(settings: Settings, project: Project, file: Path) -> str:
     return ""
 
 
+def _without_faults(told: Callable[[Step | Said], None]) -> Callable[[Step | Said], None]:
+    """Return a function that leaves out the steps that name faulty variables."""
+
+    def passed_on(note: Step | Said) -> None:
+        if isinstance(note, Said) or note.task != _FAULTY:
+            told(note)
+
+    return passed_on
+
+
+def _grouped(why: Mapping[str, str]) -> str:
+    """Return the reasons of workers in words, equal ones once."""
+    groups: dict[str, list[str]] = {}
+    for host, reason in why.items():
+        groups.setdefault(reason, []).append(host)
+    reasons = [f"{texts.folded(hosts)}: {reason}" for reason, hosts in groups.items()]
+    return texts.some(reasons, _SHOWN, "more reasons")
+
+
 def _refusal(where: str) -> UsageError:
     return UsageError(
         "not every worker can run the playbook on itself",
@@ -101,9 +109,9 @@ def _refusal(where: str) -> UsageError:
 
 
 def _count(settings: Settings, hosts: Sequence[str]) -> int:
-    """Return the number of workers, as far as the last known state of the fleet tells."""
+    """Return the number of workers; 0 for a fleet that was never listed."""
     fleet = view.last(settings)
-    return 0 if fleet is None else len(hosts) if hosts else len(fleet.workers)
+    return len(hosts or fleet.workers) if fleet else 0
 
 
 def _on_workers(
@@ -121,27 +129,23 @@ def _on_workers(
         Unsuitable: Not every worker can do this; nothing was changed.
     """
     found = values.compute(project, file, hosts=hosts, options=options)
-    if found.said:
-        told(Said(found.said))
     if found.cannot:
         raise Unsuitable({host: "; ".join(reasons) for host, reasons in found.cannot.items()})
     fleet = view.current(settings)
     if others := found.hosts.keys() - {worker.host for worker in fleet.workers}:
         raise Unsuitable(dict.fromkeys(sorted(others), "no worker of this fleet"))
-    given = _options(options)
+    if found.said:
+        told(Said(found.said))
+    given = options_of_workers(options)
     orders = {
         host: Order(file.stem, given, [found.shared.inventory, own.inventory], [found.shared.extra, own.extra])
         for host, own in found.hosts.items()
     }
-    outcome = on_workers.run(fleet, orders, [archives.of_ansible(), archives.of_project(project)], told)
-    if servers := outcome.data.get("nfs_left_out"):
-        # Each worker names the servers beside itself.
-        outcome.data["nfs_left_out"] = sorted({*servers} - {*orders})
-    return outcome
+    return on_workers.run(fleet, orders, [archives.of_ansible(), archives.of_project(project)], told)
 
 
-def _options(options: Sequence[str]) -> list[str]:
-    """Return the options for workers: without extra variables, which they get with the others; with this one's tag."""
+def options_of_workers(options: Sequence[str]) -> list[str]:
+    """Return the options for workers: with TAG, and without extra variables (-e), which are among their values."""
     given = [option for option in options if option.startswith("--") and not option.startswith("--tags=")]
     tags = [option.removeprefix("--tags=") for option in options if option.startswith("--tags=")] or ["all"]
     return [*given, f"--tags={','.join([*tags, TAG])}"]

@@ -23,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 
-#: Where a Python may be, besides the system's own: deadsnakes installs into the first directory, uv into the last ones.
+#: Where a Python may be: the system's own, deadsnakes' beside it, one that somebody has compiled, and uv's.
 PLACES = ("/usr/bin/python3", "/usr/bin/python3.*", "/usr/local/bin/python3.*", "/opt/python/*/bin/python3.*")
 #: Prints the version of a Python if it has what Ansible needs of the standard library.
 PROBE = "import ctypes, ssl, sys; print('{}.{}'.format(*sys.version_info))"
@@ -50,12 +50,12 @@ def main() -> None:
     os.write(1, json.dumps(answer).encode() + b"\n")
     # Unbuffered: what follows the archives is for the next program.
     source = io.FileIO(0, closefd=False)
-    sizes = read_line(source).split()
-    if len(sizes) != len(missing):
-        return  # the controller has ended, or does without this worker
-    for path, size in zip(missing, sizes):
+    line = read_line(source)
+    if not line:
+        return  # the controller has gone, or some worker's Python is too old
+    for path, size in zip(missing, line.split()):
         unpack(read_all(source, int(size)), path)
-    # Held by this process and its children until they end, so that nobody removes these archives meanwhile.
+    # The locks last until this process and its children have ended, so that no other receiver removes these archives.
     held = [lock(path, fcntl.LOCK_SH) for path in paths]
     remove_others(kept, wanted)
     for descriptor in held:
@@ -78,17 +78,19 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def suitable(oldest: tuple[int, ...]) -> tuple[str | None, str]:
-    """Return path and version of a Python that is at least as new; without one, None and the system's version."""
-    paths = [path for pattern in PLACES for path in sorted(glob.glob(pattern)) if path[-1].isdigit()]
-    versions = {}
-    for path in paths:
+def suitable(oldest: tuple[int, ...], places: tuple[str, ...] = PLACES) -> tuple[str | None, str]:
+    """Return path and version of a Python that is at least as new; without one, None and the newest version."""
+    newest = "{}.{}".format(*sys.version_info)
+    for path in (path for pattern in places for path in sorted(glob.glob(pattern))):
+        if not path[-1].isdigit():
+            continue  # a program such as python3.12-config
         done = subprocess.run([path, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         if done.returncode == 0:
-            versions[path] = done.stdout.decode().strip()
-            if numbers(versions[path]) >= oldest:
-                return path, versions[path]
-    return None, "{}.{}".format(*sys.version_info)
+            version = done.stdout.decode().strip()
+            if numbers(version) >= oldest:
+                return path, version
+            newest = max(newest, version, key=numbers)
+    return None, newest
 
 
 def read_line(source: io.FileIO) -> bytes:
@@ -115,7 +117,7 @@ def read_all(source: io.FileIO, size: int) -> bytes:
 
 
 def unpack(archive: bytes, place: str) -> None:
-    """Unpack an archive beside its name first, so that an interrupted attempt leaves no half archive."""
+    """Unpack an archive into a new directory, which gets its name only when it is complete."""
     kept, digest = os.path.split(place)
     if not hashlib.sha256(archive).hexdigest().startswith(digest):
         sys.exit("an archive arrived damaged")
@@ -144,7 +146,7 @@ def lock(path: str, how: int) -> int:
 
 
 def remove_others(kept: str, wanted: list[str]) -> None:
-    """Remove archives of other versions that no process uses."""
+    """Remove other archives, and those that were not unpacked completely, unless a process uses them."""
     for name in set(os.listdir(kept)) - set(wanted):
         path = os.path.join(kept, name)
         try:
@@ -156,7 +158,7 @@ def remove_others(kept: str, wanted: list[str]) -> None:
 
 
 def entry(place: str, python: str) -> str:
-    """Return a link to Python that has `ansible-playbook` beside it, as in a virtual environment."""
+    """Return a link to Python that has `ansible-playbook` beside it, as in a virtual environment: make it if needed."""
     programs = os.path.join(place, "programs-" + hashlib.sha256(python.encode()).hexdigest()[:8])
     link, playbook = os.path.join(programs, "python3"), os.path.join(programs, "ansible-playbook")
     if not os.path.exists(playbook):

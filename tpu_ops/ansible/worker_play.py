@@ -41,11 +41,11 @@ class Controller:
         self._source, self._sink = source, sink
         self._writing = threading.Lock()
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        #: Whether the playbook has ended: then nothing has to end when the controller goes.
+        #: Whether the playbook has ended: then the end of the input interrupts nothing.
         self.done = False
 
     def order(self) -> Any:
-        """Return the order; None if the controller has gone. From then on, the program is interrupted when it goes."""
+        """Return the order; None if the controller has gone. From then on, the end of the input is an interrupt."""
         line = self._source.readline()
         threading.Thread(target=self._listen, daemon=True).start()
         return json.loads(line) if line else None
@@ -81,7 +81,7 @@ def main() -> None:
             controller.done = True
     except KeyboardInterrupt:
         sys.exit("the playbook was ended, since the controller has gone")
-    # Only now, since the controller goes when it has this line: the variables have been removed by then.
+    # The controller closes the connection after this line, so the directory with the variables is removed before.
     if outcome:
         controller.write("outcome", dataclasses.asdict(outcome))
 
@@ -103,7 +103,7 @@ def _run(controller: Controller, order: Mapping[str, Any], root: Path, private: 
         (private / f"extra{number}.yml").write_text(text)
         extras += ["-e", f"@{private}/extra{number}.yml"]
     project = Project(root, root / "ansible.cfg", inventory)
-    # Files that Ansible makes for itself stay in memory as well, and ansible-runner's.
+    # Ansible's and ansible-runner's own files contain variables too: keep them in memory.
     environ = os.environ | {
         "ANSIBLE_HOME": str(private / "home"),
         "ANSIBLE_INVENTORY_ENABLED": "yaml",

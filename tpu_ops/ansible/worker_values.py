@@ -33,8 +33,8 @@ from ansible.plugins.loader import add_all_plugin_dirs
 from ansible.template import Templar, is_trusted_as_template
 from ansible.vars.hostvars import HostVars
 
-#: Part (`inventory` or `extra`) and variable -> value.
-Values = dict[tuple[str, str], Any]
+#: Part (`inventory` or `extra`) and variable -> value, for one host.
+HostValues = dict[tuple[str, str], Any]
 
 #: Variables about the way from the controller to a host. A host needs no way to itself.
 WAY = r"ansible_(?:host|port|user|connection|ssh_\w+|private_key\w*)"
@@ -108,7 +108,7 @@ class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
         HostVars(inventory, manager, loader)  # gives the manager the variable `hostvars`
         plays = Playbook.load(str(file), variable_manager=manager, loader=loader).get_plays()
         hosts = {host.name: host for host in inventory.get_hosts(list(patterns) or "all")}
-        found: dict[str, Values] = {}
+        found: dict[str, HostValues] = {}
         cannot: dict[str, list[str]] = {}
         for play in plays:
             loader.set_basedir(play._included_path or str(file.parent))
@@ -116,17 +116,10 @@ class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
             of_play = OfPlay(play, loader, manager, secrets=secrets)
             for host in inventory.get_hosts(play.hosts):
                 if host.name in hosts:
-                    before = found.setdefault(host.name, {})
                     try:
-                        now = of_play.values(host)
+                        add(found.setdefault(host.name, {}), of_play.values(host))
                     except HostError as exc:
                         cannot.setdefault(host.name, []).append(str(exc))
-                    else:
-                        differ = [name for part, name in before.keys() & now if before[part, name] != now[part, name]]
-                        if differ:
-                            why = f"two plays give different values to {', '.join(sorted(differ))}"
-                            cannot.setdefault(host.name, []).append(why)
-                        before |= now
         cannot |= {name: [f"no play of {file.name} is for this host"] for name in hosts if name not in found}
         found = {name: found[name] for name in hosts if name not in cannot}
         common = in_common(list(found.values()))
@@ -141,6 +134,17 @@ class Program(PlaybookCLI):  # type: ignore[misc] # Ansible ships no types
         }
 
 
+def add(before: HostValues, now: HostValues) -> None:
+    """Add the values of a host in a play to those of earlier plays.
+
+    Raises:
+        HostError: A variable has another value in an earlier play.
+    """
+    if differ := sorted(name for part, name in before.keys() & now if before[part, name] != now[part, name]):
+        raise HostError(f"two plays give different values to {', '.join(differ)}")
+    before |= now
+
+
 class OfPlay:
     """Computes the values of hosts in one play."""
 
@@ -150,15 +154,19 @@ class OfPlay:
         if not secrets:
             for role in self._roles.values():
                 manager.extra_vars.update(role.get("secrets", {}))
-        # Ansible's own variables, and extra variables.
+        # Ansible's own variables, and extra variables: they are no variables of the inventory.
         self._not_of_hosts = {
             *manager.get_vars(include_hostvars=False),
             *constants.INTERNAL_STATIC_VARS,
             "ansible_local",
         }
-        # Most hosts share the objects of variables. By number; the object is kept, so that its number stays its own.
+        # Most hosts share the objects of variables, so the work on each object is done once. The keys are their ids.
+        # The objects are kept, so that no other object gets the same id.
+        # Value and final form, if the controller computes no part of the value.
         self._fixed: dict[int, tuple[Any, Any]] = {}
+        # Value, its text, and the words in the text.
         self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
+        # Variable of a role, and what its templates read (see `_read`) -> its value.
         self._known: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
         self._check = check_of(Path(loader.get_basedir()))
         # Variables file -> its variables, if it is encrypted.
@@ -166,7 +174,7 @@ class OfPlay:
         # Variables files of a host -> what is wrong with them.
         self._faults: dict[str, list[str]] = {}
 
-    def values(self, host: Any) -> Values:
+    def values(self, host: Any) -> HostValues:
         """Return the variables of a host.
 
         Raises:
@@ -191,7 +199,7 @@ class OfPlay:
             for name, why in role.get("tasks", {}).items():
                 if self._computed(templar, name, variables.get(name)):
                     raise HostError(f"{name}: {why}")
-        found: Values = {
+        found: HostValues = {
             ("inventory", name): self._kept(templar, name, value)
             for name, value in listed.items()
             if name not in self._not_of_hosts and not re.fullmatch(WAY, name)
@@ -317,7 +325,7 @@ def is_encrypted(value: Any) -> bool:
     return isinstance(value, EncryptedString)
 
 
-def in_common(hosts: Sequence[Values]) -> Values:
+def in_common(hosts: Sequence[HostValues]) -> HostValues:
     """Return the values that all hosts have. They are compared by their texts, since 1 equals True."""
     first = hosts[0] if hosts else {}
     return {
@@ -327,7 +335,7 @@ def in_common(hosts: Sequence[Values]) -> Values:
     }
 
 
-def of_part(part: str, values: Values) -> dict[str, Any]:
+def of_part(part: str, values: HostValues) -> dict[str, Any]:
     """Return the variables of one part, `inventory` or `extra`."""
     return {name: value for (kind, name), value in values.items() if kind == part}
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
     parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
     parser.add_argument(
-        "--drifted", action="store_true", help="only the workers that differ from it (see tpu_ops drift)"
+        "--drifted", action="store_true", help="only the workers that differ from site.yml (see tpu_ops drift)"
     )
     add_on_workers(parser)
     parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
@@ -68,14 +68,9 @@ def run(args: argparse.Namespace) -> int:
     if args.target and args.limit:
         raise UsageError("the target is named twice", where=f"--limit {args.limit}", fix=f"leave out {args.target}")
     target = args.target or args.limit
-    hosts: Sequence[str] = ()
-    if target:
-        fleet, workers = contact.find(settings, target)
-        fleet = contact.serving(fleet, workers)
-        _check_serve(fleet, workers)
-        hosts = convergence.limit_of(fleet, workers)
+    hosts = hosts_of(settings, target)
     chosen = {name: value for name, value in (("--tags", args.tags), ("--skip-tags", args.skip_tags)) if value}
-    _check_tags(project, file, chosen)
+    check_tags(project, file, chosen)
     given = [f"{option}={value}" for option, value in chosen.items()]
     progress = Progress(args.check, verbose=args.verbose)
     if args.drifted:
@@ -84,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 "only site.yml is compared", where="--drifted", fix=f"leave out --playbook {args.playbook}"
             )
         found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
+        # A worker that could not be compared is configured too.
         hosts = [host for host in found.outcome.hosts if host not in found.clean]
         if not hosts:
             output.info(f"no worker differs: {texts.folded(found.clean)}")
@@ -126,7 +122,21 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]) -> None:
+def hosts_of(settings: config.Settings, target: str | None) -> list[str]:
+    """Return the host patterns that select a target's workers in Ansible; none for the whole fleet.
+
+    Raises:
+        UnreachableError: The node of a worker is not running.
+    """
+    if not target:
+        return []
+    fleet, workers = contact.find(settings, target)
+    fleet = contact.serving(fleet, workers)
+    _check_serve(fleet, workers)
+    return convergence.limit_of(fleet, workers)
+
+
+def check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]) -> None:
     """Refuse tags that no task has: Ansible would run too few tasks (--tags) or too many (--skip-tags), unnoticed.
 
     For a playbook in the fleet's directory, an unknown tag is only a warning: the playbook may include tasks with the
@@ -223,7 +233,12 @@ class Progress:
         for (outcome, title, message), hosts in groups.items():
             text = message.replace("HOST", hosts[0]) if len(hosts) == 1 else message
             output.info(f"{texts.folded(hosts)}: {outcome}: {title}")
-            for line in text.splitlines()[:_LINES]:
-                output.info(f"  {line[:_LONGEST]}{' ...' if len(line) > _LONGEST else ''}")
-            if more := text.splitlines()[_LINES:]:
-                output.info(f"  ... {texts.count(len(more), 'more line')}: --json has all")
+            for line in shortened(text.splitlines(), _LINES, _LONGEST):
+                output.info(f"  {line}")
+
+
+def shortened(lines: Sequence[str], most: int, longest: int) -> list[str]:
+    """Return the first lines, each up to a number of characters, and a line about the rest if there is more."""
+    found = [f"{line[:longest]}{' ...' if len(line) > longest else ''}" for line in lines[:most]]
+    more = len(lines) - most
+    return [*found, f"... {texts.count(more, 'more line')}: --json has all"] if more > 0 else found

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 
 from tpu_ops import config, texts
-from tpu_ops.ansible import convergence, drift, playbook
+from tpu_ops.ansible import drift, playbook
 from tpu_ops.ansible.drift import Drift
 from tpu_ops.ansible.failures import fix_of
 from tpu_ops.ansible.playbook import Step
 from tpu_ops.cli import interrupts, options, output
-from tpu_ops.cli.configure import Progress, add_on_workers
+from tpu_ops.cli.configure import Progress, add_on_workers, check_tags, hosts_of, shortened
 from tpu_ops.errors import ExitCode
-from tpu_ops.fleet import contact
 
 #: At most this many lines of one task are printed, each of at most this many characters. --json has all.
 _LINES, _LONGEST = 10, 200
@@ -37,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare the workers and print the differences."""
     settings = config.load(args.fleet)
-    hosts: list[str] = []
-    if args.target:
-        fleet, workers = contact.find(settings, args.target)
-        hosts = convergence.limit_of(contact.serving(fleet, workers), workers)
+    project = playbook.project_of(settings.path, settings.file)
+    file = project.playbook("site")
+    hosts = hosts_of(settings, args.target)
+    check_tags(project, file, {"--tags": args.tags} if args.tags else {})
     progress, given = Progress(), [f"--tags={args.tags}"] if args.tags else []
     found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
     with output.read_or_not():
@@ -49,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             show(found)
     progress.failures(found.outcome.failures)
-    file = playbook.project_of(settings.path, settings.file).playbook("site")
     if fix := fix_of(found.outcome, file, args.target or "the fleet", settings):
         output.info(f"  fix: {fix}")
         return ExitCode.FAILED
@@ -78,9 +76,7 @@ def show(found: Drift) -> None:
             groups.setdefault(same, []).append(host)
     for step, hosts in groups.items():
         output.line(f"{texts.folded(hosts)}: {step.title}")
-        for text in step.changes[:_LINES]:
-            output.line(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
-        if more := step.changes[_LINES:]:
-            output.line(f"  ... {texts.count(len(more), 'more line')}: --json has all")
+        for text in shortened(step.changes, _LINES, _LONGEST):
+            output.line(f"  {text}")
     if found.clean:
         output.line(f"{texts.folded(found.clean)}: as site.yml would make {'it' if len(found.clean) == 1 else 'them'}")

@@ -1,8 +1,9 @@
 """Action that gives values of this worker to all others, and returns the values that all have given.
 
 It is for plays that each worker runs on itself (`tpu_ops configure --on-workers`); the controller passes the values on.
-All workers wait until each one has given its values or has dropped out. In a play of the controller there is nothing to
-do, since `hostvars` has the values of all hosts.
+All workers wait until each one has given its values or has dropped out. The first exchanges of all workers belong
+together, then the second ones, and so on: a task with this action must have no condition that differs between workers.
+In a play of the controller there is nothing to do, since `hostvars` has the values of all hosts.
 """
 
 from __future__ import annotations

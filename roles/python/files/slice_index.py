@@ -165,8 +165,11 @@ class Server(http.server.ThreadingHTTPServer):
     """A server that all workers of a large slice can connect to at once."""
 
     request_queue_size = 1024
-    #: The time of the last request.
-    used = 0.0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        #: The time of the last connection.
+        self.used = time.monotonic()
 
     def service_actions(self) -> None:
         """End the server when it was idle for long enough."""
@@ -231,7 +234,6 @@ def handler(index: Index, readers: Container[str]) -> type[http.server.BaseHTTPR
 def main(address: str, port: str, index: str, builds: str, *readers: str) -> None:
     """Serve until nothing was requested for some time."""
     with Server((address, int(port)), handler(Index(index or default_index(), builds), readers)) as server:
-        server.used = time.monotonic()
         server.serve_forever()
 
 
