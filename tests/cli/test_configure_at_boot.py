@@ -12,7 +12,7 @@ import yaml
 
 from tests.support.buckets import NUMBERS, client_of
 from tests.support.fleet import ZONE, FleetDir
-from tpu_ops.ansible import boot_bundles, playbook, values
+from tpu_ops.ansible import first_boot, playbook, values
 
 #: Variables of the inventory that are not known before a node exists.
 LATER = {
@@ -46,7 +46,7 @@ def bundle_of(fleet: FleetDir, bucket: Any, name: str, zone: str = ZONE) -> dict
     call = last.value.args[0]
     assert isinstance(call, ast.Call)
     place, digest, origin = (ast.literal_eval(argument) for argument in call.args)
-    assert (f"gs://{place}", origin) == (node["metadata"][boot_bundles.KEY], fleet.api.rest)
+    assert (f"gs://{place}", origin) == (node["metadata"][first_boot.KEY], fleet.api.rest)
     data = bucket.blob(place.removeprefix(f"{bucket.name}/")).download_as_bytes()
     assert hashlib.sha256(data).hexdigest() == digest
     found: dict[str, Any] = json.loads(data)

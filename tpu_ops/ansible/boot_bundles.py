@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.ansible import archives, boot, on_workers, playbook, playing, receiver, values
+from tpu_ops.ansible import archives, boot, first_boot, on_workers, playbook, playing, receiver, values
 from tpu_ops.ansible.archives import Archive
 from tpu_ops.ansible.on_workers import Order
 from tpu_ops.cloud import buckets, creation
@@ -29,15 +29,10 @@ from tpu_ops.cloud.node import Node, Worker
 from tpu_ops.cloud.wish import DISK_MODES, STARTUP, Wish
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import contact, view
+from tpu_ops.fleet import view
 from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Snapshot
-from tpu_ops.fleet.view import Fleet
 
-#: Key of a node's metadata with the place of its bundle: such a node configures itself.
-KEY = "tpu-ops-bundle"
-#: Seconds for a worker's startup script to begin after the first contact, between two looks, and for site.yml.
-_BEGIN, _PAUSE, _LONGEST = 60.0, 3.0, 3600.0
 #: The length of the digest in the name of a bundle.
 _DIGITS = 16
 
@@ -100,7 +95,7 @@ def _with_bundle(settings: Settings, wish: Wish, orders: Sequence[Order], sent: 
     origin = os.environ.get("STORAGE_EMULATOR_HOST", "")
     call = f"sys.exit(configure({uri.removeprefix('gs://')!r}, {digest!r}, {origin!r}))"
     script = f"#!/usr/bin/python3 -I\n{inspect.getsource(boot)}\n\n{call}\n"
-    return replace(wish, metadata={**wish.metadata, STARTUP: script, KEY: uri})
+    return replace(wish, metadata={**wish.metadata, STARTUP: script, first_boot.KEY: uri})
 
 
 def _upload(settings: Settings, uri: str, data: bytes, kind: str) -> None:
@@ -188,33 +183,3 @@ def _refusal(where: str) -> UsageError:
         where=where,
         fix="leave configure_at_boot out, and run `tpu_ops configure` once the node is READY",
     )
-
-
-def wait(fleet: Fleet, workers: Sequence[Worker]) -> None:
-    """Wait until workers that configure themselves have done so, or have failed. Others are not waited for.
-
-    Raises:
-        OpsError: The API could not be asked about silent workers.
-    """
-    left = _still_at_it(fleet, [worker.host for worker in workers if KEY in worker.node.metadata_keys], "--nonblock")
-    if left:
-        _log.info("waiting until %s have configured themselves", texts.folded(left))
-    end = time.monotonic() + _BEGIN
-    while left := _still_at_it(fleet, left, "--wait", str(int(_LONGEST))):
-        # They answer, and their startup scripts have not begun.
-        if time.monotonic() > end:
-            return
-        time.sleep(_PAUSE)
-
-
-def _still_at_it(fleet: Fleet, hosts: Sequence[str], *how: str) -> list[str]:
-    """Return the workers among some that have not configured themselves, without those that do not answer.
-
-    Args:
-        fleet: The fleet.
-        hosts: The workers.
-        how: Options of flock(1), which takes the lock that a worker holds while it configures itself.
-    """
-    argv = ["sudo", "-n", "flock", *how, f"{boot.STATE}/lock", "test", "-e", f"{boot.STATE}/{boot.FILE}"]
-    results = contact.run(fleet, hosts, argv, _LONGEST) if hosts else {}
-    return [result.host for result in results.values() if result.reached and not result.ok]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tpu_ops import texts
-from tpu_ops.ansible import boot_bundles, exported, playbook, playing
+from tpu_ops.ansible import exported, playbook, playing
 from tpu_ops.ansible.failures import AGAIN, fix_of, shown
 from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.cloud.node import Worker
@@ -72,8 +72,6 @@ def converge(
     settings = fleet.settings
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(name)
-    if not check:
-        boot_bundles.wait(fleet, workers)
     progress = display(check)
     given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])
     given += [f"--tags={tags}"] if tags else []

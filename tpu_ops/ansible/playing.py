@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import texts
-from tpu_ops.ansible import archives, on_workers, playbook, values
+from tpu_ops.ansible import archives, first_boot, on_workers, playbook, values
 from tpu_ops.ansible.on_workers import Order, Unsuitable
 from tpu_ops.ansible.playbook import Outcome, Project, Said, Step
 from tpu_ops.config import Settings
@@ -39,7 +39,7 @@ def play(
     told: Callable[[Step | Said], None] = lambda _: None,
     on_themselves: bool | None = None,
 ) -> Outcome:
-    """Run a playbook and return its outcome.
+    """Run a playbook and return its outcome. Workers that configure themselves at their first boot are waited for.
 
     Args:
         settings: The fleet's settings.
@@ -56,7 +56,11 @@ def play(
     reason = not_on_workers(settings, project, file)
     if on_themselves and reason:
         raise _refusal(reason)
-    if on_themselves or (on_themselves is None and not reason and _count(settings, hosts) >= MANY):
+    fleet = view.last(settings)
+    if fleet and "--check" not in options:
+        first_boot.wait(fleet, hosts)
+    count = len(hosts or fleet.workers) if fleet else 0
+    if on_themselves or (on_themselves is None and not reason and count >= MANY):
         try:
             outcome = _on_workers(settings, project, file, hosts, options, told=_without_faults(told))
         except Unsuitable as exc:
@@ -106,12 +110,6 @@ def _refusal(where: str) -> UsageError:
         where=where,
         fix="leave out --on-workers: then the controller runs the playbook on these workers",
     )
-
-
-def _count(settings: Settings, hosts: Sequence[str]) -> int:
-    """Return the number of workers; 0 for a fleet that was never listed."""
-    fleet = view.last(settings)
-    return len(hosts or fleet.workers) if fleet else 0
 
 
 def _on_workers(
