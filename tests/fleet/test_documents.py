@@ -174,7 +174,7 @@ def test_two_nodes_of_one_name_are_refused():
 
 #: All that may stand in a fleet's ssh config and known_hosts, line by line.
 CONFIG_LINE = re.compile(
-    r"# Written by tpu_ops.*||Host [a-z0-9.:_-]+"
+    r"# Written by tpu_ops.*||Host [a-z0-9.:_-]+( [a-z0-9.:_-]+)?"
     r"|Match originalhost [a-z0-9.:_,-]+( !exec \"test -O \S+ \|\| mkdir -p -m 700 \S+ && test -O \S+\")?"
     r"|    (HostName [0-9a-fA-F.:]+|HostName [a-z0-9.:_-]+\.has-no-address\.invalid|HostKeyAlias tpu-[0-9]*-w[0-9]+"
     r"|User ada|IdentityFile \S+|ForwardAgent no|UserKnownHostsFile \S+|StrictHostKeyChecking yes"

@@ -736,10 +736,24 @@ def test_the_digest_follows_content_names_and_executable_bits(code: Path) -> Non
     assert len(seen) == 5
 
 
-@pytest.mark.parametrize("name", ["missing", "with space", "-dash", "empty"])
+@pytest.mark.parametrize(("name", "there"), [("my project (2)", "my-project-2-"), ("-dash", "dash"), ("Größe", "Gr-e")])
+def test_unusual_characters_of_a_directorys_name_are_dashes_on_workers(tmp_path: Path, name: str, there: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "train.py").touch()
+    tree = sync.read(tmp_path / name)
+    assert tree.cwd == f"tpu_ops/{there}"
+    assert sync.transfer_command(tree, "pod-w3", Path("/s/config"))[-2:] == [
+        f"{tmp_path / name}/",
+        f"pod-w3:{tree.cwd}/",
+    ]
+
+
+@pytest.mark.parametrize("name", ["missing", "--", "empty"])
 def test_directories_that_cannot_be_brought_are_refused(tmp_path: Path, name: str) -> None:
     if name != "missing":
         (tmp_path / name).mkdir()
+    if name == "--":
+        (tmp_path / name / "train.py").touch()
     with pytest.raises(UsageError):
         sync.read(tmp_path / name)
 

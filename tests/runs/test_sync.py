@@ -107,6 +107,16 @@ async def test_the_same_tree_is_everywhere_and_a_second_time_nothing_is_done(wor
     assert seen["w0"] == sync.Seen((), (), (), True)
 
 
+@pytest.fixture
+def spaced(code: Path) -> Path:
+    return code.rename(code.with_name(" digits"))
+
+
+async def test_rsync_takes_a_directory_whose_name_has_a_space(workers: Workers, spaced: Path) -> None:
+    await push(workers, spaced)
+    assert names(workers.there()) == names(spaced)
+
+
 async def test_the_list_of_a_large_tree_has_the_time_that_a_slow_uplink_takes(workers: Workers, code: Path) -> None:
     for number in range(2000):
         (code / f"sample-{number}.py").touch()

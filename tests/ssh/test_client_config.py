@@ -49,6 +49,21 @@ def test_ssh_understands_the_config(tmp_path):
         assert line in seen.splitlines() or line.replace('"', "") in seen.splitlines(), line
 
 
+def test_the_only_worker_of_a_node_has_its_name_too_unless_another_worker_is_called_so(tmp_path):
+    path = tmp_path / "ssh_config"
+    nodes = [node(), node("solo", node_id="2", count=1), node("pod-w1", node_id="3", count=1)]
+    path.write_text(config_of(workers_of(nodes), mux=tmp_path))
+
+    def seen(name):
+        command = ["ssh", "-F", path, "-G", name]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line for line in lines if not line.startswith(("host ", "originalhost"))]
+
+    assert "hostkeyalias tpu-2-w0" in seen("solo")
+    assert seen("solo") == seen("solo-w0")
+    assert "hostkeyalias tpu-1-w1" in seen("pod-w1")
+
+
 @pytest.mark.parametrize("forward", [False, True])
 def test_the_agent_is_forwarded_only_when_that_is_said(tmp_path, forward):
     path = tmp_path / "ssh_config"

@@ -45,7 +45,8 @@ _UPLINK, _TELLING, _BRINGING = 125_000, 600.0, 6 * 3600.0
 _MUCH = 50 * 10**6
 #: Number of rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+#: Characters that the name of a directory on workers does not have.
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 #: Command that executes the first line of standard input as a program. The program reads the further lines.
 RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
@@ -113,13 +114,20 @@ def read(source: Path) -> Tree:
     if not source.is_dir():
         what = "this is a file" if source.exists() else "no such directory"
         raise UsageError(what, where=where, fix="name the directory that holds your code")
-    if not _NAME.fullmatch(source.name):
-        raise UsageError(
-            "the directory's name becomes a directory on the workers and must be plain",
-            where=where,
-            fix="use letters, digits, dots, dashes and underscores",
-        )
     return _tree(source, listing.entries(source))
+
+
+def _name(source: Path) -> str:
+    """Return the name of a directory's copies: other characters than those of plain names become dashes.
+
+    Raises:
+        UsageError: The directory's name has no letter or digit.
+    """
+    name = _UNUSUAL.sub("-", source.name).lstrip(".-")
+    if not name:
+        what = "the directory's name becomes a directory on the workers, and has no letter or digit"
+        raise UsageError(what, where=f"--sync {source}", fix="give it another name")
+    return name
 
 
 def read_copy(source: Path) -> Tree:
@@ -140,7 +148,7 @@ def _tree(source: Path, entries: tuple[str, ...]) -> Tree:
     if not entries:
         raise UsageError("there is nothing to copy to the workers", where=where, fix="check its .gitignore")
     marks = {os.fsencode(entry.rstrip("/")): _mark(source, entry.rstrip("/")) for entry in entries}
-    return Tree(source, source.name, entries, marks, marks_of.digest(marks))
+    return Tree(source, _name(source), entries, marks, marks_of.digest(marks))
 
 
 def _mark(source: Path, entry: str) -> str:

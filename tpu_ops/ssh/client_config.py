@@ -131,7 +131,8 @@ def ssh_config(
 ) -> str:
     """Return the text of an OpenSSH configuration with one host per worker. Users can include it in their own.
 
-    A worker without an address gets a name that cannot be resolved, so that ssh never connects to another machine.
+    The only worker of a node has the node's name as well. A worker without an address gets a name that cannot be
+    resolved, so that ssh never connects to another machine.
 
     Args:
         ways: Each worker, and how it is reached.
@@ -142,21 +143,34 @@ def ssh_config(
         forward_agent: Whether the user's ssh agent is forwarded.
     """
     lines = [f"{HEADER} from the Cloud TPU API; changes are lost at the next refresh."]
+    names = _names([worker for worker, _ in ways])
+    every = ",".join(name for each in names.values() for name in each)
     if ways:
-        lines += ["", *openssh.guard(mux, (worker.host for worker, _ in ways))]
+        lines += ["", *openssh.guard(mux, [every])]
     for worker, way in ways:
         lines += [
             "",
-            f"Host {worker.host}",
+            f"Host {' '.join(names[worker.host])}",
             f"    HostName {host_name(worker, way)}",
             *(f"    {key} {value}" for key, value in own_options(worker, way)),
         ]
     if ways:
         # A Host line with many names would take ssh memory and time that grow with the square of their number.
-        names = ",".join(worker.host for worker, _ in ways)
-        lines += ["", f"Match originalhost {names}", f"    User {user}"]
+        lines += ["", f"Match originalhost {every}", f"    User {user}"]
         if private_key is not None:
             lines.append(f"    IdentityFile {openssh.quoted(private_key)}")
         lines.append(f"    ForwardAgent {'yes' if forward_agent else 'no'}")
         lines += [f"    {key} {value}" for key, value in options]
     return "\n".join(lines) + "\n"
+
+
+def _names(workers: Sequence[Worker]) -> dict[str, list[str]]:
+    """Return host -> its names: a node's only worker also has the node's name, unless another worker is called so."""
+    hosts = {worker.host for worker in workers}
+    return {
+        worker.host: [
+            worker.host,
+            *([worker.label] if worker.node.worker_count == 1 and worker.label not in hosts else []),
+        ]
+        for worker in workers
+    }
