@@ -6,7 +6,6 @@ import datetime as dt
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +16,18 @@ from tests.support.fleet import ROOT
 from tpu_ops.fleet import grant
 from tpu_ops.runs import declared_nodes
 
-GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("grant", "nodes")}
+GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("trc", "grant", "nodes")}
 MAIL = """Dear Ada, you have access for the next 30 days to:
 - 32 on-demand Cloud TPU v4 chips in zone us-central2-b
 - 64 spot Cloud TPU v5e chips in zone europe-west4-b
 """
-#: Lines of a terminal window.
-SCREEN = 24
-#: The commands of all indented blocks, up to a pipe.
+#: The commands of all indented blocks, up to a pipe, except for `tpu_ops init`, which makes the fleet of the others.
 COMMANDS = sorted(
     {
         line.strip().partition("|")[0].strip()
         for text in GUIDES.values()
         for line in text.splitlines()
-        if line.startswith("    ") and line.strip().startswith("tpu_ops ")
+        if line.startswith("    ") and line.strip().startswith("tpu_ops ") and "tpu_ops init" not in line
     }
 )
 
@@ -43,36 +40,25 @@ def block(text: str, heading: str) -> list[str]:
     return [line.removeprefix("    ") for line in found[0].splitlines()]
 
 
-def first_commands() -> list[str]:
-    """Return the commands from the e-mail to the first node, as the guide shows them."""
-    return block(GUIDES["grant"], "From the e-mail to the first node")
-
-
-def test_from_the_e_mail_to_the_first_node_are_five_commands_on_the_first_screen() -> None:
-    commands = first_commands()
-    lines = GUIDES["grant"].splitlines()
-    assert (len(commands), lines.index(f"    {commands[-1]}") < SCREEN) == (5, True)
-    # The first two cannot be tried here: they install this environment, and log in to Google.
-    assert [line.split()[0] for line in commands] == ["make", "gcloud", "nano", "tpu_ops", "tpu_ops"]
-
-
-def test_the_first_commands_lead_to_a_node_word_for_word(fleet, monkeypatch) -> None:
-    """The test replaces the earlier commands of the guide: it writes tpu_vm.yml and fills in the project."""
-    shutil.copy(ROOT / "inventory" / "tpu_vm.yml", fleet.file)
-    text = fleet.file.read_text()
-    example = "# projects:\n#   - my-project\n"
-    assert example in text
-    fleet.file.write_text(text.replace(example, f"projects:\n  - {fleet.project}\n"))
+def test_from_nothing_to_a_node_with_jax_are_five_commands_that_lead_there_word_for_word(fleet, monkeypatch) -> None:
+    """The first one installs this environment, and the last one configures the node, as tests of the lab do."""
+    first, *commands, last = block(GUIDES["trc"], "Five commands")
+    assert (first.split()[:3], len(commands), last.split()[:2]) == (
+        ["uv", "tool", "install"],
+        3,
+        ["tpu_ops", "configure"],
+    )
     environ = os.environ | {
         "TPU_OPS_ENDPOINT": fleet.api.grpc,
+        "TPU_OPS_PROJECT": fleet.project,  # answers the question of `init`
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    for line, given in zip(first_commands()[-2:], (MAIL, ""), strict=True):
-        command = ["bash", "-c", line]
-        done = subprocess.run(command, env=environ, input=given, text=True, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
-    assert fleet.api.node("pod", fleet.location())["state"] == "READY"
-    assert "log in: tpu_ops ssh pod" in done.stderr or "next: tpu_ops refresh --trust-first pod" in done.stderr
+    monkeypatch.chdir(fleet.path.parent)
+    script = ["bash", "-ec", "\n".join(commands)]
+    done = subprocess.run(script, env=environ, input=MAIL, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert fleet.api.node("box", fleet.location())["state"] == "READY"
+    assert "log in: tpu_ops ssh box" in done.stderr or "next: tpu_ops refresh --trust-first box" in done.stderr
 
 
 @pytest.mark.parametrize("line", COMMANDS)

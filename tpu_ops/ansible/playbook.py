@@ -60,6 +60,10 @@ _APT_WAYS = {
 _SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
 
 
+#: Beginning of files that `tpu_ops init` writes, and writes anew.
+GENERATED = "# Written by tpu_ops init"
+
+
 @dataclass(frozen=True)
 class Project:
     """The directory of playbooks and roles.
@@ -102,16 +106,28 @@ def tool_root() -> Path:
     return here / "_ansible" if (here / "_ansible").is_dir() else here.parent
 
 
+def is_generated(file: Path) -> bool:
+    """Return whether `tpu_ops init` has written a file, which is only for plain Ansible."""
+    with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as opened:
+        return opened.readline().startswith(GENERATED)
+    return False
+
+
 def project_of(fleet: Path, inventory: Path) -> Project:
     """Return the project of a fleet: the fleet directory if it has a site.yml, else tpu_ops's own playbooks.
+
+    Files that `tpu_ops init` has written do not count: they only lead plain Ansible to tpu_ops's own.
 
     Args:
         fleet: The fleet directory.
         inventory: The fleet's file.
     """
     tool = tool_root()
-    root = fleet if (fleet / "site.yml").is_file() else tool
-    config = fleet / "ansible.cfg" if (fleet / "ansible.cfg").is_file() else tool / "ansible.cfg"
+    root, config = (
+        fleet if (fleet / name).is_file() and not is_generated(fleet / name) else tool
+        for name in ("site.yml", "ansible.cfg")
+    )
+    config /= "ansible.cfg"
     return Project(root, config, inventory, of_fleet=root != tool)
 
 

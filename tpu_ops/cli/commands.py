@@ -5,6 +5,7 @@ from __future__ import annotations
 #: Title -> command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "the fleet": {
+        "init": ("init", "write a fleet directory: your project, zones, key, and what to install"),
         "list": ("list", "list the workers of the fleet"),
         "who": ("who", "show who holds which TPU"),
         "doctor": ("doctor", "check the workers and show what is wrong"),
@@ -50,4 +51,4 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 #: Command -> its entry in the table.
 COMMANDS: dict[str, tuple[str, str]] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 #: Commands that do not use a fleet.
-WITHOUT_FLEET = ("lab",)
+WITHOUT_FLEET = ("init", "lab")

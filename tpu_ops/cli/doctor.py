@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tpu_ops import config, texts
@@ -12,7 +13,7 @@ from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
 from tpu_ops.cloud import bucket_places
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, targets, view
+from tpu_ops.fleet import contact, own_machine, targets, view
 from tpu_ops.runs import bucket_access, doctor, preflight
 from tpu_ops.runs.doctor import Finding
 
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write", action="store_true", help="with --bucket: also write a small object there, and delete it"
     )
+    parser.add_argument(
+        "--self", action="store_true", help="check this machine instead: programs, ssh key, the API, the clock"
+    )
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
     parser.epilog = (
         "If one run could use the whole target, all its workers are compared with each other; otherwise only the "
@@ -40,9 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the workers and print the findings."""
+    """Check the workers, or this machine, and print the findings."""
     if args.write and not args.bucket:
         raise UsageError("this option goes with --bucket only", where="--write", fix="add --bucket NAME")
+    if args.self:
+        if args.target or args.bucket:
+            raise UsageError("this option checks no worker", where="--self", fix="leave out TARGET and --bucket")
+        return _examine_this_machine(functools.partial(config.load, args.fleet), as_json=args.json)
     names = list(dict.fromkeys(bucket_places.name_of(text, "--bucket") for text in args.bucket))
     settings = config.load(args.fleet)
     if args.target:
@@ -66,6 +74,21 @@ def run(args: argparse.Namespace) -> int:
             for finding in findings:
                 show(finding)
     return exit_code(findings)
+
+
+def _examine_this_machine(load: Callable[[], config.Settings], *, as_json: bool) -> int:
+    """Print the checks of this machine as they are made."""
+    found = []
+    for check in own_machine.examine(load):
+        found.append(check)
+        if not as_json:
+            word = "----" if check.passed is None else "PASS" if check.passed else "FAIL"
+            output.line(f"{word}  {check.name}: {check.said}")
+            if check.fix:
+                output.line(f"        fix: {check.fix}")
+    if as_json:
+        output.as_json([check._asdict() for check in found])
+    return ExitCode.FAILED if any(check.passed is False for check in found) else ExitCode.OK
 
 
 def row(finding: Finding) -> dict[str, object]:

@@ -29,6 +29,15 @@ _PROGRAM = re.compile(r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|u
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
 
+#: What tpu_ops prints without a command.
+_START = """\
+tpu_ops COMMAND: fleets of Cloud TPU VMs. `tpu_ops --help` lists all commands. A start, in an empty directory:
+  tpu_ops init                                    # write inventory/tpu_vm.yml: your project, zones, key
+  tpu_ops create box --type v2-8 --zone us-central1-f
+  tpu_ops configure                               # Python, JAX and the launcher
+  tpu_ops train box --sync my-code -- python train.py"""
+
+
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     commands = "\n\n".join(
@@ -78,9 +87,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in {"-h", "--help", "help"}:
+    if not argv:
+        output.as_it_is(_START)
+        return ExitCode.USAGE
+    if argv[0] in {"-h", "--help", "help"}:
         output.as_it_is(_usage())
-        return ExitCode.OK if argv else ExitCode.USAGE
+        return ExitCode.OK
     if argv[0] == "--version":
         output.line(f"tpu_ops {__version__}")
         return ExitCode.OK
