@@ -89,6 +89,21 @@ def test_without_a_terminal_the_project_has_to_be_given(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_member_begins_with_a_published_snapshot_and_without_a_project(
+    made: Path, fleet: FleetDir, tpu_ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tpu_ops("snapshot", "--publish", str(tmp_path / "fleet.json"))[0] == 0
+    for name in ("TPU_OPS_ENDPOINT", "TPU_OPS_REST_ENDPOINT"):
+        monkeypatch.delenv(name)
+    code, _, err = tpu_ops("init", str(tmp_path / "member"), "--snapshot", str(tmp_path / "fleet.json"))
+    assert code == 0, err
+    monkeypatch.chdir(tmp_path / "member")
+    assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["pod-w0", "pod-w1"]
+    failed(
+        tpu_ops("init", "new", "--snapshot", "fleet.json", "--project", fleet.project), 2, "names its projects itself"
+    )
+
+
 def test_on_a_terminal_it_asks_for_what_is_not_given(
     tpu_ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,7 @@ _ENVIRONMENT = "/opt/venvs/jax"
 _FLEET = """\
 # Which nodes are in this fleet, and how their workers are reached. docs/inventory.md describes all keys.
 plugin: tpu_vm
-projects: {projects}
-{zones}
+{nodes}
 # Your account on the workers, and your ssh key, whose public half `tpu_ops create` puts on new nodes.
 user: {user}
 private_key: {key}
@@ -59,7 +58,8 @@ class Choices:
     """What a user chooses for a new fleet.
 
     Attributes:
-        project: Project id.
+        snapshot: Source of a published snapshot, which has the nodes; empty means the API.
+        project: Project id; empty with a snapshot.
         zones: The zones; empty means all.
         user: Account on the workers.
         key: Private key.
@@ -68,6 +68,7 @@ class Choices:
         packages: Packages beside JAX.
     """
 
+    snapshot: str
     project: str
     zones: tuple[str, ...]
     user: str
@@ -79,12 +80,11 @@ class Choices:
 
 def files_of(choices: Choices) -> dict[Path, str]:
     """Return the files that the user edits: path in the fleet directory -> text."""
-    zones = (
-        f"zones: {_flow(choices.zones)}" if choices.zones else "# zones: [us-central2-b]        # default: all zones"
-    )
-    named = {"projects": _flow([choices.project]), "user": _scalar(choices.user), "key": _scalar(choices.key)}
+    nodes = [f"snapshot: {_scalar(choices.snapshot)}" if choices.snapshot else f"projects: {_flow([choices.project])}"]
+    nodes.append(f"zones: {_flow(choices.zones)}" if choices.zones else "# zones: [us-central2-b]    # default: all")
+    named = {"user": _scalar(choices.user), "key": _scalar(choices.key)}
     return {
-        FLEET_FILE: _FLEET.format(zones=zones, **named),
+        FLEET_FILE: _FLEET.format(nodes="\n".join(nodes), **named),
         VARIABLES: _VARIABLES.format(
             source=choices.source,
             python=choices.python,

@@ -17,17 +17,23 @@ from tpu_ops.cli import output
 from tpu_ops.config import FLEET_FILE
 from tpu_ops.config.read import PRIVATE_KEYS
 from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet.publishing import sources
 
 #: Permissions of the files.
 _MODE = 0o644
 #: What a user can choose, besides the directory.
-_CHOICES = ("project", "zone", "user", "key", "python", "python_source", "packages")
+_CHOICES = ("snapshot", "project", "zone", "user", "key", "python", "python_source", "packages")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops init`."""
     parser.add_argument("directory", nargs="?", default=".", metavar="DIR", help="the directory (default: this one)")
     parser.add_argument("--project", help="your Google Cloud project")
+    parser.add_argument(
+        "--snapshot",
+        metavar="SOURCE",
+        help="a published snapshot in place of a project, as in gs://my-bucket/fleet.json",
+    )
     parser.add_argument("--zone", help="zones of your TPUs, as in us-central2-b,europe-west4-b (default: all)")
     parser.add_argument("--user", help="your account on the workers (default: your name here)")
     parser.add_argument("--key", metavar="FILE", help="your private ssh key (default: the first of your usual ones)")
@@ -77,10 +83,14 @@ def _choices(args: argparse.Namespace) -> Choices:
         UsageError: The project is not given, and there is no terminal to ask on; or a value is malformed.
     """
     asks = sys.stdin.isatty()
-    project = args.project or os.environ.get("TPU_OPS_PROJECT", "")
+    snapshot = sources.parse(args.snapshot, config.here(), "--snapshot") if args.snapshot else ""
+    if snapshot and args.project:
+        raise UsageError("a snapshot names its projects itself", where="--project", fix="leave out one of both")
+    asks = asks and not snapshot
+    project = "" if snapshot else args.project or os.environ.get("TPU_OPS_PROJECT", "")
     if not project and asks:
         project = _answer("your Google Cloud project", _of_gcloud())
-    if not project:
+    if not project and not snapshot:
         raise UsageError("which project has your TPUs?", where="--project", fix="give it, as in --project my-project")
     zone = args.zone if args.zone is not None else _answer("zones of your TPUs, empty for all", "") if asks else ""
     user = args.user or getpass.getuser()
@@ -89,7 +99,8 @@ def _choices(args: argparse.Namespace) -> Choices:
     if packages is None:
         packages = _answer("Python packages beside JAX, as in flax,optax", "") if asks else ""
     return Choices(
-        config.check_project(project, "--project"),
+        snapshot,
+        config.check_project(project, "--project") if project else "",
         tuple(config.check_zone(word, "--zone") for word in _words(zone)),
         user,
         key,
