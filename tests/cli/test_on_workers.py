@@ -243,12 +243,21 @@ def test_a_member_reads_what_is_published_on_a_host(admin, member, tmp_path):
     member.do("tpu_ops", "refresh", "--from", str(file))
 
 
-def test_a_member_trains_logs_in_and_runs_playbooks(admin, member):
+def test_a_member_trains_fetches_results_logs_in_and_runs_playbooks(admin, member, tmp_path):
     done = member.succeed(
-        "tpu_ops", "train", "pod", "--name", "adas", "--", "sh", "-c", "id -un; echo rank $TPU_WORKER_ID"
+        *("tpu_ops", "train", "pod", "--name", "adas", "--", "sh", "-c"),
+        "id -un; echo rank $TPU_WORKER_ID; echo of $TPU_WORKER_ID >'my result'",
     )
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["ada", "0"]
     assert "adas" in member.do("tpu_ops", "status")
+    member.do("tpu_ops", "fetch", "adas", "my result", str(tmp_path / "hers"), "--rank", "all")
+    assert [(tmp_path / f"hers/rank-{rank}/my result").read_text() for rank in range(2)] == ["of 0\n", "of 1\n"]
+    # Another account reads them through sudo; of a worker, a path starts in one's own home.
+    admin.do("tpu_ops", "fetch", "adas", "my result", str(tmp_path / "copy"))
+    assert (tmp_path / "copy/my result").read_text() == "of 0\n"
+    member.do("tpu_ops", "fetch", "pod-w1", "my result", str(tmp_path / "one"))
+    assert (tmp_path / "one/my result").read_text() == "of 1\n"
+    assert "No such file" in admin.try_("tpu_ops", "fetch", "pod-w1", "my result", str(tmp_path)).stderr
     assert "ada" in member.do("tpu_ops", "logs", "adas")
     detached = member.succeed("tpu_ops", "train", "pod", "--name", "adas-2", "--detach", "--", "sleep", "600")
     assert "adas-2" in detached.stderr

@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("status", "show the state of a training run, rank by rank"),
         "logs": ("logs", "show the output of a training run, or download its logs"),
         "runs": ("runs", "list the training runs"),
+        "fetch": ("fetch", "copy files of a run, or of workers, to this machine"),
         "unlock": ("unlock", "free chips that your own runs or processes hold"),
     },
     "without a cloud": {

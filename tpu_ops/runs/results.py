@@ -1,0 +1,125 @@
+"""Copies files and directories from workers to this machine, with rsync over the open connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_ops import files
+from tpu_ops.errors import OpsError
+from tpu_ops.runs.sync import WIDTH
+from tpu_ops.ssh import openssh, processes
+from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import SSH_FAILED, Result
+
+#: Seconds to look for the path on a worker, including the connection.
+_LIMIT = 30.0
+#: Prints the directory from which a path ($2) starts, if the path exists: a directory ($1), else the home.
+_LOOK = 'cd && cd -- "${1:-.}" && ls -d -- "$2" >/dev/null && pwd -P'
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a path is on one worker, and where it goes.
+
+    Attributes:
+        host: The worker.
+        into: The directory on this machine; created if it does not exist.
+        user: The account that reads it; empty for the login user.
+        folder: The directory from which the path starts, relative to the account's home; empty for the home.
+    """
+
+    host: str
+    into: Path
+    user: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was copied from one worker.
+
+    Attributes:
+        source: The source.
+        count: Number of files and directories that were copied or had changed.
+        size: Their size in bytes.
+        problem: Why not everything was copied; empty if it was.
+        reached: Whether the worker answered.
+    """
+
+    source: Source
+    count: int = 0
+    size: int = 0
+    problem: str = ""
+    reached: bool = True
+
+
+async def fetch(fanout: Fanout, sources: Sequence[Source], path: str) -> list[Fetched]:
+    """Copy a path from workers, several at a time. What an earlier call has copied is not copied again.
+
+    Args:
+        fanout: Reaches the workers.
+        sources: Where the path is.
+        path: A file or directory; absolute, or relative to the folder of each source.
+
+    Raises:
+        OpsError: A directory on this machine cannot be created.
+    """
+    for source in sources:
+        try:
+            source.into.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise files.unwritable(source.into, exc) from exc
+    slots = asyncio.Semaphore(WIDTH)
+
+    async def one(source: Source) -> Fetched:
+        async with slots:
+            found = await _look(fanout, source, path)
+            if isinstance(found, Fetched):
+                return found
+            return await _copy(source, command(source, found, fanout.ssh_config))
+
+    return await asyncio.gather(*map(one, sources))
+
+
+async def _look(fanout: Fanout, source: Source, path: str) -> str | Fetched:
+    """Return the absolute path on the worker; if it cannot be copied, why."""
+    argv = [*_as(source.user), "/bin/sh", "-c", _LOOK, "sh", source.folder, path]
+    result: Result = (await fanout.run([source.host], argv, limit=_LIMIT))[source.host]
+    if result.ok:
+        place = result.stdout.decode(errors="surrogateescape").removesuffix("\n")
+        return path if path.startswith("/") else f"{place}/{path}"
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    return Fetched(
+        source, problem=result.problem or (said[-1] if said else "the path was not found"), reached=result.reached
+    )
+
+
+def command(source: Source, path: str, ssh_config: Path) -> list[str]:
+    """Return the command that copies an absolute path of a worker.
+
+    It continues a file that an earlier one has begun, and prints the size of each thing that it copies.
+    """
+    options = ["-a", "--no-owner", "--no-group", "--partial", "--secluded-args", "--timeout=60", "--out-format=%l"]
+    if source.user:
+        options.append(f"--rsync-path={' '.join(_as(source.user))} rsync")
+    shell = openssh.rsync_shell(ssh_config)
+    return ["rsync", *options, f"--rsh={shell}", f"{source.host}:{path}", f"{source.into}/"]
+
+
+def _as(user: str) -> list[str]:
+    return ["sudo", "-n", "-H", "-u", user] if user else []
+
+
+async def _copy(source: Source, argv: Sequence[str]) -> Fetched:
+    try:
+        async with processes.started(argv) as process:
+            out, said = await process.communicate()
+    except FileNotFoundError as exc:
+        raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync") from exc
+    sizes = [int(line) for line in out.split() if line.isdigit()]
+    text = said.decode(errors="replace")
+    problem = openssh.reason(text, process.returncode) if process.returncode else ""
+    return Fetched(source, len(sizes), sum(sizes), problem, process.returncode != SSH_FAILED)
