@@ -5,9 +5,14 @@ The tests of this module build on one another: each finds the pod where the one 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
+import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -171,6 +176,40 @@ def test_train_finds_the_workers_after_maintenance(admin, member, lab):
     assert MOVED in done.stderr
     assert sorted(line.split("rank ")[-1] for line in done.stdout.splitlines()) == ["0", "1"]
     assert listed(lab) == 1
+
+
+def test_a_tunnel_leads_to_a_port_of_a_worker_also_after_its_address_has_changed(admin, member, lab):
+    def serve():
+        command = "echo here >/run/page; exec systemd-run --quiet python3 -m http.server 8123 -b 127.0.0.1 -d /run"
+        lab.inside("pod-w1", "sh", "-c", command)
+
+    def page():
+        until = time.monotonic() + 90
+        while True:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/page", timeout=5) as found,
+            ):
+                return found.read()
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.3)  # polls until the deadline
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve()
+    command = ["tpu_ops", "tunnel", "pod-w1", "8123", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, env=admin.environ, stderr=subprocess.PIPE, text=True)
+    try:
+        assert page() == b"here\n"
+        lab.restart_node("pod")
+        serve()
+        assert page() == b"here\n"
+    finally:
+        process.terminate()
+        said = process.communicate(timeout=30)[1]
+    assert (process.returncode, "; trying again" in said) == (0, True)
 
 
 def test_status_and_logs_find_the_workers_of_a_run_that_ended(admin, member, lab):

@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     argv = ssh_argv(fleet, worker, command)
     try:
-        asyncio.run(_find(fleet, worker))
+        asyncio.run(reach(fleet, worker))
         os.execvp(argv[0], argv)  # noqa: S606 - ssh is to take this process's place
     except OSError as exc:
         raise openssh.absent(exc) from exc
 
 
-async def _find(fleet: Fleet, worker: Worker) -> None:
+async def reach(fleet: Fleet, worker: Worker) -> None:
     """Open the connection that ssh then shares; this also finds a worker whose address has changed.
 
     Raises:
