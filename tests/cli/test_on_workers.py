@@ -184,7 +184,7 @@ def test_a_tunnel_leads_to_a_port_of_a_worker_also_after_its_address_has_changed
         lab.inside("pod-w1", "sh", "-c", command)
 
     def page():
-        until = time.monotonic() + 90
+        until = time.monotonic() + 180
         while True:
             with (
                 contextlib.suppress(OSError),
