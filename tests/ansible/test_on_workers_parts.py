@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -316,6 +317,33 @@ def test_the_receiver_keeps_archives_removes_others_and_passes_its_input_on(tmp_
     second = Received(tmp_path, "3.8", other)
     second.process.communicate(b"%d\n" % len(other) + other + b"\n")
     assert [path.name for path in tmp_path.iterdir()] == [hashlib.sha256(other).hexdigest()[:16]]
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "directory"])
+def test_a_damaged_archive_is_sent_again(tmp_path: Path, damage: str) -> None:
+    data = archive()
+    Received(tmp_path, "3.8", data).process.communicate(b"%d\n" % len(data) + data + b"\n")
+    (place,) = tmp_path.iterdir()
+    program = place / "tpu_ops" / "ansible" / "worker_play.py"
+    if damage == "missing":
+        program.unlink()
+    elif damage == "empty":
+        program.write_text("")
+    else:
+        shutil.rmtree(place)
+        place.mkdir()
+    again = Received(tmp_path, "3.8", data)
+    assert again.answer["missing"] == [place.name]
+    assert again.process.communicate(b"%d\n" % len(data) + data + b"order\n") == (b"order 2 True\n", b"")
+    assert list(tmp_path.iterdir()) == [place]
+    assert Received(tmp_path, "3.8", data).answer["missing"] == []
+
+
+def test_an_archive_that_cannot_be_unpacked_names_directory_and_cause(tmp_path: Path) -> None:
+    data, kept = archive(), tmp_path / "kept"
+    kept.write_text("a file in place of the directory")
+    _, err = Received(kept, "3.8", data).process.communicate(b"%d\n" % len(data) + data + b"\n")
+    assert err.decode() == f"cannot keep the playbooks in {kept}: File exists\n"
 
 
 def test_the_receiver_keeps_the_archives_that_another_one_uses(tmp_path: Path) -> None:

@@ -91,3 +91,14 @@ def test_without_its_controller_the_playbook_ends_and_variables_are_removed(
     _, errors = worker.communicate(timeout=60)  # closes the input
     assert (worker.returncode, errors) == (1, "the playbook was ended, since the controller has gone\n")
     assert not place.parent.exists()
+
+
+def test_an_error_ends_the_program_with_its_message_while_the_controller_waits(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tpu_ops.ansible.worker_play", "/nonexistent", str(tmp_path)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True) as process:
+        send(process, ORDER | {"inventories": ["all:", None]})
+        assert process.stderr
+        said = process.stderr.read()  # the input is still open
+        assert process.wait() == 1
+    assert said.splitlines()[-1].startswith("TypeError: ")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.ansible.playbook import Step, message_of, note_of
+from tpu_ops.ansible.playbook import Step, changes_of, message_of, note_of
 
 INSTALL = """'/usr/bin/apt-get -y -o "Dpkg::Options::=--force-confdef" install 'zsh=5.9' 'less'' failed: """
 INTERRUPTED = "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem."
@@ -87,3 +87,21 @@ def test_messages_of_debug_and_assert_tasks_are_reported(
     found = note_of({"event": event, "event_data": {"task_action": action, "host": "a", "res": result}})
     assert isinstance(found, Step)
     assert found.report == lines
+
+
+def test_changes_of_packages_leave_out_what_apt_says_beside_them() -> None:
+    said = """The following packages were automatically installed and are no longer required:
+  libslang2 pastebinit
+  python3-newt
+Use 'apt autoremove' to remove them.
+Suggested packages:
+  lm-sensors
+The following NEW packages will be installed:
+  htop
+0 upgraded, 1 newly installed, 0 to remove and 4 not upgraded.
+"""
+    assert changes_of({"diff": {"prepared": said}}) == [
+        "The following NEW packages will be installed:",
+        "  htop",
+        "0 upgraded, 1 newly installed, 0 to remove and 4 not upgraded.",
+    ]

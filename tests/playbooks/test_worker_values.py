@@ -300,6 +300,30 @@ def test_without_secrets_no_value_comes_from_a_vault_a_lookup_of_the_user_or_a_s
     assert inventory["own_part"] == OWN["own_part"]
 
 
+def test_without_secrets_no_other_host_and_no_derived_variable_reveals_one(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    check = "action_plugins/check_variables.py"
+    write(fleet.project / check, (ROOT / "playbooks" / check).read_text())
+    (tmp_path / "roles").symlink_to(ROOT / "roles")
+    own = {
+        "own_copy": "{{ hostvars[inventory_hostname].vault_git_emmy }}",
+        "own_derived": "{{ vault_git_emmy }} {{ inventory_dir }}",
+        "own_plain": "plain",
+    }
+    write(tmp_path / "fleet/group_vars/all/copies.yml", own)
+    write(tmp_path / "fleet/host_vars/pod-w1.yml", {"base_timezone": "{{ own_copy }}"})
+    write(tmp_path / "fleet/host_vars/store-w0.yml", {"base_timezone": "{{ lookup('env', 'OWN_WORD') }}"})
+    found = fleet.compute("pod-w0", "pod-w1", "store-w0", secrets=False)
+    assert found.cannot.keys() == {"pod-w1", "store-w0"}
+    assert found.cannot["pod-w1"][0].startswith(
+        "base_timezone: own_copy, vault_git_emmy, which it needs, may be secret"
+    )
+    assert found.cannot["store-w0"][0].startswith("base_timezone: it may be secret")
+    text = str([found.shared, found.hosts["pod-w0"]])
+    assert "own_plain" in text
+    assert [name for name in ("s3cret", "own_copy", "own_derived") if name in text] == []
+
+
 def test_a_fault_of_variables_files_which_workers_do_not_have_is_named_with_its_place(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     check = "action_plugins/check_variables.py"

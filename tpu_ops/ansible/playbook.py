@@ -49,6 +49,12 @@ _APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
 #: Error lines in the output of apt and dpkg. Only the last lines are reported: how many.
 _APT_SAYS = re.compile(r"^(?:E: .*|dpkg: error.*(?:\n .*)?)", re.MULTILINE)
 _APT_LINES = 3
+#: What apt prints beside the packages that it installs, upgrades or removes.
+_APT_ASIDE = re.compile(
+    r"^(?:(?:The following packages were automatically installed|Suggested packages|Recommended packages)[^\n]*\n"
+    r"(?: [^\n]*\n)*|Use '[^\n]*apt autoremove'[^\n]*\n)",
+    re.MULTILINE,
+)
 #: Text in an error of apt -> fix for the user.
 _APT_WAYS = {
     "dpkg was interrupted": "run `sudo dpkg --configure -a` on the worker first",
@@ -418,7 +424,7 @@ def changes_of(result: Mapping[str, Any]) -> list[str]:
         else:
             found += [f"- {line}" for line in before if line not in after]
             found += [f"+ {line}" for line in after if line not in before]
-            found += str(diff.get("prepared") or "").splitlines()
+            found += _APT_ASIDE.sub("", str(diff.get("prepared") or "")).splitlines()
     paths = [] if found else map(str, result.get("changed_paths") or ())
     found += paths
     for entry in result.get("results") or ():

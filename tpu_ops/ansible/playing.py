@@ -108,7 +108,7 @@ def _refusal(where: str) -> UsageError:
     return UsageError(
         "not every worker can run the playbook on itself",
         where=where,
-        fix="leave out --on-workers: then the controller runs the playbook on these workers",
+        fix="correct this, or leave out --on-workers: then the controller runs the playbook on these workers",
     )
 
 

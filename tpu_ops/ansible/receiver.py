@@ -27,6 +27,8 @@ import tempfile
 PLACES = ("/usr/bin/python3", "/usr/bin/python3.*", "/usr/local/bin/python3.*", "/opt/python/*/bin/python3.*")
 #: Prints the version of a Python if it has what Ansible needs of the standard library.
 PROBE = "import ctypes, ssl, sys; print('{}.{}'.format(*sys.version_info))"
+#: File in an unpacked archive: a line for each of its files, with size and path.
+CONTENTS = ".contents"
 #: Program that ansible-runner starts.
 PLAYBOOK = """#!{}
 import sys
@@ -40,7 +42,7 @@ def main() -> None:
     kept, oldest, wanted = sys.argv[1], numbers(sys.argv[2]), sys.argv[3:]
     python, found = suitable(oldest)
     paths = [os.path.join(kept, digest) for digest in wanted]
-    missing = [path for path in paths if not os.path.isdir(path)]
+    missing = [path for path in paths if not whole(path)]
     answer = {
         "tpu_ops": "receiver",
         "python": python,
@@ -54,7 +56,10 @@ def main() -> None:
     if not line:
         return  # the controller has gone, or some worker's Python is too old
     for path, size in zip(missing, line.split()):
-        unpack(read_all(source, int(size)), path)
+        try:
+            unpack(read_all(source, int(size)), path)
+        except OSError as exc:
+            sys.exit("cannot keep the playbooks in {}: {}".format(kept, exc.strerror))
     # The locks last until this process and its children have ended, so that no other receiver removes these archives.
     held = [lock(path, fcntl.LOCK_SH) for path in paths]
     remove_others(kept, wanted)
@@ -116,6 +121,16 @@ def read_all(source: io.FileIO, size: int) -> bytes:
     return b"".join(parts)
 
 
+def whole(place: str) -> bool:
+    """Return whether an archive is unpacked here, and none of its files is missing or has another size."""
+    try:
+        with open(os.path.join(place, CONTENTS)) as listed:
+            files = [line.rstrip("\n").partition(" ") for line in listed]
+        return all(os.stat(os.path.join(place, name)).st_size == int(size) for size, _, name in files)
+    except OSError:
+        return False
+
+
 def unpack(archive: bytes, place: str) -> None:
     """Unpack an archive into a new directory, which gets its name only when it is complete."""
     kept, digest = os.path.split(place)
@@ -124,17 +139,26 @@ def unpack(archive: bytes, place: str) -> None:
     os.makedirs(kept, mode=0o755, exist_ok=True)
     fresh = tempfile.mkdtemp(prefix="new-", dir=kept)
     used = lock(fresh, fcntl.LOCK_SH)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        if hasattr(tarfile, "data_filter"):
-            opened.extractall(fresh, filter="data")  # newer versions of Python warn without a filter
-        else:
-            opened.extractall(fresh)
-    os.chmod(fresh, 0o755)
-    os.sync()  # after a power cut, a directory with the final name is whole
     try:
-        os.rename(fresh, place)
-    except OSError:
-        shutil.rmtree(fresh)  # another controller was faster
+        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+            if hasattr(tarfile, "data_filter"):
+                opened.extractall(fresh, filter="data")  # newer versions of Python warn without a filter
+            else:
+                opened.extractall(fresh)
+            with open(os.path.join(fresh, CONTENTS), "w") as listed:
+                listed.writelines("{} {}\n".format(each.size, each.name) for each in opened if each.isfile())
+        os.chmod(fresh, 0o755)
+        os.sync()  # after a power cut, a directory with the final name is whole
+        turn = lock(kept, fcntl.LOCK_EX)
+        if not whole(place):  # else another controller was faster
+            if os.path.isdir(place):
+                # Damaged. A process may still use it, so it is only renamed here; `remove_others` removes it.
+                os.rename(place, tempfile.mkdtemp(prefix="old-", dir=kept))
+            os.rename(fresh, place)
+        os.close(turn)
+    finally:
+        if os.path.isdir(fresh):
+            shutil.rmtree(fresh, ignore_errors=True)
     os.close(used)
 
 

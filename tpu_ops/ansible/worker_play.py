@@ -73,7 +73,8 @@ class Controller:
 
 def main() -> None:
     """Run the ordered playbook with its files in memory."""
-    controller = Controller(sys.stdin.buffer, sys.stdout.buffer)
+    # If an error ends this program while a thread reads sys.stdin, Python aborts. So the thread reads another object.
+    controller = Controller(open(0, "rb", closefd=False), sys.stdout.buffer)  # noqa: SIM115 - it is open to the end
     try:
         with scratch.directory({"XDG_RUNTIME_DIR": _MEMORY}) as private:
             order = controller.order()
@@ -81,6 +82,8 @@ def main() -> None:
             controller.done = True
     except KeyboardInterrupt:
         sys.exit("the playbook was ended, since the controller has gone")
+    except OSError as exc:
+        sys.exit(f"the playbook was not run to its end: {exc}")
     # The controller closes the connection after this line, so the directory with the variables is removed before.
     if outcome:
         controller.write("outcome", dataclasses.asdict(outcome))

@@ -44,6 +44,11 @@ OF_CONTROLLER = re.compile(
 )
 #: A template that reads files, programs or the environment of the controller.
 LOOKUP = re.compile(r"\b(?:lookup|query|q)\s*\(")
+#: A template that may contain secrets: it reads other hosts, programs, the environment or other things than files.
+SECRETIVE = re.compile(
+    r"(?<!\.)\bhostvars\b|\b(?:lookup|query|q)\s*\("
+    r"(?!\s*['\"](?:ansible\.builtin\.)?(?:file|fileglob|first_found|template|vars|varnames)['\"])"
+)
 #: Beginning of a Jinja template, variable or comment.
 TEMPLATE = re.compile(r"\{[{%#]")
 #: A word that may be the name of a variable.
@@ -219,8 +224,8 @@ class OfPlay:
     def _hidden(self, variables: Mapping[str, Any], listed: Mapping[str, Any]) -> set[str]:
         """Return the inventory's variables that may be secret.
 
-        They are encrypted, alone or with their file, or are the user's own and looked up by the controller. What a
-        role's variable looks up is no secret, except for those that the role lists as `secrets`.
+        They are encrypted, alone or with their file, or are the user's own and read a lookup, another host, or a
+        variable that may be secret. The variable of a role may be secret if it looks up more than a file.
 
         Args:
             variables: All variables of a host.
@@ -230,9 +235,11 @@ class OfPlay:
             raise AnsibleError("only playbooks that check variables, as those of tpu_ops do, tell what may be secret")
         own = listed.keys() - self._check.known
         found = {name for name, value in listed.items() if is_encrypted(value)}
-        found |= {
-            name for name in own if isinstance(listed[name], str | list | dict) and LOOKUP.search(repr(listed[name]))
-        }
+        for name, value in listed.items():
+            if isinstance(value, str | list | dict):
+                text = repr(value)
+                if SECRETIVE.search(text) or (name in own and LOOKUP.search(text)):
+                    found.add(name)
         for paths in self._check.variable_paths(variables):
             # Ansible reads the first one only: a file, or all files of a directory.
             for file in [paths[0]] if paths[0].is_file() else filter(Path.is_file, sorted(paths[0].rglob("*"))):
@@ -241,6 +248,9 @@ class OfPlay:
                         locked = is_encrypted_file(opened)
                     self._encrypted[str(file)] = set(self._loader.load_from_file(str(file)) or ()) if locked else set()
                 found |= self._encrypted[str(file)]
+        for name in own - found:
+            if TEMPLATE.search(repr(listed[name])) and self._read(name, variables).keys() & found:
+                found.add(name)
         return found - set(self._manager.extra_vars)
 
     def _refuse_needed(self, hidden: set[str], variables: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
@@ -252,7 +262,9 @@ class OfPlay:
             read = self._read(name, variables).keys() if TEMPLATE.search(repr(variables[name])) else {name}
             if secret := sorted(read & hidden):
                 which = "it" if secret == [name] else f"{', '.join(secret)}, which it needs,"
-                raise HostError(f"{name}: {which} may be secret (encrypted, or looked up by the controller)")
+                raise HostError(
+                    f"{name}: {which} may be secret (encrypted, looked up by the controller, or of another host)"
+                )
 
     def _computed(self, templar: Templar, name: str, value: Any, role: str = "") -> Any:
         """Return the value of a template; files are looked for in the role's directory too."""
