@@ -62,8 +62,11 @@ def test_each_worker_gets_what_a_controller_would_send_it_except_for_secrets(
 ) -> None:
     fleet.create("store")
     tpu_ops("refresh")
-    node = ("create", "pod", "--type", "v4-16", "--zone", ZONE, "--label", "team=vision", "--spot")
-    code, _, err = tpu_ops(*node, "--configure-at-boot", f"gs://{bucket.name}/tpu/")
+    node: tuple[str, ...] = ("create", "pod", "--type", "v4-16", "--zone", ZONE, "--label", "team=vision", "--spot")
+    node = (*node, "--configure-at-boot", f"gs://{bucket.name}/tpu/")
+    code, out, _ = tpu_ops(*node, "--dry-run")
+    assert (code, "'startup-script': '(" in out, list(bucket.list_blobs())) == (0, True, [])
+    code, _, err = tpu_ops(*node)
     assert code == 0, err
     assert "site.yml runs on pod now; `tpu_ops configure pod` waits for it, and adds the secrets" in err
     bundle = bundle_of(fleet, bucket, "pod")
@@ -116,7 +119,7 @@ def test_nodes_yml_has_the_same_key_and_apply_publishes_only_for_nodes_that_it_c
     ("place", "more", "words"),
     [
         ("bucket/tpu", (), ("'bucket/tpu' is no place in a bucket", "--configure-at-boot", "gs://BUCKET/PREFIX")),
-        ("gs://never-made/tpu", (), ("the object cannot be written", "gs://never-made/tpu/")),
+        ("gs://never-made/tpu", (), ("the object cannot be written", "gs://never-made/tpu/", "tpu_ops bucket create")),
         ("gs://never-made/tpu", ("--metadata", "startup-script=true"), ("has a startup script for it already",)),
     ],
 )
@@ -135,6 +138,7 @@ def test_a_fleet_whose_roles_need_a_secret_is_refused_with_the_variable(
     variables = {"base_pip_index_url": "https://me:{{ own_token }}@index.test/simple"}
     (fleet.path / "inventory" / "group_vars" / "node_pod.yml").write_text(yaml.safe_dump(variables))
     argv = ("create", "pod", "--type", "v4-8", "--zone", ZONE, "--configure-at-boot", f"gs://{bucket.name}")
+    assert tpu_ops(*argv, "--dry-run")[0] == 2
     code, _, err = tpu_ops(*argv)
     assert code == 2
     assert "the node cannot configure itself" in err

@@ -28,7 +28,7 @@ from tpu_ops.cloud.accelerators import accelerator_type
 from tpu_ops.cloud.node import Node, Worker
 from tpu_ops.cloud.wish import DISK_MODES, STARTUP, Wish
 from tpu_ops.config import Settings
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.fleet.publishing import documents
 from tpu_ops.fleet.state import Snapshot
@@ -39,12 +39,13 @@ _DIGITS = 16
 _log = logging.getLogger(__name__)
 
 
-def published(settings: Settings, wishes: Sequence[Wish]) -> list[Wish]:
+def published(settings: Settings, wishes: Sequence[Wish], *, dry: bool = False) -> list[Wish]:
     """Publish the bundles of new nodes; return the nodes with the startup scripts that fetch them.
 
     Args:
         settings: The settings of the fleet.
         wishes: The nodes; those without `configure_at_boot` are returned as they are.
+        dry: Whether nothing is written to the bucket.
 
     Raises:
         UsageError: A node cannot configure itself, or the fleet's variables have faults.
@@ -55,32 +56,37 @@ def published(settings: Settings, wishes: Sequence[Wish]) -> list[Wish]:
         return list(wishes)
     project = playbook.project_of(settings.path, settings.file)
     sent = [archives.of_ansible(), archives.of_project(project)]
-    for place in dict.fromkeys(wish.configure_at_boot for wish in wishes if wish.configure_at_boot):
-        for archive in sent:
-            _upload(settings, f"{place}/{archive.digest}.tar.gz", archive.data, "application/gzip")
     done: dict[int, Wish] = {}
+    objects: dict[str, bytes] = {}
     for zone, spot in sorted(places):
         # What a node is called, and its groups, depend on the nodes beside it: nodes of one zone are computed together.
-        together = [
-            number
+        together = {
+            number: wish
             for number, wish in enumerate(wishes)
             if wish.configure_at_boot and (wish.zone, wish.spot) == (zone, spot)
-        ]
-        orders = _orders(settings, project, [wishes[number] for number in together])
-        for number in together:
-            done[number] = _with_bundle(settings, wishes[number], orders[wishes[number].full_name], sent)
+        }
+        orders = _orders(settings, project, list(together.values()))
+        for number, wish in together.items():
+            data = _bundle(orders[wish.full_name], sent)
+            digest = hashlib.sha256(data).hexdigest()
+            uri = f"{wish.configure_at_boot}/{wish.name}-{digest[:_DIGITS]}.json"
+            done[number] = _with_script(wish, uri, digest)
+            objects[uri] = data
+            objects |= {f"{wish.configure_at_boot}/{archive.digest}.tar.gz": archive.data for archive in sent}
+    for uri, data in () if dry else objects.items():
+        _upload(settings, uri, data)
     return [done.get(number, wish) for number, wish in enumerate(wishes)]
 
 
-def ordered(settings: Settings, orders: Sequence[creation.Order]) -> list[creation.Order]:
+def ordered(settings: Settings, orders: Sequence[creation.Order], *, dry: bool = False) -> list[creation.Order]:
     """Do the same for the nodes in each place that their orders name; return the orders with these nodes."""
-    wishes = iter(published(settings, [wish for order in orders for wish in order.wishes]))
+    wishes = iter(published(settings, [wish for order in orders for wish in order.wishes], dry=dry))
     return [order._replace(wishes=tuple(next(wishes) for _ in order.wishes)) for order in orders]
 
 
-def _with_bundle(settings: Settings, wish: Wish, orders: Sequence[Order], sent: Sequence[Archive]) -> Wish:
-    """Upload the bundle of one node; return the node with its startup script."""
-    bundle = {
+def _bundle(orders: Sequence[Order], sent: Sequence[Archive]) -> bytes:
+    """Return the bundle of one node, as `boot` reads it."""
+    content = {
         "orders": [dataclasses.asdict(order) for order in orders],
         "archives": [hashlib.sha256(archive.data).hexdigest() for archive in sent],
         "digits": len(sent[0].digest),
@@ -88,18 +94,24 @@ def _with_bundle(settings: Settings, wish: Wish, orders: Sequence[Order], sent: 
         "kept": on_workers.ARCHIVES,
         "python": archives.oldest_python(),
     }
-    data = json.dumps(bundle).encode()
-    digest = hashlib.sha256(data).hexdigest()
-    uri = f"{wish.configure_at_boot}/{wish.name}-{digest[:_DIGITS]}.json"
-    _upload(settings, uri, data, "application/json")
+    return json.dumps(content).encode()
+
+
+def _with_script(wish: Wish, uri: str, digest: str) -> Wish:
+    """Return a node with the startup script that fetches its bundle."""
     origin = os.environ.get("STORAGE_EMULATOR_HOST", "")
     call = f"sys.exit(configure({uri.removeprefix('gs://')!r}, {digest!r}, {origin!r}))"
     script = f"#!/usr/bin/python3 -I\n{inspect.getsource(boot)}\n\n{call}\n"
     return replace(wish, metadata={**wish.metadata, STARTUP: script, first_boot.KEY: uri})
 
 
-def _upload(settings: Settings, uri: str, data: bytes, kind: str) -> None:
-    buckets.write(uri, data, settings.auth, content_type=kind, timeout=settings.request_timeout)
+def _upload(settings: Settings, uri: str, data: bytes) -> None:
+    kind = "application/json" if uri.endswith(".json") else "application/gzip"
+    try:
+        buckets.write(uri, data, settings.auth, content_type=kind, timeout=settings.request_timeout)
+    except CloudError as exc:
+        exc.fix = f"{exc.fix}; `tpu_ops bucket create` makes a bucket in the region of the nodes"
+        raise
 
 
 def _orders(settings: Settings, project: playbook.Project, wishes: Sequence[Wish]) -> dict[str, list[Order]]:

@@ -117,9 +117,9 @@ def run(args: argparse.Namespace) -> int:
         rehearsal = guard.copy()
         spot = True if args.spot else False if args.on_demand or args.reserved or granted is None else None
         orders = [_order(rehearsal, replace(wish, name=name), zones, spot=spot) for name in names]
+        orders = boot_bundles.ordered(settings, orders, dry=args.dry_run)
         if args.dry_run:
             return _dry_run(tpu, [order.wishes[0] for order in orders], terms.keys, args)
-        orders = boot_bundles.ordered(settings, orders)
         done = creation.create_all(
             tpu,
             orders,
