@@ -14,8 +14,8 @@ TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONL
 # Marks of tests that make check leaves out.
 LEFT_OUT := lab or gcloud or index
 
-# The parts of make test behind make check, the longest first: what is begun last decides how long one core has nothing to do.
-PARTS := molecule-roles lab-test-runs molecule-site check-debian13 demo-test lab-test-rest
+# The parts of make test after make check. The longest come first: while the last one runs alone, a core is idle.
+PARTS := molecule-roles lab-test-plays check-debian13 lab-test-runs demo-test molecule-site lab-test-rest
 PART_LOGS := .build/parts
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
@@ -72,13 +72,17 @@ check-debian13: engine ## Run the tests of make check with Debian 13's Python 3.
 	@$(BIN)/python -m tools.check_debian13
 
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
-	@$(MAKE) --no-print-directory --jobs=2 lab-test-runs lab-test-rest
+	@$(MAKE) --no-print-directory --jobs=2 lab-test-plays lab-test-runs lab-test-rest
 
 # Tests of runs wait most of the time. Each process has workers of its own.
 lab-test-runs:
 	@$(BIN)/pytest -v -n 3 --dist loadfile -m lab tests/runs --durations=12
+# These tests share one lab.
+lab-test-plays:
+	@$(BIN)/pytest -v -m lab tests/playbooks --durations=12
 lab-test-rest:
-	@$(BIN)/pytest -v -n 2 --dist loadfile -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs --durations=12
+	@$(BIN)/pytest -v -n 2 --dist loadfile -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs \
+		--ignore=tests/playbooks --durations=12
 
 demo-test: engine ## Run the demo as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
