@@ -13,6 +13,7 @@ from textwrap import indent
 
 import pytest
 
+from tests.support import actions
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tests.support.vault import PASSWORD, vaulted
@@ -33,26 +34,11 @@ COPY = """\
       ansible.builtin.copy: {content: x, dest: "{{ playbook_dir }}/{{ inventory_hostname }}", mode: "0600"}
       tags: [write]
 """
-#: Writes the same file with the action `put` below, which starts no process.
+#: Writes the same file with the action `put`, which starts no process.
 PUT = """\
     - name: Write a file
       put: {content: x, path: "{{ playbook_dir }}/{{ inventory_hostname }}"}
       tags: [write]
-"""
-#: The action `put`. Most tests here are about the way to Ansible and back, so any task that changes something will do.
-ACTION = """\
-from pathlib import Path
-
-from ansible.plugins.action import ActionBase
-
-
-class ActionModule(ActionBase):
-    def run(self, tmp=None, task_vars=None):
-        file, content = Path(self._task.args["path"]), self._task.args["content"]
-        changed = not file.exists() or file.read_text() != content
-        if changed and not self._task.check_mode:
-            file.write_text(content)
-        return {"changed": changed}
 """
 SECRET = "token-6f1d"
 
@@ -64,8 +50,7 @@ def fleet(tmp_path):
     (tmp_path / "published.json").write_text(document([node(), node("solo", node_id="2", count=1)]).text())
     (member.path / "inventory" / "group_vars").mkdir()
     (member.path / "inventory" / "group_vars" / "all.yml").write_text(VARIABLES)
-    (member.path / "action_plugins").mkdir()
-    (member.path / "action_plugins" / "put.py").write_text(ACTION)
+    actions.give_put(member.path)
     return member
 
 
