@@ -17,10 +17,12 @@ LEFT_OUT := lab or gcloud or index
 # The parts of make test after make check. The longest come first: while the last one runs alone, a core is idle.
 PARTS := molecule-roles lab-test-plays check-debian13 lab-test-runs demo-test molecule-site lab-test-rest
 PART_LOGS := .build/parts
+# Runtime versions of the workers in these parts. Their images are built beside make check.
+IMAGES := tpu-ubuntu2204-base lab-debian12 lab-debian13
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
-.PHONY: help env tools engine demo demo-record test check check-roles check-code check-tests lab-test demo-test molecule \
-	bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
+.PHONY: help env tools engine demo demo-record test images check check-roles check-code check-tests lab-test demo-test \
+	molecule bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,9 +42,16 @@ demo: engine ## Run the main job once, from bare workers to a trained model, on 
 demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
-test: check engine ## Run every test: the fast ones, the lab, the demo, Molecule
+test: env tools ## Run every test: the fast ones, the lab, the demo, Molecule
+	@$(MAKE) --no-print-directory images & images=$$!; code=0; $(MAKE) --no-print-directory check || code=$$?; \
+		wait $$images || code=$$?; exit $$code
 	@mkdir -p $(PART_LOGS) && rm -f $(PART_LOGS)/*.log
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(PARTS:%=logged-%) || { tools/failures.sh $(PART_LOGS)/*.log; exit 1; }
+
+# On a new machine, this takes minutes. The fast tests leave a quarter of the processor's time for it.
+images: engine
+# The parts that need a release report it if it is not available.
+	@for runtime in $(IMAGES); do $(BIN)/python -m tpu_ops.lab.image.build --runtime $$runtime >/dev/null || true; done
 
 # Two at a time, and never three: what is waited for in the lab has to come in time. What each prints is kept, so that
 # what failed can be said where it is looked for, at the end.
