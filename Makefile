@@ -14,8 +14,9 @@ TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONL
 # Marks of tests that make check leaves out.
 LEFT_OUT := lab or gcloud or index
 
-# The parts of make test after make check. The longest come first: while the last one runs alone, a core is idle.
-PARTS := molecule-roles lab-test-plays check-debian13 lab-test-runs demo-test molecule-site lab-test-rest
+# The parts of make test after make check, in an order in which the last two end at about the same time. The tests of
+# runs have deadlines: they stand beside the scenarios of the roles, which seldom keep both cores busy.
+PARTS := molecule-roles lab-test-runs lab-test-plays check-debian13 demo-test molecule-site lab-test-rest
 PART_LOGS := .build/parts
 # Runtime versions of the workers in these parts. Their images are built beside make check.
 IMAGES := tpu-ubuntu2204-base lab-debian12 lab-debian13
