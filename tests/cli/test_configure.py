@@ -146,14 +146,14 @@ def test_a_worker_on_which_the_comparison_fails_is_unknown_and_configured_too(fl
 def test_drift_names_tags_and_nodes_that_cannot_be_compared(fleet):
     nodes = [node(), node("stopped", node_id="2", count=1, state="STOPPED")]
     (fleet.path.parent / "published.json").write_text(document(nodes).text())
-    write(fleet, TOUCH)
+    write(fleet, PUT)
     for argv, said in ((("--tags", "writ"), "no task of site.yml has the tag writ"), (("stopped",), "is STOPPED")):
         done = drift(fleet, *argv)
         assert (done.returncode != 0, said in done.stderr, done.stdout) == (True, True, ""), done.stderr
 
 
 def test_workers_do_not_run_a_playbook_of_the_fleets_own_on_themselves(fleet):
-    write(fleet, TOUCH)
+    write(fleet, PUT)
     for command_of in (configure, drift):
         done = command_of(fleet, "pod", "--on-workers")
         assert (done.returncode, "a playbook of the fleet's own may need the controller" in done.stderr) == (2, True)
@@ -161,9 +161,9 @@ def test_workers_do_not_run_a_playbook_of_the_fleets_own_on_themselves(fleet):
 
 
 def test_only_site_yml_is_compared(fleet):
-    write(fleet, TOUCH)
+    write(fleet, PUT)
     (fleet.path / "playbooks").mkdir()
-    (fleet.path / "playbooks" / "other.yml").write_text(PLAY + TOUCH)
+    (fleet.path / "playbooks" / "other.yml").write_text(PLAY + PUT)
     done = configure(fleet, "--drifted", "--playbook", "other")
     assert (done.returncode, "error: only site.yml is compared" in done.stderr) == (2, True)
 
