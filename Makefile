@@ -14,13 +14,16 @@ TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONL
 # Marks of tests that make check leaves out.
 LEFT_OUT := lab or gcloud or index
 
-# The parts of make test behind make check, the longest first: what is begun last decides how long one core has nothing to do.
-PARTS := molecule-roles lab-test-runs molecule-site check-debian13 demo-test lab-test-rest
+# The parts of make test after make check, in an order in which the last two end at about the same time. The tests of
+# runs have deadlines: they stand beside the scenarios of the roles, which seldom keep both cores busy.
+PARTS := molecule-roles lab-test-runs lab-test-plays check-debian13 demo-test molecule-site lab-test-rest
 PART_LOGS := .build/parts
+# Runtime versions of the workers in these parts. Their images are built beside make check.
+IMAGES := tpu-ubuntu2204-base lab-debian12 lab-debian13
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
-.PHONY: help env tools engine demo demo-record test check check-roles check-code check-tests lab-test demo-test molecule \
-	bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
+.PHONY: help env tools engine demo demo-record test images check check-roles check-code check-tests lab-test demo-test \
+	molecule bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,9 +43,16 @@ demo: engine ## Run the main job once, from bare workers to a trained model, on 
 demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
-test: check engine ## Run every test: the fast ones, the lab, the demo, Molecule
+test: env tools ## Run every test: the fast ones, the lab, the demo, Molecule
+	@$(MAKE) --no-print-directory images & images=$$!; code=0; $(MAKE) --no-print-directory check || code=$$?; \
+		wait $$images || code=$$?; exit $$code
 	@mkdir -p $(PART_LOGS) && rm -f $(PART_LOGS)/*.log
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(PARTS:%=logged-%) || { tools/failures.sh $(PART_LOGS)/*.log; exit 1; }
+
+# On a new machine, this takes minutes. The fast tests leave a quarter of the processor's time for it.
+images: engine
+# The parts that need a release report it if it is not available.
+	@for runtime in $(IMAGES); do $(BIN)/python -m tpu_ops.lab.image.build --runtime $$runtime >/dev/null || true; done
 
 # Two at a time, and never three: what is waited for in the lab has to come in time. What each prints is kept, so that
 # what failed can be said where it is looked for, at the end.
@@ -72,13 +82,17 @@ check-debian13: engine ## Run the tests of make check with Debian 13's Python 3.
 	@$(BIN)/python -m tools.check_debian13
 
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
-	@$(MAKE) --no-print-directory --jobs=2 lab-test-runs lab-test-rest
+	@$(MAKE) --no-print-directory --jobs=2 lab-test-plays lab-test-runs lab-test-rest
 
 # Tests of runs wait most of the time. Each process has workers of its own.
 lab-test-runs:
 	@$(BIN)/pytest -v -n 3 --dist loadfile -m lab tests/runs --durations=12
+# These tests share one lab.
+lab-test-plays:
+	@$(BIN)/pytest -v -m lab tests/playbooks --durations=12
 lab-test-rest:
-	@$(BIN)/pytest -v -n 2 --dist loadfile -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs --durations=12
+	@$(BIN)/pytest -v -n 2 --dist loadfile -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs \
+		--ignore=tests/playbooks --durations=12
 
 demo-test: engine ## Run the demo as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12

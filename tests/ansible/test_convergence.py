@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_configure import REFUSED, SERVED, TOUCH, fleet, write
+from tests.cli.test_configure import PUT, REFUSED, SERVED, fleet, write
 from tpu_ops import config
 from tpu_ops.ansible import convergence
 from tpu_ops.cli.configure import Progress
@@ -30,7 +30,7 @@ def test_inputs_of_site_yml_are_checked_before_they_are_needed(fleet, monkeypatc
         convergence.rehearse(known, known.workers, Progress)
     said = capsys.readouterr().err
     assert (caught.value.where, "NO_SUCH_KEY" in said) == ("pod-w0", True), said
-    write(fleet, TOUCH)
+    write(fleet, PUT)
     convergence.rehearse(known, known.workers, Progress)
     assert not (fleet.path / "pod-w0").exists()
 
@@ -39,7 +39,7 @@ def test_inputs_of_site_yml_are_checked_before_they_are_needed(fleet, monkeypatc
 def test_an_nfs_server_gets_the_addresses_of_recreated_workers(fleet, monkeypatch, capsys, logged, broken):
     here = "when: inventory_hostname == 'solo-w0', tags: nfs"
     failing = f"    - {{name: Serve, ansible.builtin.fail: {{msg: no kernel}}, {here}}}\n"
-    write(fleet, SERVED + TOUCH + (failing if broken else ""))
+    write(fleet, SERVED + PUT + (failing if broken else ""))
     for name, value in fleet.environ().items():
         monkeypatch.setenv(name, value)
     known = view.current(config.load())
@@ -55,7 +55,7 @@ def test_an_nfs_server_gets_the_addresses_of_recreated_workers(fleet, monkeypatc
 
 
 def test_a_recovery_whose_mounts_were_refused_gets_further_the_next_time(fleet, monkeypatch):
-    write(fleet, SERVED + REFUSED + TOUCH)
+    write(fleet, SERVED + REFUSED + PUT)
     for name, value in fleet.environ().items():
         monkeypatch.setenv(name, value)
     known = view.current(config.load())

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.support import actions
 from tests.support.commands import failed
 from tests.support.fleet import ZONE
 from tests.support.lab_api import PATIENCE
@@ -39,13 +40,12 @@ SITE = """\
   gather_facts: false
   tasks:
     - name: Play the role disks
-      ansible.builtin.copy:
+      put:
         content: "{{ disks_mounts | to_json }}"
-        dest: "{{ playbook_dir }}/{{ inventory_hostname }}.json"
-        mode: "0600"
+        path: "{{ playbook_dir }}/{{ inventory_hostname }}.json"
       tags: [disks]
     - name: Play another role
-      ansible.builtin.file: {path: "{{ playbook_dir }}/other", state: touch, mode: "0600"}
+      put: {content: x, path: "{{ playbook_dir }}/other"}
       tags: [other]
 """
 LOCAL = (
@@ -83,6 +83,7 @@ def worker(tmp_path, monkeypatch):
 @pytest.fixture
 def site(fleet):
     """Writes the fleet's playbook; returns a function that returns what the role disks was given on a worker."""
+    actions.give_put(fleet.path)
     (fleet.path / "site.yml").write_text(SITE)
     (fleet.path / "inventory" / "group_vars").mkdir()
     (fleet.path / "inventory" / "group_vars" / "all.yml").write_text(LOCAL)
@@ -387,7 +388,7 @@ def test_detach_asks_which_of_several_mounted_disks_is_meant(fleet, tpu_ops, dis
 def test_a_disk_that_cannot_be_unmounted_stays_attached(fleet, tpu_ops, worker, site):
     worker({1: "/mnt/a"}, {})
     busy = "ansible.builtin.fail: {msg: process 7 (python) uses it}\n      tags: [disks]\n    - name: Later\n      "
-    (fleet.path / "site.yml").write_text(SITE.replace("ansible.builtin.copy:", f"{busy}ansible.builtin.copy:", 1))
+    (fleet.path / "site.yml").write_text(SITE.replace("put:", f"{busy}put:", 1))
     fleet.create("box", dataDisks=[{"sourceDisk": source(fleet, "a"), "mode": READ_WRITE}])
     failed(tpu_ops("disk", "detach", "a", "box"), 1, "process 7 (python) uses it")
     assert attached(fleet, "box") == [("a", READ_WRITE)]

@@ -33,6 +33,16 @@ echo 'deb [trusted=yes] file:/srv/sample ./' > /etc/apt/sources.list.d/sample.li
 
 
 @pytest.fixture(scope="module")
+def desk(desk: Desk) -> Desk:
+    """A shell whose lab has a configured pod, and a bare node with a blank disk."""
+    # Changes nothing if the tests of test_converging.py ran before.
+    desk.do("ansible-playbook", "site.yml", "--tags", "base,python,jax,launcher", timeout=1800)
+    desk.do("tpu_ops", "create", "solo", "--type", "v4-8", "--zone", "us-central2-b")
+    Lab(desk).attach_disk("solo")
+    return desk
+
+
+@pytest.fixture(scope="module")
 def lab(desk: Desk) -> Lab:
     return Lab(desk)
 

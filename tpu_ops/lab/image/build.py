@@ -78,6 +78,8 @@ def worker_files() -> dict[Path, bytes]:
     found[LIBRARY / "controller-ca.pem"] = controller_ca()
     # Otherwise dpkg would sync after each file. A worker of the lab need not survive a power failure.
     found[Path("etc/dpkg/dpkg.cfg.d/tpu-lab")] = b"force-unsafe-io\n"
+    # Translations of the descriptions of packages take a quarter of the time of each refresh of the lists.
+    found[Path("etc/apt/apt.conf.d/80tpu-lab")] = b'Acquire::Languages "none";\n'
     if settings := sources.apt_settings():
         found[Path("etc/apt/apt.conf.d/90tpu-lab")] = ("\n".join(settings) + "\n").encode()
     return found
