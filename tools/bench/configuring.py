@@ -5,6 +5,7 @@ Bare workers are configured in both ways. Then runs that change nothing are meas
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import textwrap
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import example
 from tools.bench.measure import BIN, Command, clock
 from tools.bench.report import Spread, digits, origin, spread
 from tools.bench.samples import PartSeries
@@ -98,14 +100,14 @@ def run(
     with site.up():
         if anew:
             say("configure: filling the workers' shared cache of packages, once, unmeasured")
-            with site.fleet(2):
+            with _fleet(site, 2):
                 site.do("ansible-playbook", "site.yml")
         for workers in sizes:
             samples = []
             if anew:
-                with site.fleet(workers):
+                with _fleet(site, workers):
                     samples.append(taken(1, workers, "first-workers"))
-            with site.fleet(workers):
+            with _fleet(site, workers):
                 if anew:
                     samples.append(taken(1, workers, "first-controller"))
                 else:
@@ -114,6 +116,14 @@ def run(
                 site.do("tpu_ops", "configure", "--on-workers")
                 samples += [taken(number, workers, kind) for number in range(1, rounds + 1) for kind in UNCHANGING]
             yield workers, samples
+
+
+@contextlib.contextmanager
+def _fleet(site: Site, workers: int) -> Iterator[None]:
+    """Keep nodes with bare workers, for `tpu_ops` as for Ansible those of examples/fleet."""
+    with site.fleet(workers):
+        site.environ["TPU_OPS_FLEET"] = str(example.FLEET)
+        yield
 
 
 def _sample(site: Site, number: int, workers: int, kind: str) -> ConfiguringSample:
