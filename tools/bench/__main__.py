@@ -26,6 +26,7 @@ from tools.bench import (
     measure,
     nodes,
     report,
+    rivals,
     runs,
     runs_report,
     samples,
@@ -137,6 +138,16 @@ def configure_part(options: argparse.Namespace) -> Iterator[tuple[str, Configuri
             yield f"{CONFIGURE}{workers}", ConfiguringSeries(commit, date, described, tuple(found))
 
 
+def rivals_part(options: argparse.Namespace) -> Iterator[tuple[str, ConfiguringSeries]]:
+    """Measure ten operations by tpu_ops and other tools; yield "rivals" and the series."""
+    if options.rounds < 1:
+        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = rivals.run(options.rounds, Path(directory), say)
+    yield "rivals", ConfiguringSeries(commit, date, described, tuple(found))
+
+
 def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
     """Measure runs; yield the name of their samples and the series."""
     sizes = numbers(options.pods, "--pods")
@@ -190,6 +201,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]
     "inventory": inventory_part,
     "site": site_part,
     "configure": configure_part,
+    "rivals": rivals_part,
     "runs": runs_part,
     "faults": faults_part,
     "nodes": nodes_part,
@@ -284,6 +296,8 @@ def document(out: Path) -> str:
         parts.append(site_report.section(sorted(sizes, key=site.workers)))
     if found := [read_part(path, ConfiguringSample) for path in (out / "benchmarks").glob(f"{CONFIGURE}*.json")]:
         parts.append(configuring.section(sorted(found, key=lambda series: series.samples[0].workers)))
+    if (more := samples_file(out, "rivals")).exists():
+        parts.append(rivals.section(read_part(more, ConfiguringSample)))
     if (more := samples_file(out, "runs")).exists():
         parts.append(runs_report.section(read_part(more, RunSample)))
     if (more := samples_file(out, "faults")).exists():

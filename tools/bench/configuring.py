@@ -120,9 +120,11 @@ def run(
 
 @contextlib.contextmanager
 def _fleet(site: Site, workers: int) -> Iterator[None]:
-    """Keep nodes with bare workers, for `tpu_ops` as for Ansible those of examples/fleet."""
+    """Keep nodes with bare workers whose configuration does not need the controller's files."""
     with site.fleet(workers):
-        site.environ["TPU_OPS_FLEET"] = str(example.FLEET)
+        site.do("ansible-playbook", "tools/bench/resolve.yml")
+        inventory = f"{site.environ['ANSIBLE_INVENTORY']},{site.root / 'keys' / 'resolved.yml'}"
+        site.environ |= {"ANSIBLE_INVENTORY": inventory, "TPU_OPS_FLEET": str(example.FLEET)}
         yield
 
 
@@ -189,7 +191,8 @@ def title(kind: str) -> str:
     return f"`{' '.join(KINDS[kind]).removeprefix('tpu_ops ')}`{', bare workers' if kind in FIRST else ''}"
 
 
-_CELLS: tuple[tuple[str, Callable[[ConfiguringSample], float]], ...] = (
+#: Column of the table -> what it is of a sample.
+CELLS: tuple[tuple[str, Callable[[ConfiguringSample], float]], ...] = (
     ("wall, s", lambda sample: sample.wall),
     ("controller's CPU, s", lambda sample: sample.cpu),
     ("CPU per worker, s", lambda sample: sample.cpu / sample.workers),
@@ -217,9 +220,9 @@ def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
         rounds = len({sample.round for sample in series.samples if sample.kind in UNCHANGING})
         lines += [f"### Configuring {texts.count(workers, 'worker')}", ""]
         lines += [*origin(series.commit, series.date, {**series.machine, "rounds": str(rounds)}), ""]
-        lines += [f"| | {' | '.join(name for name, _ in _CELLS)} |", f"|---|{'---|' * len(_CELLS)}"]
+        lines += [f"| | {' | '.join(name for name, _ in CELLS)} |", f"|---|{'---|' * len(CELLS)}"]
         for kind in KINDS:
-            found = [numbers([series], workers, kind, number) for _, number in _CELLS]
+            found = [numbers([series], workers, kind, number) for _, number in CELLS]
             if cells := [one.text(digits) for one in found if one]:
                 lines.append(f"| {title(kind)} | {' | '.join(cells)} |")
         lines.append("")
