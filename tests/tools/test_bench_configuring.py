@@ -11,7 +11,7 @@ import pytest
 from tests.tools.test_bench import DOCS
 from tests.tools.test_bench import good as inventory_samples
 from tests.tools.test_bench import series as inventory_series
-from tools.bench import configuring
+from tools.bench import configuring, worked
 from tools.bench.__main__ import main
 from tools.bench.configuring import FIRST, KINDS, UNCHANGING, ConfiguringSample, ConfiguringSeries
 from tools.bench.samples import read_part
@@ -24,7 +24,9 @@ def fleet(workers: int, each: float = 0.1, kinds: Iterable[str] = KINDS, drift: 
     for kind in kinds:
         cpu = 2.0 + each * workers * (20 if kind == "controller" else 1)
         wall = drift if kind == "drift" else 10.0
-        samples.append(ConfiguringSample(1, workers, kind, wall, cpu, 15.0, 2000 * workers, 60_000 * workers))
+        samples.append(
+            ConfiguringSample(1, workers, kind, wall, cpu, 15.0, 2000 * workers, 60_000 * workers, 5.0 * workers)
+        )
     return ConfiguringSeries("abc1234", "2026-11-28", {"cores": "2"}, tuple(samples))
 
 
@@ -114,6 +116,23 @@ def test_a_counter_reads_during_the_block():
     with Counter(reading, period=0.001) as counter:
         assert enough.wait(5)
     assert counter.total == Bytes(2, 0)
+
+
+V1 = "9:name=systemd:/docker/ab12/init.scope\n2:cpu,cpuacct:/docker/ab12\n0::/docker/ab12/init.scope\n"
+V2 = "0::/system.slice/docker-ab12.scope/init.scope\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "content"),
+    [
+        (V1, "cpuacct/docker/ab12/cpuacct.usage", "2500000000\n"),
+        (V2, "system.slice/docker-ab12.scope/cpu.stat", "usage_usec 2500000\nuser_usec 2000000\n"),
+    ],
+)
+def test_a_container_s_processor_time_is_that_of_its_cgroup(tmp_path, text, file, content):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(content)
+    assert worked.of(text, tmp_path) == 2.5
 
 
 def test_the_page_has_the_sizes_in_order(tmp_path):

@@ -21,7 +21,7 @@ def series(times: float = 3.0) -> ConfiguringSeries:
     for number in (1, 2):
         for kind in KINDS:
             wall = number * (1.0 if kind == rivals.OWN else times)
-            samples.append(ConfiguringSample(number, 8, kind, wall, wall / 2, wall, 8000, 16_000))
+            samples.append(ConfiguringSample(number, 8, kind, wall, wall / 2, wall, 8000, 16_000, 40.0))
     return ConfiguringSeries("abc1234", "2026-11-28", {"cores": "2"}, tuple(samples))
 
 

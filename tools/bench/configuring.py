@@ -19,6 +19,7 @@ from tools.bench.report import Spread, digits, origin, spread
 from tools.bench.samples import PartSeries
 from tools.bench.site import LONGEST, Site
 from tools.bench.traffic import Counter, read
+from tools.bench.worked import worked
 from tpu_ops import texts
 from tpu_ops.ansible.playing import MANY
 from tpu_ops.errors import OpsError
@@ -54,9 +55,10 @@ class ConfiguringSample:
         kind: Key of `KINDS`.
         wall: Duration in seconds.
         cpu: Processor time on the controller, in seconds, without the ssh processes that keep connections open.
-        busy: Seconds for which this machine's processors were busy; None if unknown.
+        busy: Seconds for which this machine's processors were busy, for any process; None if unknown.
         sent: Bytes from the controller to all workers together.
         received: Bytes from all workers together to the controller.
+        worked: Processor time of all workers together, in seconds; None if it was not measured.
     """
 
     round: int
@@ -67,6 +69,7 @@ class ConfiguringSample:
     busy: float | None
     sent: int
     received: int
+    worked: float | None = None
 
 
 #: All samples of fleets of one size.
@@ -134,13 +137,15 @@ def _sample(site: Site, number: int, workers: int, kind: str) -> ConfiguringSamp
     result = site.root / "result"
     where = f"{program} {' '.join(rest)} on {workers}"
     addresses = [worker["external_ip"] for worker in json.loads(site.do("tpu_ops", "list", "--json"))]
+    before = worked(site.environ["TPU_OPS_LAB"])
     with Counter(lambda: read(addresses)) as counter:
         took = clock(Command((str(BIN / program), *rest), site.environ), result, site.root / "errors", where, LONGEST)
     done = configured(KINDS[kind], result.read_text())
     if len(done) != workers or (kind in UNCHANGING and any(done.values())):
         raise OpsError("not every worker was configured without a change", where=where)
     seconds = (round(took.wall, 2), round(took.cpu, 2), took.busy and round(took.busy, 2))
-    return ConfiguringSample(number, workers, kind, *seconds, *counter.total)
+    theirs = round(worked(site.environ["TPU_OPS_LAB"]) - before, 2)
+    return ConfiguringSample(number, workers, kind, *seconds, *counter.total, theirs)
 
 
 def configured(command: Sequence[str], output: str) -> dict[str, bool]:
@@ -159,13 +164,12 @@ def sizes_of(measured: Sequence[ConfiguringSeries]) -> list[int]:
     return sorted({sample.workers for series in measured for sample in series.samples})
 
 
-def numbers(
-    measured: Sequence[ConfiguringSeries], workers: int, kind: str, number: Callable[[ConfiguringSample], float]
-) -> Spread | None:
+def numbers(measured: Sequence[ConfiguringSeries], workers: int, kind: str, number: Number) -> Spread | None:
     """Return the spread of a number of the samples of one kind and size; None if there are none."""
     samples = [sample for series in measured for sample in series.samples]
     found = [number(sample) for sample in samples if (sample.workers, sample.kind) == (workers, kind)]
-    return spread(found) if found else None
+    known = [one for one in found if one is not None]
+    return spread(known) if known else None
 
 
 def growth(measured: Sequence[ConfiguringSeries], kind: str) -> tuple[float, float] | None:
@@ -191,13 +195,15 @@ def title(kind: str) -> str:
     return f"`{' '.join(KINDS[kind]).removeprefix('tpu_ops ')}`{', bare workers' if kind in FIRST else ''}"
 
 
+#: Returns a number of a sample; None if it was not measured.
+Number = Callable[[ConfiguringSample], float | None]
 #: Column of the table -> what it is of a sample.
-CELLS: tuple[tuple[str, Callable[[ConfiguringSample], float]], ...] = (
+CELLS: tuple[tuple[str, Number], ...] = (
     ("wall, s", lambda sample: sample.wall),
     ("controller's CPU, s", lambda sample: sample.cpu),
     ("CPU per worker, s", lambda sample: sample.cpu / sample.workers),
     ("CPU, of the wall time", lambda sample: sample.cpu / sample.wall),
-    ("all processors busy, s", lambda sample: sample.busy or 0.0),
+    ("a worker's own CPU, s", lambda sample: sample.worked and sample.worked / sample.workers),
     ("sent per worker, kB", lambda sample: sample.sent / sample.workers / 1000),
     ("received per worker, kB", lambda sample: sample.received / sample.workers / 1000),
 )
@@ -210,7 +216,7 @@ def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
         "in one of the two ways. On the second fleet, runs follow that change nothing: in each round every kind runs "
         "once, over open connections, which compress. Workers are containers of this machine and share its cores: what "
         "workers do themselves would take no longer with more of them if they were machines. So the wall time says "
-        "little here, and the controller's processor time decides. It leaves out the ssh processes that keep "
+        "little here, and the processor time decides. The controller's leaves out the ssh processes that keep "
         "connections open. Bytes are those of the ssh connections between the controller and the workers, as the "
         "kernel counts them. Numbers are medians, with the smallest and largest in brackets."
     )
@@ -223,7 +229,7 @@ def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
         lines += [f"| | {' | '.join(name for name, _ in CELLS)} |", f"|---|{'---|' * len(CELLS)}"]
         for kind in KINDS:
             found = [numbers([series], workers, kind, number) for _, number in CELLS]
-            if cells := [one.text(digits) for one in found if one]:
+            if cells := [one.text(digits) if one else "" for one in found] if any(found) else []:
                 lines.append(f"| {title(kind)} | {' | '.join(cells)} |")
         lines.append("")
     return [*lines, *_derived(measured), *_targets(measured)]
@@ -231,15 +237,23 @@ def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
 
 def _derived(measured: Sequence[ConfiguringSeries]) -> list[str]:
     """Return the lines about numbers of workers that this machine cannot have; none without two sizes."""
-    if not growth(measured, "workers"):
+    if not (line := growth(measured, "workers")):
         return []
+    fewest, middle = sizes_of(measured)[0], DERIVED[1]
+    alone = numbers(measured, fewest, "workers", lambda sample: sample.wall)
     text = (
-        "A line through the medians of the smallest fleet from "
-        f"{MANY} workers on and the largest one gives the controller's processor time for other numbers. On one core, "
-        "that is also the shortest time in which it can be done. On workers that are machines, it is added to the time "
-        "of a single one."
+        f"A line through the medians of the smallest fleet from {MANY} workers on and the largest one gives the "
+        "controller's processor time for other numbers. On one core, that is also the shortest time in which it can "
+        "be done. "
     )
-    lines = ["### Configuring hundreds of workers, derived", "", *textwrap.wrap(text, 118), ""]
+    if alone:
+        text += (
+            "Workers that are machines work side by side, so that the time of the smallest fleet and the controller's "
+            f"time for each further worker are an upper limit: for {title('workers')}, {digits(alone.median)} s with "
+            f"{texts.count(fewest, 'worker')} here, at most "
+            f"{digits(alone.median + line[1] * (middle - fewest))} s with {middle}."
+        )
+    lines = ["### Configuring hundreds of workers, derived", "", *textwrap.wrap(text.strip(), 118), ""]
     lines += [f"| | without workers, s | each worker, s | {' | '.join(f'{number} workers, s' for number in DERIVED)} |"]
     lines += [f"|---|---|---|{'---|' * len(DERIVED)}"]
     for kind in KINDS:
@@ -262,7 +276,17 @@ def _targets(measured: Sequence[ConfiguringSeries]) -> list[str]:
         rows.append((f"{what}: at most {SHARE_LIMIT}", shares[1].median / shares[0].median, SHARE_LIMIT))
     if drift := numbers(measured, many, "drift", lambda one: one.wall):
         rows.append((f"{title('drift')} on {many} workers: under {DRIFT_LIMIT:.0f} s", drift.median, DRIFT_LIMIT))
-    return [
+    lines = [
         *("### Targets of configuring", "", "The median decides.", "", "| target | measured | met |", "|---|---|---|"),
         *(f"| {what} | {found:.3f} | {'yes' if found < limit else '**no**'} |" for what, found, limit in rows),
     ]
+    theirs = numbers(measured, many, "drift", lambda one: one.worked and one.worked / one.workers)
+    if drift and theirs and drift.median >= DRIFT_LIMIT:
+        why = (
+            f"{title('drift')} is site.yml in check mode, all of its tasks. They take {digits(theirs.median)} s of "
+            f"processor time on each of {many} workers, {digits(theirs.median * many)} s together, on cores that the "
+            "containers share. Workers that are machines would need only their own part. Fewer or shorter tasks on a "
+            "worker would shorten it; a faster controller would not."
+        )
+        lines += ["", *textwrap.wrap(why, 118)]
+    return lines

@@ -16,6 +16,7 @@ from tools.bench.lab import CORES, Lab
 from tools.bench.measure import BIN, ZONE, Command, Took, clock, rotated
 from tools.bench.report import digits, origin, spread
 from tools.bench.traffic import Counter, read
+from tools.bench.worked import worked
 from tpu_ops.errors import OpsError
 
 NODE, WORKERS = "pod", 8
@@ -159,13 +160,15 @@ def run(rounds: int, root: Path, say: Callable[[str], None]) -> list[Configuring
             say(f"rivals: {kind}, {took(kind).wall:.2f} s, not counted")
         for number in range(1, rounds + 1):
             for kind in rotated(list(commands), number):
+                before = worked(lab.environ["TPU_OPS_LAB"])
                 with Counter(lambda: read(addresses)) as counter:
                     found = took(kind)
                 if not unchanged(kind, output.read_text(), WORKERS):
                     raise OpsError(f"{kind} changed something, or left workers out", where=f"round {number}")
+                theirs = round(worked(lab.environ["TPU_OPS_LAB"]) - before, 2)
                 busy = None if found.busy is None else round(found.busy, 2)
                 seconds = (round(found.wall, 3), round(found.cpu, 3), busy)
-                samples.append(ConfiguringSample(number, WORKERS, kind, *seconds, *counter.total))
+                samples.append(ConfiguringSample(number, WORKERS, kind, *seconds, *counter.total, theirs))
                 say(f"rivals, round {number} of {rounds}, {kind}: {found.wall:.2f} s")
         lab.do("tpu_ops", "delete", NODE, "--yes")
     return samples
@@ -204,8 +207,9 @@ def section(series: ConfiguringSeries) -> list[str]:
     lines += [*textwrap.wrap(method, 118), "", f"| | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
     for kind, title in KINDS.items():
         if taken := of(series, kind).values():
-            cells = [spread(number(sample) for sample in taken).text(digits) for _, number in CELLS]
-            for place, (_, number) in zip((1, 3), CELLS[:2], strict=True):
-                cells.insert(place, spread(ratios(series, kind, number)).text(digits))
+            found = [[number(sample) or 0.0 for sample in taken] for _, number in CELLS]
+            cells = [spread(each).text(digits) for each in found]
+            cells.insert(1, spread(ratios(series, kind, lambda sample: sample.wall)).text(digits))
+            cells.insert(3, spread(ratios(series, kind, lambda sample: sample.cpu)).text(digits))
             lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
