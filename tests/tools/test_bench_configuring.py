@@ -50,6 +50,12 @@ def test_targets_are_the_time_for_each_worker_its_share_and_that_of_drift(many, 
     assert answers([fleet(4, each=0.012), many]) == expected
 
 
+def test_the_reason_is_given_where_drift_takes_longer():
+    slow, quick = (" ".join(configuring.section([fleet(4), fleet(32, drift=drift)])) for drift in (3.1, 2.9))
+    assert "5.00 s of processor time on each of 32 workers, 160 s together" in slow
+    assert "160 s together" not in quick
+
+
 def test_times_of_more_workers_than_were_measured_are_on_the_line():
     lines = configuring.section([fleet(1, each=9.0), fleet(4), fleet(32)])
     (row,) = [line for line in lines if "2.000 | 130" in line]
