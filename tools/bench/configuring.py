@@ -218,7 +218,8 @@ def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
         "workers do themselves would take no longer with more of them if they were machines. So the wall time says "
         "little here, and the processor time decides. The controller's leaves out the ssh processes that keep "
         "connections open. Bytes are those of the ssh connections between the controller and the workers, as the "
-        "kernel counts them. Numbers are medians, with the smallest and largest in brackets."
+        "kernel counts them. Numbers are medians, with the smallest and largest in brackets. A load before of more "
+        "than 1 means that other processes ran as well: they lengthen the wall times most."
     )
     lines = ["## site.yml by the workers themselves", "", *textwrap.wrap(method, 118), ""]
     for series in measured:
