@@ -147,14 +147,14 @@ def run(rounds: int, root: Path, say: Callable[[str], None]) -> list[Configuring
         OpsError: A run failed, or changed something.
     """
     lab, samples = Rivals(root), []
-    output = root / "output"
+    output, errors = root / "output", root / "errors"
     with lab.up():
         lab.do("tpu_ops", "create", NODE, "--type", f"v4-{WORKERS * CORES}", "--zone", ZONE)
         addresses = [worker["external_ip"] for worker in json.loads(lab.do("tpu_ops", "list", "--json"))]
         commands = lab.commands()
 
         def took(kind: str) -> Took:
-            return clock(commands[kind], output, root / "errors", f"{kind} on {WORKERS} workers")
+            return clock(commands[kind], output, errors, f"{kind} on {WORKERS} workers")
 
         for kind in commands:
             say(f"rivals: {kind}, {took(kind).wall:.2f} s, not counted")
@@ -163,7 +163,9 @@ def run(rounds: int, root: Path, say: Callable[[str], None]) -> list[Configuring
                 before = worked(lab.environ["TPU_OPS_LAB"])
                 with Counter(lambda: read(addresses)) as counter:
                     found = took(kind)
-                if not unchanged(kind, output.read_text(), WORKERS):
+                # pyinfra prints everything to standard error.
+                said = (errors if kind == "pyinfra" else output).read_text()
+                if not unchanged(kind, said, WORKERS):
                     raise OpsError(f"{kind} changed something, or left workers out", where=f"round {number}")
                 theirs = round(worked(lab.environ["TPU_OPS_LAB"]) - before, 2)
                 busy = None if found.busy is None else round(found.busy, 2)
