@@ -56,6 +56,12 @@ def test_the_reason_is_given_where_drift_takes_longer():
     assert "160 s together" not in quick
 
 
+@pytest.mark.parametrize(("most", "said"), [(16, True), (32, False)])
+def test_a_smaller_fleet_than_the_targets_are_meant_for_is_named(most, said):
+    text = " ".join(configuring.section([fleet(4), fleet(most)]))
+    assert ("32 workers were not measured" in text) is said
+
+
 def test_times_of_more_workers_than_were_measured_are_on_the_line():
     lines = configuring.section([fleet(1, each=9.0), fleet(4), fleet(32)])
     (row,) = [line for line in lines if "2.000 | 130" in line]

@@ -39,6 +39,8 @@ FIRST = ("first-workers", "first-controller")
 UNCHANGING = tuple(kind for kind in KINDS if kind not in FIRST)
 #: Numbers of real workers for which the controller's time is derived.
 DERIVED = (64, 512, 2048)
+#: Number of workers for which the targets are meant.
+WANTED = 32
 #: Targets: seconds of the controller's processor time for each further worker, and of `drift` on the most workers.
 CPU_LIMIT, DRIFT_LIMIT = 0.15, 3.0
 #: Target: the controller's share of the wall time on the most workers may be this much of that on the fewest.
@@ -164,10 +166,13 @@ def sizes_of(measured: Sequence[ConfiguringSeries]) -> list[int]:
     return sorted({sample.workers for series in measured for sample in series.samples})
 
 
+def _of(measured: Sequence[ConfiguringSeries], workers: int) -> list[ConfiguringSample]:
+    return [sample for series in measured for sample in series.samples if sample.workers == workers]
+
+
 def numbers(measured: Sequence[ConfiguringSeries], workers: int, kind: str, number: Number) -> Spread | None:
     """Return the spread of a number of the samples of one kind and size; None if there are none."""
-    samples = [sample for series in measured for sample in series.samples]
-    found = [number(sample) for sample in samples if (sample.workers, sample.kind) == (workers, kind)]
+    found = [number(sample) for sample in _of(measured, workers) if sample.kind == kind]
     known = [one for one in found if one is not None]
     return spread(known) if known else None
 
@@ -212,9 +217,10 @@ CELLS: tuple[tuple[str, Number], ...] = (
 def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
     """Return the lines of this section of the page, from the series, smallest fleet first."""
     method = (
-        "The nodes are those of site.yml above. Two fleets of each size are made with bare workers; each is configured "
-        "in one of the two ways. On the second fleet, runs follow that change nothing: in each round every kind runs "
-        "once, over open connections, which compress. Workers are containers of this machine and share its cores: what "
+        "The nodes are those of site.yml above. Two fleets of each size are made with bare workers, and each is "
+        "configured in one of the two ways. Where these rows are missing, one fleet is made, and configured without "
+        "being measured. On the last fleet, runs follow that change nothing: in each round every kind runs once, over "
+        "open connections, which compress. Workers are containers of this machine and share its cores: what "
         "workers do themselves would take no longer with more of them if they were machines. So the wall time says "
         "little here, and the processor time decides. The controller's leaves out the ssh processes that keep "
         "connections open. Bytes are those of the ssh connections between the controller and the workers, as the "
@@ -222,6 +228,13 @@ def section(measured: Sequence[ConfiguringSeries]) -> list[str]:
         "than 1 means that other processes ran as well: they lengthen the wall times most."
     )
     lines = ["## site.yml by the workers themselves", "", *textwrap.wrap(method, 118), ""]
+    most = sizes_of(measured)[-1]
+    if most < WANTED:
+        few = (
+            f"{WANTED} workers were not measured, since all share the same cores: the runs with {most} took "
+            f"{digits(sum(sample.wall for sample in _of(measured, most)) / 60)} minutes."
+        )
+        lines += [*textwrap.wrap(few, 118), ""]
     for series in measured:
         (workers,) = sizes_of([series])
         rounds = len({sample.round for sample in series.samples if sample.kind in UNCHANGING})
@@ -281,6 +294,11 @@ def _targets(measured: Sequence[ConfiguringSeries]) -> list[str]:
         *("### Targets of configuring", "", "The median decides.", "", "| target | measured | met |", "|---|---|---|"),
         *(f"| {what} | {found:.3f} | {'yes' if found < limit else '**no**'} |" for what, found, limit in rows),
     ]
+    share = (
+        "The wall time grows with the number of containers as the controller's time does. With workers that are "
+        "machines, only the controller's grows, and its share with it."
+    )
+    lines += ["", *textwrap.wrap(share, 118)]
     theirs = numbers(measured, many, "drift", lambda one: one.worked and one.worked / one.workers)
     if drift and theirs and drift.median >= DRIFT_LIMIT:
         why = (
