@@ -201,7 +201,8 @@ def section(series: ConfiguringSeries) -> list[str]:
         "with the settings of its ansible.cfg except for forks and pipelining, and is given the names of the hosts; "
         "tpu_ops asks the API for them each time. Its own commands let workers run only its own playbooks, so that "
         "`play.py` there calls the function that they call. The CPU is the controller's, without the ssh processes "
-        "that keep connections open. A load before of more than 1 means that other processes ran as well: they "
+        "that keep connections open. Machines would work side by side: each would need its own CPU time, and the "
+        "controller's. A load before of more than 1 means that other processes ran as well: they "
         "lengthen the wall times most."
     )
     names = [name for name, _ in CELLS]
