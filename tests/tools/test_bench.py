@@ -214,8 +214,8 @@ def test_the_committed_page_is_what_the_committed_samples_make():
     if not kept:
         assert not page.exists(), "a page without samples"
         return
-    whole = ("inventory.json", "runs.json", "faults.json", "nodes.json", "kills.json", "swarm.json")
-    assert all(name in whole or re.fullmatch(r"site-\d+\.json", name) for name in kept)
+    whole = ("inventory.json", "rivals.json", "runs.json", "faults.json", "nodes.json", "kills.json", "swarm.json")
+    assert all(name in whole or re.fullmatch(r"(site|configure)-\d+\.json", name) for name in kept)
     assert page.read_text() == document(DOCS), "run make bench-docs"
 
 

@@ -26,6 +26,7 @@ from tools.bench import (
     measure,
     nodes,
     report,
+    rivals,
     runs,
     runs_report,
     samples,
@@ -47,8 +48,8 @@ from tpu_ops.errors import OpsError, UsageError
 POD, SINGLE = "v4-128", "v4-8"
 #: Minimum number of rounds for the project's page.
 ROUNDS = 5
-#: Prefix of the names of site.yml's samples; the number of workers follows.
-SITE = "site-"
+#: Prefixes of the names of samples of one size of fleet; the number of workers follows.
+SITE, CONFIGURE = "site-", "configure-"
 #: Load average above which the results are not usable.
 BUSY = 0.5
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--one-fleet",
         action="store_true",
-        help="for site.yml, measure only runs that change nothing, on one fleet",
+        help="for site.yml and configure, measure only runs that change nothing, on one fleet",
     )
     parser.add_argument(
         "--fleets", default="1,4,8,16,32", help="workers of the fleets for configure (default %(default)s)"
@@ -120,12 +121,31 @@ def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
 
 
 def configure_part(options: argparse.Namespace) -> Iterator[tuple[str, ConfiguringSeries]]:
-    """Measure site.yml without changes, from the controller and by workers; yield the samples' name and the series."""
-    sizes = sorted(numbers(options.fleets, "--fleets"))
+    """Measure site.yml by controller and workers; yield name and series of each size once it has been measured.
+
+    Raises:
+        OpsError: There is nothing to measure, or a run failed.
+    """
+    sizes = numbers(options.fleets, "--fleets")
+    if options.rounds < 1 or not sizes or min(sizes) < 1:
+        raise UsageError(
+            "there is nothing to measure", where="--rounds, --fleets", fix="use at least one round and one worker"
+        )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        found = configuring.run(sizes, options.rounds, Path(directory), say)
-    yield "configure", ConfiguringSeries(commit, date, described, tuple(found))
+        anew = not options.one_fleet
+        for workers, found in configuring.run(sorted(sizes), options.rounds, Path(directory), say, anew=anew):
+            yield f"{CONFIGURE}{workers}", ConfiguringSeries(commit, date, described, tuple(found))
+
+
+def rivals_part(options: argparse.Namespace) -> Iterator[tuple[str, ConfiguringSeries]]:
+    """Measure ten operations by tpu_ops and other tools; yield "rivals" and the series."""
+    if options.rounds < 1:
+        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = rivals.run(options.rounds, Path(directory), say)
+    yield "rivals", ConfiguringSeries(commit, date, described, tuple(found))
 
 
 def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
@@ -181,6 +201,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]
     "inventory": inventory_part,
     "site": site_part,
     "configure": configure_part,
+    "rivals": rivals_part,
     "runs": runs_part,
     "faults": faults_part,
     "nodes": nodes_part,
@@ -273,8 +294,10 @@ def document(out: Path) -> str:
     parts = []
     if sizes := [read_part(path, SiteSample) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:
         parts.append(site_report.section(sorted(sizes, key=site.workers)))
-    if (more := samples_file(out, "configure")).exists():
-        parts.append(configuring.section(read_part(more, ConfiguringSample)))
+    if found := [read_part(path, ConfiguringSample) for path in (out / "benchmarks").glob(f"{CONFIGURE}*.json")]:
+        parts.append(configuring.section(sorted(found, key=lambda series: series.samples[0].workers)))
+    if (more := samples_file(out, "rivals")).exists():
+        parts.append(rivals.section(read_part(more, ConfiguringSample)))
     if (more := samples_file(out, "runs")).exists():
         parts.append(runs_report.section(read_part(more, RunSample)))
     if (more := samples_file(out, "faults")).exists():
