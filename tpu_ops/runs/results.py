@@ -100,9 +100,10 @@ async def _look(fanout: Fanout, source: Source, path: str) -> str | Fetched:
 def command(source: Source, path: str, ssh_config: Path) -> list[str]:
     """Return the command that copies an absolute path of a worker.
 
-    It continues a file that an earlier one has begun, and prints the size of each thing that it copies.
+    It continues a file that an earlier one has begun, and prints the size of each thing that it copies. With `-s`, no
+    shell on the worker reads the path.
     """
-    options = ["-a", "--no-owner", "--no-group", "--partial", "--secluded-args", "--timeout=60", "--out-format=%l"]
+    options = ["-a", "--no-owner", "--no-group", "--partial", "-s", "--timeout=60", "--out-format=%l"]
     if source.user:
         options.append(f"--rsync-path={' '.join(_as(source.user))} rsync")
     shell = openssh.rsync_shell(ssh_config)
