@@ -262,9 +262,9 @@ def _derived(measured: Sequence[ConfiguringSeries]) -> list[str]:
     )
     if alone:
         text += (
-            "Workers that are machines work side by side, so that the time of the smallest fleet and the controller's "
-            f"time for each further worker are an upper limit: for {title('workers')}, {digits(alone.median)} s with "
-            f"{texts.count(fewest, 'worker')} here, at most "
+            "Workers that are machines work side by side. An estimate is the time of the smallest fleet and the "
+            f"controller's time for each further worker: for {title('workers')}, {digits(alone.median)} s with "
+            f"{texts.count(fewest, 'worker')} here, about "
             f"{digits(alone.median + line[1] * (middle - fewest))} s with {middle}."
         )
     lines = ["### Configuring hundreds of workers, derived", "", *textwrap.wrap(text.strip(), 118), ""]
