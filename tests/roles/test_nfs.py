@@ -288,6 +288,12 @@ def test_servers_that_a_play_leaves_out_are_known() -> None:
     assert nfs.nfs_left_out(here[server], [server]) == []
 
 
+def test_exports_do_not_depend_on_the_order_of_the_inventory() -> None:
+    """A worker that runs site.yml on itself has its hosts in another order than the controller."""
+    other = {name: hosts[::-1] for name, hosts in GROUPS.items()}
+    assert nfs.nfs_here(variables("pod-w0"), HOSTS, other) == nfs.nfs_here(variables("pod-w0"), HOSTS, GROUPS)
+
+
 def test_a_client_s_units_name_the_server_s_present_address() -> None:
     (mount,) = plan("pod-w1")["mounts"]
     assert "What=10.0.0.2:/srv/share\nWhere=/mnt/share\nType=nfs\nOptions=nfsvers=4.2,hard\n" in mount["mount"]

@@ -355,7 +355,8 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
             **rights(export, nfs),
             "disk": str(disk_of(export, nfs).get("path") or ""),
             "id": export_id(export["path"]),
-            "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)],
+            # In an order that does not depend on how many inventories there are, so that the file stays the same.
+            "addresses": [address(host, hosts) for host in sorted(client_hosts(export, hosts, groups))],
         }
         for export in nfs["exports"]
         if export["server"] == nfs["host"]
