@@ -45,7 +45,9 @@ def worker(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     shutil.copy(ROOT / "roles/facts/action_plugins/exchange.py", plugins)
     (tmp_path / "playbooks" / "play.yml").write_text(PLAY)
     (tmp_path / "ansible.cfg").write_text("")
-    argv = [sys.executable, "-m", "tpu_ops.ansible.worker_play", "/nonexistent", str(tmp_path)]
+    # As a process that a shell starts in the background, it begins with SIGINT ignored.
+    background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    argv = [*background, sys.executable, "-m", "tpu_ops.ansible.worker_play", "/nonexistent", str(tmp_path)]
     pipe = subprocess.PIPE
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, text=True) as process:

@@ -315,7 +315,7 @@ def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(flee
     seen, _ = view.refresh(settings)
     text = seen.ssh_config.read_text()
     (gate,) = (worker for worker in workers_of(seen.listed) if worker.host == "gate-w0")
-    assert f"Host gate-w0\n    HostName {gate.external_ip}\n    HostKeyAlias {gate.host_key_alias}\n" in text
+    assert f"Host gate-w0 gate\n    HostName {gate.external_ip}\n    HostKeyAlias {gate.host_key_alias}\n" in text
     assert gate.host_key_alias in host_keys.keys_of(settings)
     ways = selection.ways_of(settings, seen.listed)
     assert all(f"-F {seen.ssh_config} " in ways.of(worker).proxy for worker in seen.workers)

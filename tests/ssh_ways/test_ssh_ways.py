@@ -61,7 +61,7 @@ def test_scp_sftp_and_rsync_copy_by_name(at_home, tmp_path):
 def test_vs_code_finds_the_workers_and_opens_its_tunnel(at_home, lab):
     """It lists the hosts of the config and of what that includes, and runs ssh -T -D PORT HOST with a shell's lines."""
     included = [line.split('"')[1] for line in at_home.own_config.read_text().splitlines() if "Include" in line]
-    assert "Host gate-w0\n" in Path(included[0]).read_text()
+    assert "Host gate-w0 gate\n" in Path(included[0]).read_text()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     command = [*at_home.entry, "ssh", *at_home.file_option(), "-T", "-D", str(port), "gate-w0", "sh"]
@@ -124,7 +124,7 @@ def test_a_connection_to_an_address_that_was_left_is_ended(at_home):
     assert len(list(mux.iterdir())) == 1
     process = master(at_home, "gate-w0")
     text = at_home.do("tpu_ops", "ssh-config", "--print")
-    control = text.partition("Host gate-w0\n")[2].partition("ControlPath ")[2].split()[0]
+    control = text.partition("Host gate-w0 gate\n")[2].partition("ControlPath ")[2].split()[0]
     external = address(at_home, "gate-w0", "external_ip")
     masters.end_left([(external, f"{control}-of-another"), ("198.51.100.7", control)], user="tpu", mux=mux)
     assert master(at_home, "gate-w0") == process

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -73,6 +74,8 @@ class Controller:
 
 def main() -> None:
     """Run the ordered playbook with its files in memory."""
+    # Whoever started this may ignore SIGINT, and then the end of the input would interrupt nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # If an error ends this program while a thread reads sys.stdin, Python aborts. So the thread reads another object.
     controller = Controller(open(0, "rb", closefd=False), sys.stdout.buffer)  # noqa: SIM115 - it is open to the end
     try:
