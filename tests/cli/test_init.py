@@ -79,6 +79,21 @@ def test_init_again_writes_only_what_leads_ansible_to_this_installation(made: Pa
     failed(tpu_ops("init", "--zone", ZONE), 2, "this is a fleet already", "leave out --zone")
 
 
+def test_files_of_the_user_stay_and_an_interrupted_init_begins_again(tpu_ops: Any, tmp_path: Path) -> None:
+    own = tmp_path / "inventory" / "group_vars" / "all" / "main.yml"
+    own.parent.mkdir(parents=True)
+    own.write_text("jax_packages: [mine]\n")
+    (tmp_path / "ansible.cfg").mkdir()  # in the way
+    argv = ("init", str(tmp_path), "--project", "my-project")
+    assert "ansible.cfg is your own and stays" in tpu_ops(*argv)[2]
+    assert own.read_text() == "jax_packages: [mine]\n"
+    fleet_file = tmp_path / "inventory" / "tpu_vm.yml"
+    fleet_file.unlink()
+    (tmp_path / "site.yml").unlink()
+    assert tpu_ops(*argv)[1].count("wrote ") == 2
+    assert "my-project" in fleet_file.read_text()
+
+
 def test_without_a_terminal_the_project_has_to_be_given(
     tpu_ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,25 @@ def test_rounds_go_on_after_errors_until_sigterm(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err.splitlines() == ["warning: lost", "the last round succeeded again"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sigterm_that_comes_while_python_runs_a_finalizer_ends_the_rounds_too() -> None:
+    class Thing:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    rounds = []
+
+    def look(_: keeping.Told) -> bool:
+        rounds.append("begun")
+        assert len(rounds) == 1
+        Thing()
+        rounds.append("ended")
+        return True
+
+    assert keeping.watch(look, 0.001) == 0
+    assert rounds == ["begun", "ended"]
+
+
 def test_ctrl_c_interrupts_the_rounds() -> None:
     def look(_: keeping.Told) -> bool:
         signal.raise_signal(signal.SIGINT)

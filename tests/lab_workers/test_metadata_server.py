@@ -1,4 +1,4 @@
-"""What a worker's metadata server answers, and what its startup script runs with."""
+"""The answers of a worker's metadata server, and the interpreter that its startup script gets."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_preempted_slice_is_made_anew_and_training_goes_on_from_its_checkpoint
     env = ("--venv", VENV, "--env", f"STORAGE_EMULATOR_HOST={lab.rest}")
     with begun(desk, *train, *env, "--", "python", "-c", TRAINING) as first:
         lines_until(first, "attempt 1 saved step 20")
-        # Whoever started it leaves; another shell takes it over.
+        # The shell that started the run ends; another shell takes the run over.
         first.send_signal(signal.SIGINT)
         lines_until(first, "recover: tpu_ops attach loop --recover")
         assert first.wait(60) == 130

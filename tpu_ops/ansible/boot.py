@@ -59,7 +59,7 @@ def configure(bundle: str, digest: str, origin: str, state: str = STATE) -> int:
         write(file, {"state": "running", "failures": []})
         try:
             failures = run(bundle, digest, origin)
-        except (Failed, OSError, ValueError, KeyError) as failure:
+        except (Failed, OSError, ValueError, LookupError) as failure:
             failures = [str(failure) or type(failure).__name__]
         write(file, {"state": "failed" if failures else "done", "failures": failures})
     for text in failures:

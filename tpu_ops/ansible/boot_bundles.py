@@ -1,7 +1,8 @@
 """Nodes that configure themselves when they boot: what a new node needs for site.yml goes to a bucket beforehand.
 
-A bundle has no secrets and is checked by its digest, which is in the node's metadata. So whoever can write to the
-bucket can keep a node from configuring itself, but cannot run anything there. The worker's part is `boot`.
+A bundle has no secrets. Its digest is in the node's metadata, and the worker runs only a bundle with this digest. So an
+account that may write to the bucket can keep a node from configuring itself, but cannot change what the node runs. The
+worker's part is `boot`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def published(settings: Settings, wishes: Sequence[Wish], *, dry: bool = False) 
     done: dict[int, Wish] = {}
     objects: dict[str, bytes] = {}
     for zone, spot in sorted(places):
-        # What a node is called, and its groups, depend on the nodes beside it: nodes of one zone are computed together.
+        # The names and groups of workers depend on the other nodes of the fleet. So the inventory is computed once for
+        # each zone, with all new nodes in this zone: each of them will exist in one zone only.
         together = {
             number: wish
             for number, wish in enumerate(wishes)

@@ -79,18 +79,21 @@ class Choices:
 
 
 def files_of(choices: Choices) -> dict[Path, str]:
-    """Return the files that the user edits: path in the fleet directory -> text."""
+    """Return the files that the user edits: path in the fleet directory -> text.
+
+    The fleet's file is the last one: while it is missing, the directory is no fleet, and `init` begins again.
+    """
     nodes = [f"snapshot: {_scalar(choices.snapshot)}" if choices.snapshot else f"projects: {_flow([choices.project])}"]
     nodes.append(f"zones: {_flow(choices.zones)}" if choices.zones else "# zones: [us-central2-b]    # default: all")
     named = {"user": _scalar(choices.user), "key": _scalar(choices.key)}
     return {
-        FLEET_FILE: _FLEET.format(nodes="\n".join(nodes), **named),
         VARIABLES: _VARIABLES.format(
             source=choices.source,
             python=choices.python,
             packages=_flow(choices.packages),
             environment=_ENVIRONMENT,
         ),
+        FLEET_FILE: _FLEET.format(nodes="\n".join(nodes), **named),
     }
 
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("source", metavar="RUN|TARGET", help="a run, or a node or worker")
     parser.add_argument("path", metavar="PATH", help="a file or directory there")
-    parser.add_argument("directory", metavar="DIR", nargs="?", default=".", help="where it goes (default: here)")
+    parser.add_argument("directory", metavar="DIR", help="where it goes; created if it does not exist")
     parser.epilog = (
         "PATH starts in the directory of the run, as its user; on a TARGET, in your home. What has been copied before "
         "and did not change is not copied again, and an interrupted copy is continued."

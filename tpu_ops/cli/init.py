@@ -56,13 +56,12 @@ def run(args: argparse.Namespace) -> int:
         what = "this is a fleet already, and its file is yours to edit"
         option = f"--{given[0].replace('_', '-')}"
         raise UsageError(what, where=str(folder / FLEET_FILE), fix=f"leave out {option}, or name another directory")
-    texts = {} if there else new_fleet.files_of(_choices(args))
-    for path, text in new_fleet.for_ansible().items():
-        # A file of the user's own stays.
-        if not (folder / path).exists() or playbook.is_generated(folder / path):
-            texts[path] = text
+    texts = new_fleet.for_ansible() | ({} if there else new_fleet.files_of(_choices(args)))
     for path, text in texts.items():
         file = folder / path
+        if os.path.lexists(file) and not playbook.is_generated(file):
+            output.info(f"{_shown(file)} is your own and stays as it is")
+            continue
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.replace(file, text, _MODE)

@@ -37,10 +37,6 @@ class _Ended(KeyboardInterrupt):
     """A service manager has ended the command."""
 
 
-def _end(_again: bool) -> None:
-    raise _Ended
-
-
 def pause(every: float, failures: int) -> float:
     """Return the seconds until the next round: twice as long after each failed round, up to the longest pause."""
     return min(every * float(1 << min(failures, 20)), max(every, LONGEST_PAUSE))
@@ -56,10 +52,16 @@ def watch(look: Callable[[Told], bool], every: float) -> int:
     Raises:
         KeyboardInterrupt: The user has pressed Ctrl-C.
     """
-    told, failures = Told(), 0
+    told, failures, ended = Told(), 0, list[bool]()
+
+    def end(_again: bool) -> None:
+        ended.append(True)
+        raise _Ended
+
     try:
-        with interrupts.signals(_end):
-            while True:
+        with interrupts.signals(end):
+            # Python drops an error that is raised while it runs a finalizer: then the loop ends after the round.
+            while not ended:
                 told.next_round()
                 try:
                     failed = not look(told)
@@ -69,6 +71,8 @@ def watch(look: Callable[[Told], bool], every: float) -> int:
                 if failures and not failed:
                     output.info("the last round succeeded again")
                 failures = failures + 1 if failed else 0
-                time.sleep(pause(every, failures))
+                if not ended:
+                    time.sleep(pause(every, failures))
     except _Ended:
-        return ExitCode.OK
+        pass
+    return ExitCode.OK
