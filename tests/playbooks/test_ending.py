@@ -39,6 +39,6 @@ def test_a_worker_process_that_ansible_is_just_starting_is_ended_too() -> None:
         assert ansible.stdout
         worker = int(ansible.stdout.readline())
         assert worker in {process.number for process in playbook._processes()}
-        playbook._end(ansible.pid, lambda: ansible.wait(timeout=30) and None)
+        playbook._end(ansible.pid, lambda: ansible.wait(timeout=30))
         assert worker not in {process.number for process in playbook._processes()}
     assert ansible.returncode in (0, -signal.SIGTERM)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -33,7 +33,20 @@ from tpu_ops.fleet import contact
 from tpu_ops.recovery import attempt, decide, termination
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Next, Planned
-from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
+from tpu_ops.runs import (
+    control,
+    endings,
+    follow,
+    installs,
+    launch,
+    outcomes,
+    preflight,
+    records,
+    recovery,
+    spec,
+    sync,
+    turns,
+)
 from tpu_ops.ssh.replies import Reply
 
 
@@ -279,6 +292,33 @@ def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
     monkeypatch.setattr(sync, "push", pushed)
     code, *_ = run(world)
     assert (code, steps) == (0, ["checked", "locked", "pushed in the turn", "started"])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_later_attempt_has_the_packages_of_the_first_one_or_is_refused(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    world, asked = World(PREEMPTED, DONE), []
+    (tmp_path / "requirements.txt").write_text("pillow\n")
+    monkeypatch.setattr(recovery, "kept_code", lambda *_: sync.read_copy(tmp_path))
+    kept = {"base": "/opt/venvs/jax", "path": "/home/me/first", "pins": "pillow==1\n"}
+    monkeypatch.setattr(recovery, "kept_packages", lambda *_: kept)
+    monkeypatch.setattr(turns, "alone", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(sync, "push", AsyncMock())
+    monkeypatch.setattr(installs, "look", AsyncMock(return_value=SimpleNamespace(installed=None)))
+
+    async def install(*_: object, base: str, pins: str) -> installs.Installed:
+        asked.append((base, pins))
+        return installs.Installed("/home/me/first" if same else "/home/me/other", base, pins, "0", 1)
+
+    monkeypatch.setattr(installs, "install", install)
+    if same:
+        assert run(world)[0] == 0
+        assert {sent["venv"] for sent in world.specs} == {"/home/me/first"}
+    else:
+        with pytest.raises(UsageError, match="/opt/venvs/jax has other packages than at the first attempt"):
+            run(world)
+    assert asked == [("/opt/venvs/jax", "pillow==1\n")]
 
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,7 +312,7 @@ def run(
     return outcome
 
 
-def _end(ansible: int, wait: Callable[[], None]) -> None:
+def _end(ansible: int, wait: Callable[[], object]) -> None:
     """End ansible-playbook and all of its child processes.
 
     Ansible ends its worker processes after SIGTERM, but not one that it is just starting. Such a process would go on

@@ -36,6 +36,7 @@ from tpu_ops.runs import (
     bucket_check,
     control,
     endings,
+    installs,
     launch,
     nodes,
     preflight,
@@ -63,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="copy this directory, without files that git ignores, to ~/tpu_ops/<its name> on every worker and start "
         "there",
+    )
+    parser.add_argument(
+        "--install",
+        action=argparse.BooleanOptionalAction,
+        help="install what the uv.lock, requirements.txt or pyproject.toml of DIR lists into an environment of the "
+        "project, the same on all workers (default: if an earlier run of the project did)",
     )
     parser.add_argument(
         "--git",
@@ -163,6 +170,12 @@ def run(args: argparse.Namespace) -> int:
         what = f"--sync copies the directory to your home, but {args.user} would start in another home"
         raise UsageError(what, where="--sync and --user", fix="leave out one of the two options")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
+    listed = installs.listing(tree) if tree and args.install is not False else None
+    if args.install and not listed:
+        what = "there is no uv.lock, requirements.txt or pyproject.toml with packages to install"
+        raise UsageError(
+            what, where=f"--sync {args.sync}" if args.sync else "--install", fix="name its directory: --sync DIR"
+        )
     line = " ".join(command)
     typed = line.split() if args.shell else command
     if not args.git:
@@ -182,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
         code_digest=tree.digest if tree else "",
         force=args.force,
     )
-    job = _Job(fleet, workers, run_spec, tree, shown, args)
+    job = _Job(fleet, workers, run_spec, tree, shown, args, listed)
     with faults.told(run_spec.run_id, fleet.settings, as_json=args.json, more=job.facts):
         regions = [worker.node.region for worker in workers]
         bucket_check.check(buckets, regions, fleet.settings, any_region=args.any_region)
@@ -210,6 +223,7 @@ class _Job:
     tree: sync.Tree | None
     shown: Sequence[int]
     args: argparse.Namespace
+    listed: installs.Listing | None = None
     started_by: Fanout | None = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
@@ -217,6 +231,7 @@ class _Job:
     asked: bool = False
     may_be_on: bool = False
     ready: str = ""
+    base: str = ""
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
     @property
@@ -323,6 +338,8 @@ class _Job:
                 begun = time.monotonic()
                 await sync.push(fanout, self.hosts, self.tree, turn)
                 cli_sync.said(tree, self.hosts, time.monotonic() - begun)
+                if self.listed:
+                    await self._install(fanout, self.tree, self.listed)
             if self.project:
                 await projects.look(fanout, self.hosts, self.spec)
             await self._start(fanout)
@@ -359,6 +376,7 @@ class _Job:
         if self._made_anew():
             probes = await check()
         venv = next(iter(probes.values()))["venv"]
+        self.base = venv["path"]
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
         ready = environment if venv["path"] else "no environment configured"
@@ -366,6 +384,26 @@ class _Job:
             taken = f"{time.monotonic() - begun:.1f} s"
             output.info(f"{texts.count(len(self.workers), 'worker')} ready in {taken}: {ready}")
         self.ready = ready
+
+    async def _install(self, fanout: Fanout, tree: sync.Tree, listed: installs.Listing) -> None:
+        """Install the packages of the synced project, and have the run use its environment."""
+        if not self.base:
+            what = "the packages of a project are installed over the environment of the fleet, and there is none"
+            raise UsageError(
+                what, where="--install", fix="name an environment: --venv PATH; or leave it out: --no-install"
+            )
+        begun, seen = time.monotonic(), await installs.look(fanout, self.hosts, tree, listed, self.base)
+        if not (self.args.install or seen.had):
+            output.info(f"{listed.name} is only copied; --install installs what it lists on the workers")
+            return
+        made = seen.installed
+        if not made:
+            output.info(f"installing what {listed.name} lists on {texts.count(len(self.hosts), 'worker')}")
+            made = await installs.install(fanout, self.workers, tree, listed, base=self.base, pins=seen.pins)
+        output.info(installs.text(made, listed, self.hosts, time.monotonic() - begun))
+        self.spec = replace(self.spec, venv=made.path)
+        if self.guard:
+            recovery.keep_packages(self.fleet.settings.state_dir, self.spec.run_id, made)
 
     def _made_anew(self) -> bool:
         """Read the last known view of the fleet again; return whether the target's workers have changed."""

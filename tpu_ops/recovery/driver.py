@@ -43,7 +43,7 @@ from tpu_ops.recovery.events import (
     Wait,
 )
 from tpu_ops.recovery.services import Printer, Services
-from tpu_ops.runs import advice, control, endings, launch, preflight, records, recovery, spec, sync, turns
+from tpu_ops.runs import advice, control, endings, installs, launch, preflight, records, recovery, spec, sync, turns
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
@@ -343,7 +343,7 @@ class Driver:
         self.spec = recovery.next_attempt(self.spec, attempt)
         fanout = self._services.fanout(self._services.fleet())
         hosts = tuple(worker.host for worker in workers)
-        tree = recovery.kept_code(state_dir, self.kept)
+        tree, venv = recovery.kept_code(state_dir, self.kept), ""
         async with contextlib.AsyncExitStack() as stack:
             # Check the workers before the code is copied: another run might now use them and the same directory.
             if stopped := await self._check(fanout, workers):
@@ -353,18 +353,41 @@ class Driver:
                 turn = await stack.enter_async_context(turns.alone(fanout, hosts, tree.name))
                 await sync.push(fanout, hosts, tree, turn)
                 self._printer.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
+                venv = await self._install(fanout, workers, tree)
             if self.kept.git:
                 await self._services.check_commit(fanout, hosts, self.spec)
             self._remember(workers, attempt)
             # From now on, the attempt might be active, even if its start fails.
             self.take(Starting())
             try:
-                await launch.start(fanout, self.spec, workers)
+                await launch.start(fanout, replace(self.spec, venv=venv or self.spec.venv), workers)
             except launch.Interrupted as exc:
                 self.take(Interrupted(exc.may_be_on))
                 raise
         self._printer.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
+
+    async def _install(self, fanout: Fanout, workers: Sequence[Worker], tree: sync.Tree) -> str:
+        """Install the packages that the first attempt had; return the environment, empty if nothing was installed.
+
+        Raises:
+            UsageError: The fleet's environment, over which they are installed, is not that of the first attempt.
+        """
+        kept = recovery.kept_packages(self._state_dir, self.kept.run_id)
+        listed = installs.listing(tree)
+        if not kept or not listed:
+            return ""
+        hosts, base = [worker.host for worker in workers], kept["base"]
+        made = (await installs.look(fanout, hosts, tree, listed, base)).installed
+        if not made or made.path != kept["path"]:
+            made = await installs.install(fanout, workers, tree, listed, base=base, pins=kept["pins"])
+        if made.path != kept["path"]:
+            what = f"the environment {base} has other packages than at the first attempt of run {self.kept.run_id}"
+            raise UsageError(what, where=texts.folded(hosts), fix="start a new run")
+        self._printer.info(
+            f"{listed.name}: {texts.count(made.packages, 'package')}, digest {made.digest}, in {made.path}"
+        )
+        return made.path
 
     # --- between two attempts -------------------------------------------------------------------------------
 

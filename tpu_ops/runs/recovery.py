@@ -22,7 +22,7 @@ from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.files import unwritable
-from tpu_ops.runs import advice, spec, sync
+from tpu_ops.runs import advice, installs, spec, sync
 
 #: Maximum size of the recovery state in bytes: metadata of nodes, 256 KB each, and a command line of 2 MB.
 _LARGEST = 256 * 2**20
@@ -204,6 +204,7 @@ def forget(state_dir: Path, run_id: str) -> None:
     place = folder(state_dir, run_id)
     (place / "recovery.json").unlink(missing_ok=True)
     (place / "stop").unlink(missing_ok=True)
+    (place / "packages.json").unlink(missing_ok=True)
     shutil.rmtree(place / "code", ignore_errors=True)
 
 
@@ -392,6 +393,43 @@ def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
     except OSError as exc:
         raise unwritable(source, exc) from exc
     return replace(tree, source=source)
+
+
+def keep_packages(state_dir: Path, run_id: str, made: installs.Installed) -> None:
+    """Store the packages of a run's project, so that every attempt has the same.
+
+    Raises:
+        OpsError: They cannot be written.
+    """
+    path = _packages(state_dir, run_id)
+    try:
+        files.replace(path, json.dumps({"base": made.base, "path": made.path, "pins": made.pins}) + "\n", 0o600)
+    except OSError as exc:
+        raise unwritable(path, exc) from exc
+
+
+def kept_packages(state_dir: Path, run_id: str) -> dict[str, str] | None:
+    """Return ``path`` and ``pins`` of the environment of a run's project, and ``base``, the fleet's environment below.
+
+    Returns:
+        None if the run has installed nothing.
+
+    Raises:
+        OpsError: They cannot be read.
+    """
+    path = _packages(state_dir, run_id)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {key: str(found[key]) for key in ("base", "path", "pins")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        fix = f"end the run: `tpu_ops stop {run_id}`"
+        raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
+
+
+def _packages(state_dir: Path, run_id: str) -> Path:
+    return folder(state_dir, run_id) / "packages.json"
 
 
 def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
