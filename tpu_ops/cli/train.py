@@ -217,6 +217,7 @@ class _Job:
     asked: bool = False
     may_be_on: bool = False
     ready: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
     @property
@@ -318,7 +319,7 @@ class _Job:
                 turn = await stack.enter_async_context(turns.alone(fanout, self.hosts, tree.name))
             if self.guard:
                 # Every attempt has to use the present code: sync a local copy of it.
-                self.tree = await self.guard.driver.begin(self.workers, tree)
+                self.tree = await self.guard.driver.begin(self.workers, tree, self.environment)
             if tree and self.tree and turn:
                 begun = time.monotonic()
                 await sync.push(fanout, self.hosts, self.tree, turn)
@@ -359,6 +360,7 @@ class _Job:
         if self._made_anew():
             probes = await check()
         venv = next(iter(probes.values()))["venv"]
+        self.environment = venv if venv["exists"] else {}
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
         ready = environment if venv["path"] else "no environment configured"
