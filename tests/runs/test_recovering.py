@@ -229,6 +229,39 @@ def test_environments_of_old_and_new_workers_are_compared_before_a_retry(
     assert asyncio.run(job.driver.differ(world, world.workers)) is differ
 
 
+FIRST = {**probe()["venv"], "installed": {"jax": "0.10.2"}}
+LATER = {**FIRST, "packages": {"jax": "0.11"}, "installed": {"jax": "0.11", "six": "1"}, "digest": "d2"}
+
+
+def test_a_later_attempt_has_the_packages_of_the_first_one(run: Any, tmp_path: Path) -> None:
+    code, world, job = run(World(PREEMPTED, DONE), environment=FIRST)
+    assert (code, world.kept_versions) == (0, {"/v": {"jax": "0.10.2"}})
+    recovery.write(tmp_path, job.kept)
+    assert recovery.read(tmp_path, "r1").environment == FIRST
+
+
+def test_a_later_attempt_with_other_packages_is_refused_with_their_names(run: Any) -> None:
+    world = World(PREEMPTED, DONE)
+    world.venv = LATER
+    with pytest.raises(OpsError, match="not that of attempt 1") as refused:
+        run(world, environment=FIRST)
+    assert str(refused.value).startswith(
+        "run r1, pod-w[0-1]: the environment is not that of attempt 1: jax 0.11 (before 0.10.2), six 1 (before none)"
+    )
+    assert "`tpu_ops configure pod-w0,pod-w1` and `tpu_ops attach r1 --recover`" in refused.value.fix
+    assert (world.specs, world.pauses) == ([], []), "no start, and no other try"
+
+
+@pytest.mark.parametrize("changes", [{}, {"environment": FIRST, "force": True}])
+def test_packages_are_not_compared_if_those_of_the_first_attempt_are_unknown_or_with_force(
+    run: Any, changes: dict[str, Any]
+) -> None:
+    world = World(PREEMPTED, DONE)
+    world.venv = LATER
+    code, *_ = run(world, **changes)
+    assert (code, world.kept_versions) == (0, {})
+
+
 def test_transient_failures_are_retried(run: Any, capsys: Any) -> None:
     world = World(PREEMPTED, DONE, DONE)
     world.refusal = ApiError("a bad moment", status="UNAVAILABLE")

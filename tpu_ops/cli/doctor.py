@@ -98,6 +98,7 @@ def row(finding: Finding) -> dict[str, object]:
         "passed": finding.passed if finding.asked or finding.faults else None,
         "workers": list(finding.asked),
         "each_node": finding.each_node,
+        "notes": list(finding.notes),
         "faults": [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in finding.faults],
     }
 
@@ -108,6 +109,8 @@ def show(finding: Finding) -> None:
     if not finding.faults:
         count = texts.count(len(finding.asked), "worker")
         output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could be checked")
+        for text in finding.notes:
+            output.line(f"        {text}")
         return
     hosts = sorted({fault.worker for fault in finding.faults})
     output.line(f"FAIL  {title}: failed on {texts.folded(hosts)}")

@@ -231,7 +231,7 @@ class _Job:
     asked: bool = False
     may_be_on: bool = False
     ready: str = ""
-    base: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
     @property
@@ -333,7 +333,7 @@ class _Job:
                 turn = await stack.enter_async_context(turns.alone(fanout, self.hosts, tree.name))
             if self.guard:
                 # Every attempt has to use the present code: sync a local copy of it.
-                self.tree = await self.guard.driver.begin(self.workers, tree)
+                self.tree = await self.guard.driver.begin(self.workers, tree, self.environment)
             if tree and self.tree and turn:
                 begun = time.monotonic()
                 await sync.push(fanout, self.hosts, self.tree, turn)
@@ -376,7 +376,7 @@ class _Job:
         if self._made_anew():
             probes = await check()
         venv = next(iter(probes.values()))["venv"]
-        self.base = venv["path"]
+        self.environment = venv if venv["exists"] else {}
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
         ready = environment if venv["path"] else "no environment configured"
@@ -387,19 +387,22 @@ class _Job:
 
     async def _install(self, fanout: Fanout, tree: sync.Tree, listed: installs.Listing) -> None:
         """Install the packages of the synced project, and have the run use its environment."""
-        if not self.base:
+        base = self.environment.get("path", "")
+        if not base and not self.args.install:
+            return
+        if not base:
             what = "the packages of a project are installed over the environment of the fleet, and there is none"
             raise UsageError(
                 what, where="--install", fix="name an environment: --venv PATH; or leave it out: --no-install"
             )
-        begun, seen = time.monotonic(), await installs.look(fanout, self.hosts, tree, listed, self.base)
+        begun, seen = time.monotonic(), await installs.look(fanout, self.hosts, tree, listed, base)
         if not (self.args.install or seen.had):
             output.info(f"{listed.name} is only copied; --install installs what it lists on the workers")
             return
         made = seen.installed
         if not made:
             output.info(f"installing what {listed.name} lists on {texts.count(len(self.hosts), 'worker')}")
-            made = await installs.install(fanout, self.workers, tree, listed, base=self.base, pins=seen.pins)
+            made = await installs.install(fanout, self.workers, tree, listed, base=base, pins=seen.pins)
         output.info(installs.text(made, listed, self.hosts, time.monotonic() - begun))
         self.spec = replace(self.spec, venv=made.path)
         if self.guard:

@@ -175,8 +175,15 @@ class Driver:
 
     # --- the start ------------------------------------------------------------------------------------------
 
-    async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
+    async def begin(
+        self, workers: Sequence[Worker], tree: sync.Tree | None, environment: Mapping[str, Any] | None = None
+    ) -> sync.Tree | None:
         """Store the recovery state before the first start; return the copy of the code to be synced.
+
+        Args:
+            workers: The workers.
+            tree: The code.
+            environment: What a worker's probe says of its environment, which later attempts have to have too.
 
         Raises:
             UsageError: A run of this name was recovered on this machine before, or the nodes cannot be recreated.
@@ -200,7 +207,7 @@ class Driver:
         # A process that died while it stored the state of a run of this name has left a part of the state.
         recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
-        self.take(Planned(plan))
+        self.take(Planned(plan, environment or {}))
         return copy
 
     def starts(self) -> None:
@@ -415,16 +422,21 @@ class Driver:
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             hosts = ", ".join(worker.host for worker in new)
             self._printer.info(f"run {self.kept.run_id}: configuring {hosts} (site.yml)")
-            self._services.configure(fleet, new)
+            self._services.configure(fleet, new, self._kept_versions())
             if len(new) < len(workers) and asyncio.run(self.differ(self._services.fanout(fleet), workers)):
                 what = "the environments of its workers differ, so all its workers are configured together"
                 self._printer.info(f"run {self.kept.run_id}: {what} (site.yml)")
-                self._services.configure(fleet, workers)
+                self._services.configure(fleet, workers, self._kept_versions())
         self.take(Configured(plan.now(seen, [worker.node.full_name for worker in workers])))
         # If a user has stopped the run, do not change its code: `_again` repeats this check and ends the run.
-        if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers)):
+        if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers, final=False)):
             self._services.check_out(fleet, workers, self.kept.git)
         return workers
+
+    def _kept_versions(self) -> dict[str, Mapping[str, str]]:
+        """Return the versions that the environment of the next attempt has to have, for the playbook."""
+        before = self.kept.environment
+        return {before["path"]: before["installed"]} if before.get("installed") and not self.kept.force else {}
 
     async def differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
         """Return whether to configure all workers again, because the packages of new workers differ from the others'.
@@ -464,8 +476,13 @@ class Driver:
         if self.take(events.Superseded(attempt, plan)):
             raise Superseded
 
-    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
+    async def _check(self, fanout: Fanout, workers: Sequence[Worker], *, final: bool = True) -> list[Outcome]:
         """End the ranks of the last attempt that are still active, and check the workers as before any run.
+
+        Args:
+            fanout: Reaches the workers.
+            workers: The workers.
+            final: Whether the environment must be that of the first attempt now. A checkout may still change it.
 
         Returns:
             The outcomes of the last attempt if all its ranks ended with 0 or a user wants the run stopped; else empty.
@@ -478,5 +495,7 @@ class Driver:
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
         forced = self._printer.overriding() if self.kept.force else None
-        await preflight.check(fanout, workers, self.spec.venv, self.spec.user, forced=forced)
+        probes = await preflight.check(fanout, workers, self.spec.venv, self.spec.user, forced=forced)
+        if final and not self.kept.force:
+            preflight.require_environment(self.kept.environment, probes, self.kept.run_id)
         return []

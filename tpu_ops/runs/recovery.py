@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Recovery:
             this time.
         counted: Whether the current loss of nodes has already been counted as a preemption.
         early: Whether a loss was counted that the API has not reported yet, because the workers reported it first.
+        environment: What a worker reported of its environment before the first attempt, as in its probe; empty in the
+            state of older versions, and if the run has no environment.
         since: When the field `pending` became true, in seconds since 1970; 0 in the state of older versions.
     """
 
@@ -72,6 +74,7 @@ class Recovery:
     pending: bool = False
     counted: bool = False
     early: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
     since: float = 0.0
 
     def spec(self, environ: Mapping[str, str]) -> spec.RunSpec:
