@@ -22,6 +22,7 @@ from tpu_ops.config.settings import (
     OWN_KEYS,
     PLUGIN_FLAGS,
     PLUGIN_KEYS,
+    PLUGIN_NAMES,
     REQUEST_TIMEOUT,
     STATES,
     Filters,
@@ -150,7 +151,7 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
                 where=str(file),
                 fix="`ansible-doc -t inventory tpu_vm` lists the keys",
             )
-    if data.get("plugin") != "tpu_vm":
+    if data.get("plugin") not in PLUGIN_NAMES:
         raise UsageError(
             "the file does not say which inventory plugin reads it",
             where=f"{file}, key 'plugin'",
