@@ -114,9 +114,9 @@ def entry(**changes: Any) -> dict[str, Any]:
 def test_what_is_missing_in_an_entry_is_named(here: dict[str, Any], names: set[str], said: str) -> None:
     if said:
         with pytest.raises(UsageError, match=said):
-            invitations._check("ada", "users_people", here, names)
+            invitations._checked("ada", "users_people", here, names)
     else:
-        invitations._check("ada", "users_people", here, names)
+        assert list(invitations._checked("ada", "users_people", here, names)) == ["a-w0"]
 
 
 def texts(member: Member, chosen: list[Worker]) -> Portable:

@@ -22,6 +22,8 @@ from tpu_ops.ssh.portable import Portable, portable
 
 #: The playbook that reads a person's entry.
 _PLAYBOOK = "invite"
+#: Ansible's variable for directories of filters; the playbook needs those of the role users.
+_FILTERS = "ANSIBLE_FILTER_PLUGINS"
 #: What a person may do, by the key `sudo` of the entry.
 _RIGHTS = {
     "none": "You can log in.",
@@ -96,7 +98,8 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
     # A fleet with playbooks of its own need not have this one, which changes nothing.
     tool = playbook.tool_root()
     file = tool / "playbooks" / f"{_PLAYBOOK}.yml"
-    environ = os.environ | {"ANSIBLE_FILTER_PLUGINS": str(tool / "roles" / "users" / "filter_plugins")}
+    filters = filter(None, (os.environ.get(_FILTERS), str(tool / "roles" / "users" / "filter_plugins")))
+    environ = os.environ | {_FILTERS: os.pathsep.join(filters)}
     given = ["-e", json.dumps({"invite_name": name})]
     outcome = playbook.run(project, file, options=given, told=told, environ=environ)
     if fix := fix_of(outcome, file, "the fleet", settings):
@@ -105,8 +108,8 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
     where = f"{name} in users_people ({settings.file.parent / 'group_vars'})"
     if faults := list(dict.fromkeys(fault for found in told_by.values() for fault in found["faults"])):
         raise UsageError("the person's entry is faulty", where=where, fix="correct it", details=faults)
-    here = {found["worker"]: found for found in told_by.values() if found["entries"]}
-    _check(name, where, here, {other for found in told_by.values() for other in found["names"]})
+    listed = {found["worker"]: found for found in told_by.values() if found["entries"]}
+    here = _checked(name, where, listed, {other for found in told_by.values() for other in found["names"]})
     workers = [worker for worker in fleet.workers if worker.host in here]
     away = {fleet.labels[node.full_name]: node.state for node in fleet.nodes if node.state not in SERVING_STATES}
     if not workers:
@@ -125,41 +128,44 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
     return Invitation(name, found["entries"][0], workers, away, found["venv"], ssh)
 
 
-def _check(name: str, where: str, here: Mapping[str, Mapping[str, Any]], names: set[str]) -> None:
-    """Check that the person is listed, and has a key, on at least one worker.
+def _checked(
+    name: str, where: str, listed: Mapping[str, Mapping[str, Any]], names: set[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the part of ``listed`` where the person has an account.
 
     Args:
         name: The login name.
         where: The place of the entry, for messages.
-        here: Worker -> the entry there, for all workers that have one.
+        listed: Worker -> what the playbook has told, for all workers that have an entry of the person.
         names: All names in the lists.
 
     Raises:
-        UsageError: Something is missing.
+        UsageError: The person is not listed for any worker, or has no key.
     """
     example = f"- {{name: {name}, keys: [ssh-ed25519 AAAA...], sudo: launcher}}"
-    if not here and name in names:
+    if not listed and name in names:
         raise UsageError(
             "the person's entry is for nodes that the fleet does not have, or that are not running",
             where=where,
             fix="correct nodes or groups_of_nodes in it; `tpu_ops list` shows the fleet's nodes",
         )
-    if not here:
+    if not listed:
         near = difflib.get_close_matches(name, sorted(names), 1)
         hint = f"; or did you mean {near[0]}?" if near else ""
         raise UsageError(
             "the person is not listed", where=where, fix=f"add an entry, with the person's public key: {example}{hint}"
         )
-    entries = [found["entries"][0] for found in here.values()]
-    if all(entry["state"] == "absent" for entry in entries):
+    here = {host: found for host, found in listed.items() if found["entries"][0]["state"] == "present"}
+    if not here:
         raise UsageError("the entry says state: absent", where=where, fix="remove the line state: absent")
-    if any(not entry["keys"] for entry in entries if entry["state"] == "present"):
+    if not all(found["entries"][0]["keys"] for found in here.values()):
         raise UsageError(
             "the entry has no key, so nobody could log in with it",
             where=where,
             fix="ask for the content of the person's ~/.ssh/id_ed25519.pub (`ssh-keygen -t ed25519` makes one), and "
             f"list it under keys: {example}",
         )
+    return here
 
 
 def message(invitation: Invitation, source: str = "") -> str:
