@@ -51,8 +51,10 @@ from tpu_ops.ssh.replies import Reply
 
 
 def test_a_preempted_node_is_recreated_and_the_next_attempt_starts(run: Any, tmp_path: Path, capsys: Any) -> None:
-    code, world, _ = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
+    code, world, job = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
     assert code == 0
+    assert job.ended == ("succeeded", job.driver.outcomes), "the end that --notify tells"
+    assert job.begun_run() == control.RunRef("r1", ("pod-w0", "pod-w1"))
     one_more = ["configure 2", "start {0}", "start {0}"]
     assert world.done == [
         "bring back r1/2",
@@ -512,8 +514,9 @@ def test_a_run_stopped_while_nodes_are_recreated_is_not_started_again(
     monkeypatch.setattr(world, "bring_back", bring_back)
     before = signal.getsignal(signal.SIGUSR1)
     with recovery.alone(tmp_path, "r1"):
-        code, _, _ = run(world, "--json")
+        code, _, job = run(world, "--json")
     threads[0].join()
+    assert job.ended == ("stopped", ())
     assert (code, answers, world.done) == (1, [True], []), "no attempt was on: nobody need be asked to stop"
     assert signal.getsignal(signal.SIGUSR1) is before
     assert not (tmp_path / "runs/r1/recovery.json").exists()

@@ -23,6 +23,7 @@ from tpu_ops.cli import (
     output,
     recover_options,
     recovering,
+    run_end,
     runs_output,
 )
 from tpu_ops.cli import sync as cli_sync
@@ -114,6 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_argument_group("recovery after preemptions and failures")
     recover_options.add_arguments(again)
     recover_options.add_budgets(again)
+    run_end.add_arguments(parser.add_argument_group("after the end of the run"))
     checks = parser.add_argument_group("checks before the start")
     forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
     checks.add_argument("--force", action="store_true", help=f"start although one of these checks fails: {forcible}")
@@ -154,6 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the workers, copy the code, start the run, and follow it to its end."""
     recover_options.check(args)
+    run_end.check(args, detached=args.detach)
     env = spec.variables(spec.parse_env(args.env), args.env_file, again=args.recover)
     if args.git:
         projects.check(args.git, args.sync)
@@ -203,10 +206,16 @@ def run(args: argparse.Namespace) -> int:
             job.bring()
         if args.recover:
             job.look_ahead()
+        after = run_end.RunEnd(args, job.fleet_now)
         if args.recover and not args.dry_run:
             with recovery.alone(fleet.settings.state_dir, run_spec.run_id):
-                return job.recovered().to_the_end(job.run())
-        return foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
+                guard = job.recovered()
+                return after.after(lambda: guard.to_the_end(job.run()), guard.begun_run, lambda: guard.ended)
+        return after.after(
+            lambda: foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json),
+            job.begun_run,
+            lambda: job.ended,
+        )
 
 
 def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:
@@ -225,6 +234,7 @@ class _Job:
     args: argparse.Namespace
     listed: installs.Listing | None = None
     started_by: Fanout | None = None
+    ended: run_end.End = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
     before: records.RunRecord | None = None
@@ -350,6 +360,7 @@ class _Job:
         outcomes = await self._follow(fanout)
         self.started_by = None
         state = run_state(outcomes)
+        self.ended = (state, outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, outcomes=outcomes)
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(
@@ -408,11 +419,15 @@ class _Job:
         if self.guard:
             recovery.keep_packages(self.fleet.settings.state_dir, self.spec.run_id, made)
 
+    def fleet_now(self) -> view.Fleet:
+        """Return the fleet as this machine knows it."""
+        return view.known(self.fleet.settings) or self.fleet
+
     def _made_anew(self) -> bool:
         """Read the last known view of the fleet again; return whether the target's workers have changed."""
         before = self.hosts
         # The warnings of this view were printed by the command that asked the API for it.
-        self.fleet = view.known(self.fleet.settings) or self.fleet
+        self.fleet = self.fleet_now()
         self.workers = _ranked(self.fleet, self.args.target)
         self.shown = ranks.parse(self.args.rank, len(self.workers))
         return self.hosts != before
@@ -496,9 +511,14 @@ class _Job:
         """Return the run and the connections to its workers; None before the start."""
         return (self.started_by, control.RunRef(self.spec.run_id, self.hosts)) if self.started_by else None
 
+    def begun_run(self) -> control.RunRef | None:
+        """Return the run; None before the start."""
+        return control.RunRef(self.spec.run_id, self.hosts) if self.started_by or self.ended else None
+
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Write the outcomes of the stopped run to this machine's record."""
         state = run_state(outcomes)
+        self.ended = (state, outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:
