@@ -27,28 +27,30 @@ _LONGEST, _LINES = 600, 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops configure`."""
-    options.add_fleet(parser)
-    options.add_json(parser)
-    parser.add_argument("--playbook", default="site", metavar="NAME", help="a playbook in playbooks/ (default: site)")
-    parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
-    parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
-    parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
-    parser.add_argument(
-        "--drifted", action="store_true", help="only the workers that differ from site.yml (see tpu_ops drift)"
-    )
-    add_on_workers(parser)
-    parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
         "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
     )
-    parser.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
+    parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
+    parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
+    parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
+    parser.add_argument("--playbook", default="site", metavar="NAME", help="a playbook in playbooks/ (default: site)")
+    how = parser.add_argument_group("where and how it runs")
+    how.add_argument(
+        "--drifted", action="store_true", help="only the workers that differ from site.yml (see tpu_ops drift)"
+    )
+    how.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
+    add_on_workers(how)
+    shows = parser.add_argument_group("output and fleet")
+    shows.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
+    options.add_json(shows)
+    options.add_fleet(shows)
     parser.epilog = (
         "Runs the same playbook as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
         "After a failure, run the command again: finished steps stay as they are."
     )
 
 
-def add_on_workers(parser: argparse.ArgumentParser) -> None:
+def add_on_workers(parser: options.Options) -> None:
     """Declare --on-workers and --no-on-workers."""
     parser.add_argument(
         "--on-workers",
