@@ -385,7 +385,7 @@ def test_each_help_has_two_examples_that_the_command_accepts(name: str) -> None:
         shown = [example for example, _ in examples.EXAMPLES[words]]
         assert len(shown) >= 2, words
         for example in shown:
-            after = re.search(rf"\btpu_ops ({words}\b[^)]*)", example)
+            after = re.search(rf"\btpu_ops ({words}\b[^)>]*)", example)
             assert after or words == name, example
             front = shlex.split(after[1] if after else example.removeprefix("tpu_ops "))
             given = front[1 : front.index("--")] if "--" in front else front[1:]

@@ -160,6 +160,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops lab up", "start it"),
         ('eval "$(tpu_ops lab env)"', "use it in this shell"),
     ),
+    "completion": (
+        ("source <(tpu_ops completion bash)", "in ~/.bashrc; in ~/.zshrc with zsh"),
+        ("tpu_ops completion fish >~/.config/fish/completions/tpu_ops.fish", "once"),
+    ),
     "lab up": (
         ("tpu_ops lab up", ""),
         ("TPU_OPS_LAB=second tpu_ops lab up", "another lab beside the first"),

@@ -207,6 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output.listen()
     words = sys.argv[1:] if argv is None else argv
     try:
+        if "_ARGCOMPLETE" in os.environ:
+            importlib.import_module("tpu_ops.cli.completion").answer()
         return _dispatch(words)
     except OpsError as failure:
         return _failed(failure, words)
