@@ -9,6 +9,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import output
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.record import ON
 from tpu_ops.runs import advice, attempts, holders, ranks
@@ -254,7 +255,8 @@ def finish(
             output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
         leftovers(outcomes)
-        output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
+        every = "all " * (len(outcomes) > 1)
+        output.info(f"run {run_id} succeeded on {every}{texts.count(len(outcomes), 'rank')}", Meaning.OK)
         _say_reasons(outcomes)
         return ExitCode.OK
     if not as_json:
@@ -328,7 +330,8 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
         return None
     who = f"rank {first.rank} ({first.host})"
     refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
-    output.info(f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}")
+    text = f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}"
+    output.info(text, Meaning.FAILED)
     if raised := raised_before(outcomes, first):
         what = f"printed a traceback {raised.before:.0f} s before that, which may be the cause"
         output.info(f"rank {raised.rank} ({raised.host}) {what}: {raised.error}")

@@ -21,6 +21,7 @@ from tpu_ops.cli import (
     interrupts,
     options,
     output,
+    progress,
     recover_options,
     recovering,
     runs_output,
@@ -320,7 +321,8 @@ class _Job:
                 self.tree = await self.guard.driver.begin(self.workers, tree)
             if tree and self.tree and turn:
                 begun = time.monotonic()
-                await sync.push(fanout, self.hosts, self.tree, turn)
+                with progress.transfers("syncing") as moved:
+                    await sync.push(fanout, self.hosts, self.tree, turn, moved)
                 cli_sync.said(tree, self.hosts, time.monotonic() - begun)
             if self.project:
                 await projects.look(fanout, self.hosts, self.spec)
