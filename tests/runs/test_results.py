@@ -82,6 +82,18 @@ def test_a_path_of_each_rank_is_copied_once_and_odd_names_stay_names(workers: Wo
     assert [path.name for path in tmp_path.rglob("owned")] == []
 
 
+def test_a_fetch_tells_the_bytes_of_each_worker_and_counts_the_same_files(workers: Workers, tmp_path: Path) -> None:
+    (workers.homes / "w0/tpu_ops/digits/my results/weights").write_bytes(os.urandom(3_000_000))
+    told: list[tuple[str, int, int, bool]] = []
+    fanout: Any = workers
+    sources = [Source("w0", tmp_path / "here", folder="tpu_ops/digits")]
+    (found,) = asyncio.run(results.fetch(fanout, sources, "my results", lambda *one: told.append(one)))
+    assert (found.problem, found.count) == ("", 4)
+    assert told[0] == ("w0", 0, 0, False)
+    assert told[-1] == ("w0", found.size, 0, True)
+    assert max(size for _, size, _, done in told if not done) >= 3_000_000
+
+
 def test_a_path_starts_in_the_home_or_is_absolute(workers: Workers, tmp_path: Path) -> None:
     (found,) = fetch(workers, [Source("w0", tmp_path / "one")], "tpu_ops/digits/my results/loss.txt")
     assert (found.problem, (tmp_path / "one/loss.txt").read_text()) == ("", "of w0")

@@ -50,9 +50,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "without a cloud": {
         "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
+        "completion": ("completion", "print what completes command lines in bash, zsh or fish"),
     },
 }
 #: Command -> its entry in the table.
 COMMANDS: dict[str, tuple[str, str]] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 #: Commands that do not use a fleet.
-WITHOUT_FLEET = ("init", "lab")
+WITHOUT_FLEET = ("init", "lab", "completion")

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpu_ops import config, files
-from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli import interrupts, options, output, progress
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import attempts, control, ranks, results
+from tpu_ops.runs import attempts, control, ranks, results, rsync
 from tpu_ops.runs.results import Source
 
 
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("this is no path", where="PATH", fix="name a file or directory, as in checkpoints")
     fleet = view.current(config.load(args.fleet))
     into = files.resolved(args.directory, "DIR")
-    found = asyncio.run(_fetch(fleet, args, into))
+    with progress.transfers("fetching") as moved:
+        found = asyncio.run(_fetch(fleet, args, into, moved))
     failed = [one for one in found if one.problem]
     with output.read_or_not():
         if args.json:
@@ -71,14 +72,16 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-async def _fetch(fleet: Fleet, args: argparse.Namespace, into: Path) -> list[results.Fetched]:
+async def _fetch(
+    fleet: Fleet, args: argparse.Namespace, into: Path, moved: rsync.Moved | None
+) -> list[results.Fetched]:
     fanout = contact.fanout(fleet)
     if control.is_target(fleet, args.source):
         fleet, workers = contact.find(fleet.settings, args.source)
         hosts = [worker.host for worker in workers]
         chosen = ranks.parse(args.rank, len(hosts))
         sources = [Source(hosts[index], into / hosts[index] if len(chosen) > 1 else into) for index in chosen]
-        return await results.fetch(fanout, sources, args.path)
+        return await results.fetch(fanout, sources, args.path, moved)
     run_ = await attempts.the_run(fleet, fanout, args.source, output.info, live=False)
     chosen = ranks.parse(args.rank, len(run_.hosts))
-    return await results.of_run(fanout, run_, args.path, chosen, into, login=fleet.settings.user)
+    return await results.of_run(fanout, run_, args.path, chosen, into, login=fleet.settings.user, moved=moved)

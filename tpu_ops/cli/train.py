@@ -21,6 +21,7 @@ from tpu_ops.cli import (
     interrupts,
     options,
     output,
+    progress,
     recover_options,
     recovering,
     run_end,
@@ -66,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="copy this directory, without files that git ignores, to ~/tpu_ops/<its name> on every worker and start "
         "there",
     )
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
+    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
+    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
+    parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     parser.add_argument(
         "--install",
         action=argparse.BooleanOptionalAction,
@@ -73,17 +78,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "project, the same on all workers (default: if an earlier run of the project did)",
     )
     parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the workers, and with --sync look for files that block the copy; show what would be started",
+    )
+    code = parser.add_argument_group("code, environment, user and secrets")
+    code.add_argument(
         "--git",
         default="",
         metavar="[PROJECT@]REF",
         help="check out a project of `workspace_projects` at this branch, tag or commit on every worker and start "
         "there; needs full passwordless sudo on the workers",
     )
-    parser.add_argument(
-        "--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)"
-    )
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
-    parser.add_argument(
+    code.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)")
+    code.add_argument(
         "--env-file",
         type=lambda text: files.expanded(text, "--env-file"),
         action="append",
@@ -91,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read variables from KEY=VALUE lines; values are taken literally, quotes included (repeatable)",
     )
-    parser.add_argument(
+    code.add_argument(
         "--secret",
         action="append",
         default=[],
@@ -99,18 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give the value of this shell's variable NAME, or the contents of FILE, to the command only: as variable "
         "NAME, and as a file whose path is in NAME_FILE (repeatable)",
     )
-    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
-    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
-    parser.add_argument(
+    code.add_argument(
         "--shell", action="store_true", help="run the command as one line of /bin/sh on every worker, its words joined"
     )
-    parser.add_argument(
+    code.add_argument(
         "--user", default="", metavar="U", help="run as this user; needs full passwordless sudo on the workers"
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check the workers, and with --sync look for files that block the copy; show what would be started",
     )
     again = parser.add_argument_group("recovery after preemptions and failures")
     recover_options.add_arguments(again)
@@ -131,7 +132,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--any-region", action="store_true", help="start although a bucket is in another region, and pay for transfers"
     )
     shows = parser.add_argument_group("output, exit code and fleet")
-    shows.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     options.add_exit_code(shows)
     options.add_json(shows)
     options.add_fleet(shows)
@@ -346,7 +346,8 @@ class _Job:
                 self.tree = await self.guard.driver.begin(self.workers, tree, self.environment)
             if tree and self.tree and turn:
                 begun = time.monotonic()
-                await sync.push(fanout, self.hosts, self.tree, turn)
+                with progress.transfers("syncing") as moved:
+                    await sync.push(fanout, self.hosts, self.tree, turn, moved)
                 cli_sync.said(tree, self.hosts, time.monotonic() - begun)
                 if self.listed:
                     await self._install(fanout, self.tree, self.listed)

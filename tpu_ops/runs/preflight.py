@@ -74,6 +74,10 @@ class Fault:
         return self.unreachable or self.check == "state" or self.fix.startswith(configure(""))
 
 
+#: Fix of an error below the table of all faults.
+_TABLE = "see the table above"
+
+
 class PreflightError(OpsError):
     """Some workers failed a check."""
 
@@ -82,14 +86,19 @@ class PreflightError(OpsError):
         verb = "is" if len(workers) == 1 else "are"
         named = "the only worker" if total == 1 else f"{len(workers)} of {total} workers"
         problem = next((fault.problem for fault in faults), "")
+        self._summary = f"{named} {verb} not ready for a run"
         super().__init__(
-            f"{named} {verb} not ready for a run: {problem}",
+            f"{self._summary}: {problem}",
             where=texts.folded(sorted(workers)),
             fix=_fix_of(faults),
         )
         self.faults = tuple(faults)
         if any(fault.unreachable for fault in faults):
             self.exit_code = ExitCode.UNREACHABLE
+
+    def refer_to_table(self) -> None:
+        """Leave out problem and fix: a table above the error has those of each fault."""
+        self.what, self.fix = self._summary, _TABLE
 
     def unconfigured(self) -> list[str]:
         """Return the workers that have to be configured, or whose nodes have to be brought back, before a run."""
@@ -102,7 +111,7 @@ class PreflightError(OpsError):
 
 
 def _fix_of(faults: Sequence[Fault]) -> str:
-    return first_fix([(fault.fix, fault.worker) for fault in faults]) or "see the table above"
+    return first_fix([(fault.fix, fault.worker) for fault in faults]) or _TABLE
 
 
 def for_any(fix: str, worker: str) -> str:
