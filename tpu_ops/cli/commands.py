@@ -30,6 +30,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "drift": ("drift", "show which workers differ from what site.yml would make of them"),
         "ssh": ("ssh", "log in to a worker"),
         "tunnel": ("tunnel", "reach a port of a worker on this machine"),
+        "jupyter": ("jupyter", "run a notebook server on a worker, and reach it on this machine"),
+        "tensorboard": ("tensorboard", "run TensorBoard on a worker, and reach it on this machine"),
         "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
         "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),
         "firewall": ("firewall", "let ssh or mosh reach the workers from given addresses"),
