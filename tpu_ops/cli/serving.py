@@ -72,6 +72,7 @@ def run(args: argparse.Namespace, name: str, make: Callable[[str], Server], page
         page: The path of the server's page; ``{}`` stands for its token.
         warning: What the user should know before the server starts; empty if nothing.
     """
+    config.load(args.fleet)  # refuses a missing fleet before anything else
     if args.stop:
         fleet, worker = _found(args)
         stopped = asyncio.run(servers.stop(contact.fanout(fleet), worker.host, name))
@@ -113,7 +114,7 @@ class _Serving:
         server, started = asyncio.run(self._start(contact.fanout(fleet), worker, user))
         self._running = (fleet, worker.host, server.name)
         if again and started.anew:
-            output.info(f"{worker.host}: {server.name} was started again: what its notebooks held is lost")
+            output.info(f"{worker.host}: {server.name} was started again; what it had in memory is lost")
         url = f"http://localhost:{self.args.local}/{self._page.format(started.token)}"
         until = f"until `tpu_ops {server.name} {worker.host} --stop`" if self.args.detach else "until Ctrl-C"
         said = f"{url} is {server.name} on {worker.host}, {until}"
@@ -129,6 +130,9 @@ class _Serving:
     def _say(self, facts: Mapping[str, Any], worker: Worker, server: Server) -> None:
         if self._warning:
             output.warning(f"{worker.host}: {self._warning}")
+            if worker.node.worker_count > 1:
+                text = "JAX uses a pod's chips only from all workers at once: set JAX_PLATFORMS=cpu in the notebook"
+                output.warning(f"{worker.host}: {text}, or use a node of one worker")
             for fault in facts["faults"]:
                 if fault["check"] == "free":
                     output.warning(f"{worker.host}: JAX cannot use the chips now: {fault['problem']}")
@@ -140,6 +144,15 @@ class _Serving:
         """Start the server, and a process that keeps its tunnel open."""
         fleet, worker = _found(self.args)
         said = self.far(fleet, worker).said
+        try:
+            self._leave_tunnel(worker)
+        except BaseException:  # also after Ctrl-C
+            self.end()
+            raise
+        output.info(said)
+
+    def _leave_tunnel(self, worker: Worker) -> None:
+        """Start a process that opens the tunnel and outlives this one; return once the tunnel is open."""
         with tempfile.TemporaryFile() as messages:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tpu_ops.cli.main", *sys.argv[1:], "--in-background"],
@@ -154,7 +167,6 @@ class _Serving:
                     text = messages.read().decode(errors="replace").strip()
                     raise HostError(f"the tunnel could not be opened: {text}", where=worker.host)
                 time.sleep(_POLL)
-        output.info(said)
 
     def end(self) -> None:
         """End the server, if it was reached."""

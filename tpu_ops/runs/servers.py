@@ -255,11 +255,22 @@ async def start(workers: Workers, host: str, user: str, server: Server, venv: st
         raise _failed(prepared, f"{server.name} could not be installed", fix)
     reply = (await workers.call({host: {"server": server.name}}, "server_start", limit=LIMIT))[host]
     anew = bool(_value(reply)["started"])
-    argv = ["bash", "-c", _AWAIT, "bash", unit, directory, socket_of(server.name, user), f"{_START_LIMIT:.0f}"]
-    listens = (await workers.run([host], argv, limit=_START_LIMIT + LIMIT))[host]
-    if not listens.ok:
-        raise _failed(listens, f"{server.name} did not start", f"~/{log(server.name)} there has its messages")
+    try:
+        await _listens(workers, host, server.name, user)
+    except BaseException:  # also after Ctrl-C
+        if anew:
+            await stop(workers, host, server.name)
+        raise
     return Started(prepared.stdout.decode().strip(), anew)
+
+
+async def _listens(workers: Workers, host: str, name: str, user: str) -> None:
+    """Return once a server listens."""
+    unit, place = unit_of(name, user), socket_of(name, user)
+    argv = ["bash", "-c", _AWAIT, "bash", unit, DIRECTORY.format(name), place, f"{_START_LIMIT:.0f}"]
+    found = (await workers.run([host], argv, limit=_START_LIMIT + LIMIT))[host]
+    if not found.ok:
+        raise _failed(found, f"{name} did not start", f"~/{log(name)} there has its messages")
 
 
 async def stop(workers: Workers, host: str, name: str) -> bool:
