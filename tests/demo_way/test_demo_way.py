@@ -196,6 +196,7 @@ def test_a_person_s_notebook_runs_the_fleet_s_jax_and_keeps_runs_off_the_chips_u
     command = ["tpu_ops", "jupyter", "solo", port, "--no-lab"]
     process = subprocess.Popen(command, cwd=ROOT, env=desk.environ | ada, stderr=subprocess.PIPE, text=True)
     try:
+        assert process.stderr
         address = next(line.split()[0] for line in process.stderr if line.startswith("http://"))
         server, token = address.split("/?token=")
         code = "import jax; chip = open('/dev/accel0'); print(jax.__file__, jax.devices())"
