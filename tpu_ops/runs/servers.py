@@ -29,6 +29,9 @@ shift 3
 umask 077
 mkdir -p "$directory"
 cd "$directory"
+# An installation that was interrupted here may still be going on there.
+exec 9>lock
+flock 9
 cat >start.new
 if systemctl --quiet is-active "$unit"; then
     cmp -s start.new start || exit 4

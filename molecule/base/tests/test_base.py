@@ -76,11 +76,12 @@ def test_every_file_is_again_what_it_was_before_it_was_broken(root: Host) -> Non
     assert not root.file("/etc/tmpfiles.d/tpu_ops-hugepages.conf").exists
 
 
-def test_needrestart_would_leave_a_run_alone(root: Host) -> None:
+def test_needrestart_would_leave_runs_and_people_s_servers_alone(root: Host) -> None:
     read = "eval do { local (@ARGV, $/) = q(/etc/needrestart/conf.d/tpu_ops.conf); <> }; die $@ if $@;"
     asked = "print join q( ), map { my $unit = $_; grep { $unit =~ /$_/ && !$kept{$_} } keys %kept } @ARGV"
     perl = f"our %nrconf; {read} our %kept = %{{$nrconf{{override_rc}}}}; {asked}"
-    assert root.check_output(f"perl -e '{perl}' tpu-run.service") != ""
+    for name in ("tpu-run", "tpu-jupyter-ada", "tpu-tensorboard-ada"):
+        assert root.check_output(f"perl -e '{perl}' {name}.service") != ""
     assert root.check_output(f"perl -e '{perl}' tpu-run.service.d ssh.service") == ""
 
 
