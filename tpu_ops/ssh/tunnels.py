@@ -95,7 +95,7 @@ def opened(
             while not listens(local):
                 if process.poll() is not None or time.monotonic() > limit:
                     process.kill()
-                    raise UnreachableError(end().reason, where=f"{host}, {remote.removeprefix('localhost:')}")
+                    raise UnreachableError(end().reason, where=f"{host}, {remote.replace('localhost:', 'port ')}")
                 time.sleep(_POLL)
             yield end
         finally:
