@@ -19,7 +19,7 @@ from tpu_ops.ssh import envelope
 from tpu_ops.ssh.replies import Output, Result, result_of
 
 LINE = "; for a shell line: --shell -- 'LINE'"
-WHOLE = "; give the full path of an environment's, as in /opt/venvs/jax/bin/python"
+WHOLE = "; `tpu_ops configure` puts it on PATH; an environment's has a full path, as in /opt/venvs/jax/bin/python"
 
 
 def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Result:
@@ -50,7 +50,7 @@ def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Resul
         ("A=1", f"command not found: A=1{LINE}"),
         (
             "python",
-            "command not found: python; give the full path of an environment's, as in /opt/venvs/jax/bin/python",
+            f"command not found: python{WHOLE}",
         ),
     ],
 )
