@@ -207,10 +207,7 @@ def said_by(stderr: bytes) -> bytes:
         what = b"permission denied: " if why.startswith(b"Permission") else b"command not found: "
         line = _HINT if _OF_A_SHELL.search(name) else b""
         if re.search(rb"^(python3?|pip3?)$", name):
-            line = (
-                b"; `tpu_ops configure` puts it on PATH; an environment's has a full path, as in /opt/venvs/jax/bin/"
-                + name
-            )
+            line = b"; `tpu_ops configure` puts it on PATH, or give its full path: /opt/venvs/jax/bin/" + name
         return what + name + line
 
     return _NOT_STARTED.sub(not_started, stderr)

@@ -78,7 +78,7 @@ def test_two_workers_hold_the_same(host: Host, name: str) -> None:
 def test_the_users_environment_is_active_at_login(host: Host, person: str, name: str) -> None:
     for shell in ("bash", "sh", "zsh"):
         with host.sudo(person):
-            shown = 'echo $VIRTUAL_ENV; command -v python pip; python -c "import sys; print(sys.prefix)"'
+            shown = 'echo $VIRTUAL_ENV; command -v python; command -v pip; python -c "import sys; print(sys.prefix)"'
             found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc {shlex.quote(shown)}").split()
         commands = [f"/usr/local/lib/tpu_ops/python/{program}" for program in ("python", "pip")]
         assert found == [f"/opt/venvs/{name}", *commands, f"/opt/venvs/{name}"], shell
