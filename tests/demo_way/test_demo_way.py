@@ -236,7 +236,7 @@ def test_training_learns_on_two_processes_and_a_later_attempt_goes_on_from_its_c
     assert losses_of(log) == losses, "the curve is that of an undisturbed training"
     rows = desk.json(
         *("tpu_ops", "run", "pod-w0", "--json", "--"),
-        *("sh", "-c", "cd tpu_ops/digits && exec /opt/venvs/jax/bin/python evaluate.py"),
+        *("sh", "-c", "cd tpu_ops/digits && exec python evaluate.py"),
     )
     result = json.loads(rows[0]["stdout"])
     assert (result["epoch"], result["test_rows"]) == (5, 360)
