@@ -13,9 +13,9 @@ import re
 
 _DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 _SITE = "lib/python3*/site-packages"
-#: A file in a person's own environment, by which it has the packages of the fleet's as well. Its first line is `# ` and
-#: the directory of these packages (roles/python/templates/command.sh.j2).
-_BASE = "_tpu_ops_base.pth"
+#: A file in an environment of a person or project, by which it has the packages of the fleet's as well. Its first line
+#: is `# ` and the directory of these packages (roles/python/templates/command.sh.j2, `runs/project_environment.py`).
+BASE = "_tpu_ops_base.pth"
 
 
 def normalised(name: str) -> str:
@@ -41,10 +41,10 @@ def _dist_infos(pattern: str) -> dict[str, tuple[str, str]]:
 def packages(path: str) -> dict[str, str]:
     """Return the packages of an environment: normalised name -> version.
 
-    For a person's own environment, they include the packages of the fleet's that it does not replace.
+    For an environment of a person or project, they include the packages of the fleet's that it does not replace.
     """
     found = {}
-    for base in glob.glob(os.path.join(glob.escape(path), _SITE, _BASE)):
+    for base in glob.glob(os.path.join(glob.escape(path), _SITE, BASE)):
         with open(base, encoding="utf-8", errors="replace") as stream:
             found.update(_dist_infos(glob.escape(stream.readline(4096)[2:].strip())))
     found.update(dist_infos(path))
