@@ -23,7 +23,7 @@ IMAGES := tpu-ubuntu2204-base lab-debian12 lab-debian13
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
 .PHONY: help env tools engine demo demo-record test images check check-roles check-code check-tests lab-test demo-test \
-	molecule bench bench-docs $(PARTS) $(PARTS:%=logged-%) format lock clean
+	molecule bench bench-docs collection $(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -111,6 +111,9 @@ bench: engine ## Measure in the lab and with 512 sshd addresses, repeat tests of
 
 bench-docs: env ## Rewrite docs/benchmarks.md from the samples in docs/benchmarks/
 	@$(BIN)/python -m tools.bench --docs
+
+collection: env ## Build the Ansible collection tpu_ops.fleet, for Ansible projects that are no clone
+	@$(BIN)/python -m tools.collection
 
 format: env ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet .

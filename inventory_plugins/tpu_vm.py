@@ -21,7 +21,7 @@ extends_documentation_fragment:
   - constructed
   - inventory_cache
 requirements:
-  - The Python package tpu_ops, in the environment that Ansible runs in.
+  - The Python package tpu-ops, in the environment that Ansible runs in.
 notes:
   - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); in a fleet directory it is C(inventory/tpu_vm.yml).
   - Text from the API, such as labels and descriptions, is data. No template, call, filter or lookup in it is ever run,
@@ -37,10 +37,12 @@ notes:
     the answer is not used.
 options:
   plugin:
-    description: Marks the file as one of this plugin.
+    description:
+      - Marks the file as one of this plugin. With the collection tpu_ops.fleet, use the full name; all commands of
+        tpu_ops know both names.
     type: str
     required: true
-    choices: [tpu_vm]
+    choices: [tpu_vm, tpu_ops.fleet.tpu_vm]
   projects:
     description:
       - Google Cloud project ids. To ask the API, at least one is needed, here or in E(TPU_OPS_PROJECT) (separated by
@@ -549,8 +551,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         super().parse(inventory, loader, path, cache)
         if IMPORT_ERROR is not None:
             raise AnsibleParserError(
-                f"the package tpu_ops cannot be imported ({IMPORT_ERROR}): run Ansible from the environment it is "
-                "installed in (.venv/bin/ansible-inventory after `make env`)"
+                f"the Python package tpu-ops cannot be imported ({IMPORT_ERROR}): install it in the environment that "
+                "Ansible runs in (`pip install tpu-ops`), or run Ansible from the environment that has it "
+                "(.venv/bin/ansible-inventory after `make env`)"
             )
         try:
             # Check the file before Ansible reads it: Ansible ignores unknown keys.

@@ -381,7 +381,8 @@ first change, whatever `--tags` says. If there are errors, they end with one lis
     inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is not one of auto, always, madvise, never, ...
 
 - A value must have the type given in the README: `"yes"` is not a boolean and `3.10` is not a string. `-e name=value`
-  always gives a string; `-e '{{"name": false}}'` does not.
+  always gives a string; `-e '{{"name": false}}'` does not. Values in group_vars and host_vars are checked even if other
+  values override them.
 - An unknown variable counts as misspelt if its name begins with a role's name, or is almost that of a role's variable.
   `facts_own_variables` lists those that are your own.
 - Some variables are set by a role of the playbook for others to read, such as `python_uv`. It is an error to set one:

@@ -314,7 +314,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         values: dict[str, Any] = dict(variables)
         files = [*extra_files(), *variable_files(variables)]
         places = Places(variables, files, self._loader)
-        here = sorted(options.keys() & set(variables["ansible_play_role_names"]))
+        # In a collection, the names of roles are full ones.
+        here = sorted(options.keys() & {name.rpartition(".")[2] for name in variables["ansible_play_role_names"]})
         found = {role: self._values_faults(options[role], values, places) for role in here}
         blocked = {role for role in here if any(fault.blocks for fault in found[role])}
         wrong = [fault.text for role in here for fault in found[role]]
@@ -334,7 +335,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             wrong = [fault.text for fault in others if fault.blocks]
         if not wrong:
             judged += [f"{role}: the check of its variables failed: {said}" for role, said in failures.items()]
-        known = {name for specification in options.values() for name in specification} | offered.keys()
+        every = {name: option for specification in options.values() for name, option in specification.items()}
+        known = every.keys() | offered.keys()
         own = [] if "facts" in blocked else values["facts_own_variables"]
         result["waiting"] = (
             sorted(role for role in blocked | failures.keys() if f"__{role}_faults" in variables) if wrong else []
@@ -355,6 +357,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         hidden = hidden_faults(variables, known, self._loader)
         result["faults"] += [{"text": text, "place": where} for where, text in hidden]
         result["faults"] += [{"text": text, "place": _shown(file)} for file, text in unread_faults(variables)]
+        overridden = overridden_faults(variables, files, every, self._loader)
+        result["faults"] += [{"text": text, "place": where} for where, text in overridden]
         return result
 
     def _values_faults(self, specification: Options, values: dict[str, Any], places: Places) -> list[Fault]:
@@ -384,17 +388,19 @@ def offered_by(folder: Path) -> dict[str, str]:
     return {name: path.parts[-3] for path in folder.glob("*/vars/main.yml") for name in _load(path)}
 
 
-def file_faults(variables: Mapping[str, Any], known: Collection[str], loader: Any) -> list[str]:
+def file_faults(variables: Mapping[str, Any], known: Collection[str], options: Options, loader: Any) -> list[str]:
     """Return what is wrong with the variables files of a host, apart from the values: each with its place.
 
     Args:
         variables: The variables of the host.
         known: The variables of the roles.
+        options: The variables of the roles that users set -> their entries in argument_specs.
         loader: Ansible's loader, which finds and reads the files.
     """
+    overridden = overridden_faults(variables, [*extra_files(), *variable_files(variables)], options, loader)
     hidden = [_placed(text, where) for where, text in hidden_faults(variables, known, loader)]
     unread = [_placed(text, _shown(file)) for file, text in unread_faults(variables)]
-    return hidden + unread + unused_warnings(variables)
+    return hidden + unread + [_placed(text, where) for where, text in overridden] + unused_warnings(variables)
 
 
 def extra_files() -> list[Path]:
@@ -439,6 +445,38 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
     return sorted(faults)
 
 
+def overridden_faults(
+    variables: Mapping[str, Any], files: Iterable[Path], options: Options, loader: Any
+) -> list[tuple[str, str]]:
+    """Return type faults of values that have no effect now, since a value of higher precedence overrides them.
+
+    Without this check, such a fault appears only on the day when the other value is removed. Templates and encrypted
+    values are left out: their type is not known.
+
+    Args:
+        variables: The variables of a host, with their untemplated values.
+        files: The files that can set the variables.
+        options: The variables of the roles -> their entries in argument_specs.
+        loader: Ansible's loader, which reads the files.
+
+    Returns:
+        For each fault, file and line, and the fault.
+    """
+    faults = []
+    for file in files:
+        if not {"group_vars", "host_vars"} & set(file.parts):
+            continue
+        for key, node in _pairs(_composed(file, loader)):
+            name = key.value
+            if name not in options or _may_be(node, variables.get(name)):
+                continue
+            value = yaml.constructor.SafeConstructor().construct_object(node, deep=True)
+            if "{{" not in str(value) and "{%" not in str(value):
+                places = Places({name: value}, [file], loader)
+                faults += [(place(text, places), text) for text, _ in type_faults(name, options[name], value)]
+    return faults
+
+
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
     """Return the variables files that Ansible silently ignores because of another file, each with the reason."""
     faults = []
@@ -465,7 +503,13 @@ def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
         for kind, known, away in (("group", groups, OF_NODES), ("host", hosts, WORKER)):
             found = {_stem(path): path for path in sorted(folder.glob(f"{kind}_vars/*")) if _is_read(path)}
             for name, file in found.items():
-                if name not in known and not away.fullmatch(name) and (meant := _meant(name, kind, groups, hosts)):
+                if name in known:
+                    continue
+                if away.fullmatch(name):
+                    meant = next((f"{kind}_vars/{other}" for other in known if _is_slip(name, other)), "")
+                else:
+                    meant = _meant(name, kind, groups, hosts)
+                if meant:
                     text = f"this file is not read, since the inventory has no {kind} {name}; did you mean {meant}?"
                     warnings.append(f"{_shown(file)}: {text}")
     return warnings
@@ -481,6 +525,25 @@ def _meant(name: str, kind: str, groups: Collection[str], hosts: Collection[str]
         return f"group_vars/{found}"
     dashed = name.replace("_", "-").lower()
     return f"host_vars/{dashed}" if dashed in hosts else ""
+
+
+def _is_slip(name: str, other: str) -> bool:
+    """Return whether two names differ in one letter that is wrong, missing, extra, or swapped with its neighbour.
+
+    Digits, and words of one letter, number nodes and zones: pod-a and pod-b can both be correct.
+    """
+    start = _count_equal(name, other)
+    end = _count_equal(name[start:][::-1], other[start:][::-1])
+    one, two = name[start : len(name) - end], other[start : len(other) - end]
+    neighbours = name[:start][-1:] + name[len(name) - end :][:1]
+    is_swapped = len(one) == 2 and one == two[::-1]
+    is_in_word = any(letter.isalpha() for letter in neighbours)
+    return is_in_word and (one + two).isalpha() and (is_swapped or max(len(one), len(two)) == 1)
+
+
+def _count_equal(one: str, two: str) -> int:
+    """Return how many letters at the beginning of two texts are equal."""
+    return next((index for index, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 def _stem(path: Path) -> str:

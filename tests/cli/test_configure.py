@@ -64,16 +64,17 @@ def command(*argv: str, name: str = "configure") -> list[str]:
     return [sys.executable, "-m", "tpu_ops.cli.main", name, *argv]
 
 
-def run(member: Member, words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    member: Member, words: list[str], cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command."""
-    return subprocess.run(
-        words, env=member.environ(**variables), capture_output=True, text=True, timeout=120, check=False
-    )
+    environ = member.environ(**variables)
+    return subprocess.run(words, env=environ, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def configure(member: Member, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `tpu_ops configure`."""
-    return run(member, command(*argv), **variables)
+    return run(member, command(*argv), None, **variables)
 
 
 def drift(member: Member, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -102,14 +103,31 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     write(fleet, PUT)
     done = configure(fleet, "pod-w0", "--check", "--tags", "write")
     assert "pod-w0: would change: Write a file" in done.stderr
-    # The working directory is a fleet directory, too.
-    other = f"using fleet {fleet.path} (TPU_OPS_FLEET), not the fleet of this directory\n"
-    assert done.stderr.startswith(other)
     done = configure(fleet, "--fleet", str(fleet.path), "--limit", "pod-w0", "--skip-tags", "write")
-    assert other not in done.stderr
     assert done.returncode == 2
     assert "no task ran: no tag or no host matches" in done.stderr
     assert not (fleet.path / "pod-w0").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("plugin: tpu_vm\n", False),
+        ("projects: [mine]\n", True),
+        ("snapshot: gs://a/b\n", True),
+        (": broken\n- x", True),
+    ],
+)
+def test_configure_names_its_fleet_only_if_the_directory_has_another_fleet_in_use(fleet, tmp_path, text, named):
+    other = tmp_path / "other" / "inventory" / "tpu_vm.yml"
+    other.parent.mkdir(parents=True)
+    other.write_text(text)
+    # The tag is unknown, so no playbook runs.
+    words = command("--tags", "unknown")
+    said = f"using fleet {fleet.path} (TPU_OPS_FLEET), not the fleet of this directory"
+    write(fleet, PUT)
+    assert (said in run(fleet, words, other.parent).stderr) == named
+    assert said not in run(fleet, [*words, "--fleet", str(fleet.path)], other.parent).stderr
 
 
 def test_drift_names_workers_and_paths_and_only_these_workers_are_configured(fleet):

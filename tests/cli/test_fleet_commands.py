@@ -718,6 +718,42 @@ def test_a_node_that_is_not_serving_is_reported_and_not_contacted(fleet, tpu_ops
     assert "once the workers answer" not in result[2]
 
 
+@pytest.mark.parametrize("pending", [True, False], ids=["preparing an attempt", "not yet noticed"])
+def test_no_command_advises_to_recreate_a_node_that_a_recovery_brings_back(fleet, tpu_ops, ssh, pending):
+    fleet.create("off", "v4-8", schedulingConfig={"spot": True})
+    preempt(fleet, "off")
+    tpu_ops("refresh")
+    state_dir = config.load().state_dir
+    records.write(state_dir, records.new("r1", ("off",), ("1",), ("off-w0",), ("true",)))
+    options = recovery.options_of(spec.RunSpec("r1", ("true",)), {})
+    recovery.write(state_dir, recovery.Recovery("r1", 1, remaking.Plan(()), options, pending=pending))
+    commands = [
+        [*words, "off", *more]
+        for words, more in (
+            (["who"], []),
+            (["unlock", "--yes"], []),
+            (["sync"], ["."]),
+            (["ssh"], []),
+            (["run"], ["--", "true"]),
+            (["status"], []),
+            (["logs"], []),
+            (["configure"], []),
+            (["doctor"], []),
+            (["train"], ["--", "true"]),
+        )
+    ]
+
+    def that_advise(text: str) -> list[str]:
+        return [words[0] for words in commands if text in "".join(map(str, tpu_ops(*words)))]
+
+    with recovery.alone(state_dir, "r1"):
+        assert that_advise("`tpu_ops create off") == []
+        assert that_advise("wait until run r1 has started, or end it: `tpu_ops stop r1`") == [
+            one[0] for one in commands
+        ]
+    assert that_advise("`tpu_ops create off") == [words[0] for words in commands]
+
+
 def test_sync_blocked_by_several_nodes_names_the_workers_of_each_fix(fleet, tpu_ops):
     fleet.create("gone", "v4-8", schedulingConfig={"spot": True})
     fleet.create("off", "v4-8")

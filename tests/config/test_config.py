@@ -164,6 +164,11 @@ def test_a_key_that_is_not_there_is_to_be_made_only_where_a_file_names_it(file, 
             {"TPU_OPS_PRIVATE_KEY": "/gone/ssh_key"},
             "unset the variable, or set the variable to a key that you have",
         ),
+        (
+            {},
+            {"TPU_OPS_PRIVATE_KEY": "/gone/ssh_key", "TPU_OPS_ENDPOINT": "localhost:8470"},
+            "this shell uses the API at localhost:8470 (TPU_OPS_ENDPOINT); if that API was taken down",
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             settings(file, environ | variables, **options)

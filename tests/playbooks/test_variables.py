@@ -12,6 +12,7 @@ from playbooks.action_plugins import check_variables
 from playbooks.action_plugins.check_variables import (
     Fault,
     Places,
+    overridden_faults,
     place,
     subjects,
     type_faults,
@@ -178,6 +179,25 @@ def test_files_that_may_hold_a_host_s_variables_are_found_nearest_first(tmp_path
     assert [str(path.relative_to(tmp_path)) for path in variable_files(variables)] == [names[3], names[1], names[0]]
 
 
+def test_values_that_another_value_overrides_are_held_against_their_types(tmp_path: Path) -> None:
+    files = {
+        "host_vars/w0.yml": "a: '3'\n",
+        "group_vars/pod.yml": "a: 3.12\nb: {x: 1}\nc: '{{ 3 }}'\nd: !vault x\ne: 5\n",
+        "group_vars/all.yml": "a: right\nb: right\nother: 3\n",
+        "hosts.yml": "all: {hosts: {w0: {a: 3}}}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    strings = {name: {"type": "str"} for name in "abcde"}
+    # e is not overridden: its fault is found among those of the values that count.
+    values = {"a": "3", "b": "z", "c": "z", "d": "z", "e": 5, "other": 3}
+    assert overridden_faults(values, [tmp_path / name for name in files], strings, DataLoader()) == [
+        (f"{tmp_path}/group_vars/pod.yml:1", "a: is a decimal number (3.12) and must be a string; put it in quotes"),
+        (f"{tmp_path}/group_vars/pod.yml:2", "b: is a mapping and must be a string"),
+    ]
+
+
 def test_variables_files_that_ansible_ignores_are_faults(tmp_path: Path) -> None:
     for name in ("group_vars/all/main.yml", "group_vars/all.yml", "group_vars/pod.yml", "group_vars/pod.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +238,16 @@ def test_variables_files_that_ansible_ignores_are_faults(tmp_path: Path) -> None
         ("group_vars/node-pod.yml", "group node-pod; did you mean group_vars/node_pod?"),
         ("group_vars/node_my-pod.yml", "group node_my-pod; did you mean group_vars/node_my_pod?"),
         ("group_vars/type_v4-16.yml", "group type_v4-16; did you mean group_vars/type_v4_16?"),
+        ("group_vars/node_pdo.yml", "group node_pdo; did you mean group_vars/node_pod?"),
+        ("group_vars/node_pox.yml", "group node_pox; did you mean group_vars/node_pod?"),
+        ("group_vars/node_dop.yml", None),
+        ("group_vars/node_pood/main.yml", "group node_pood; did you mean group_vars/node_pod?"),
+        ("group_vars/node_pod_b.yml", None),
+        ("group_vars/node_box_b.yml", None),
+        ("group_vars/type_v4_32.yml", None),
+        ("group_vars/type_v5_16.yml", None),
+        ("host_vars/pdo-w0.yml", "host pdo-w0; did you mean host_vars/pod-w0?"),
+        ("host_vars/pod-w1.yml", None),
         ("group_vars/All.yaml", "group All; did you mean group_vars/all?"),
         ("group_vars/teams/main.yml", "group teams; did you mean group_vars/team?"),
         ("host_vars/pod.yml", "host pod; did you mean group_vars/node_pod?"),
@@ -230,7 +260,8 @@ def test_files_of_groups_and_hosts_that_are_almost_there_are_warned_of(
     monkeypatch.chdir(tmp_path)
     Path(file).parent.mkdir(parents=True)
     Path(file).touch()
-    groups = {name: ["pod-w0"] for name in ("node_pod", "node_my_pod", "type_v4_16", "team", "team_vision", "n1")}
+    names = ("node_pod", "node_my_pod", "node_box_a", "type_v4_16", "team", "team_vision", "n1")
+    groups = {name: ["pod-w0"] for name in names}
     shown = file.removesuffix("/main.yml")
     assert unused_warnings({"groups": groups | {"all": ["pod-w0", "host-12"]}, "inventory_dir": str(tmp_path)}) == (
         [f"{shown}: this file is not read, since the inventory has no {meant}"] if meant else []

@@ -777,6 +777,7 @@ def test_lists_are_not_those_of_mirrors_that_changed(run: Run, tmp_path: Path, t
 
 HANDLERS = DataLoader().load_from_file(str(ROOT / "roles/base/handlers/main.yml"), trusted_as_template=True)
 RUNNING, COMING = {"enabled": "enabled", "active": "active"}, {"enabled": "", "active": ""}
+LOGS = "/etc/tmpfiles.d/tpu_ops-logs.conf"
 NTP, CHRONY = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf", "/etc/chrony/sources.d/tpu_ops.sources"
 
 
@@ -787,6 +788,7 @@ NTP, CHRONY = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf", "/etc/chrony/sour
         ("/etc/localtime", RUNNING, False, []),
         ("/etc/systemd/journald.conf.d/zz-tpu_ops.conf", RUNNING, False, ["Restart systemd-journald"]),
         ("/etc/systemd/system/logrotate.timer.d/tpu_ops.conf", RUNNING, False, ["Read the units again"]),
+        (LOGS, RUNNING, False, ["Open the directory of libtpu's logs to all users"]),
         (NTP, RUNNING, False, ["Restart systemd-timesyncd"]),
         (NTP, COMING, False, ["Restart systemd-timesyncd"]),
         (NTP, COMING, True, []),
@@ -815,3 +817,26 @@ def test_only_what_reads_a_changed_file_is_restarted(
         return all(templar.evaluate_conditional(condition) for condition in conditions)
 
     assert [handler["name"] for handler in HANDLERS if runs(handler)] == handlers
+
+
+def test_libtpu_s_logs_are_open_to_all_users_and_removed_after_a_while(tmp_path: Path) -> None:
+    variables = DataLoader().load_from_file(str(ROOT / "roles/base/vars/main.yml"), trusted_as_template=True)
+    written = next(entry["content"] for entry in variables["__base_files"] if entry["path"] == LOGS)
+    line = Templar(DataLoader(), variables).template(written)
+    logs = tmp_path / "tmp" / "tpu_logs"
+    logs.mkdir(parents=True, mode=0o700)
+    (logs / "tpu_driver.INFO").touch()
+
+    def tmpfiles(age: str) -> None:
+        # In this test, the directory belongs to the user of the test.
+        own = line.replace(" root root 10d", f" {os.getuid()} {os.getgid()} {age}")
+        assert own != line
+        (tmp_path / "logs.conf").write_text(own)
+        command = ["systemd-tmpfiles", f"--root={tmp_path}", "--create", "--clean", str(tmp_path / "logs.conf")]
+        subprocess.run(command, check=True, timeout=30)
+
+    tmpfiles("10d")
+    assert logs.stat().st_mode & 0o7777 == 0o1777
+    assert [path.name for path in logs.iterdir()] == ["tpu_driver.INFO"]
+    tmpfiles("0")
+    assert list(logs.iterdir()) == []

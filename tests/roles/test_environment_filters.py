@@ -202,6 +202,18 @@ def test_each_wanted_environment_names_the_variable_that_it_is_from() -> None:
     assert [entry["variable"] for entry in wanted] == ["python_environments[0]", "jax_venv"]
 
 
+def test_versions_that_a_recovery_keeps_are_constraints_of_lists_without_a_lock() -> None:
+    environments: list[dict[str, Any]] = [
+        {"name": "a", "constraints": ["x<2"]},
+        {"name": "b"},
+        {"name": "c", "lock": "l"},
+    ]
+    wanted = filters.wanted_environments(environments, PROGRAMS, "3.11", ["x==1"])
+    kept = {"/opt/venvs/a": {"x": "1", "y": "2"}, "/opt/venvs/c": {"x": "1"}}
+    constraints = [entry["constraints"] for entry in filters.kept_versions(wanted, kept)]
+    assert constraints == [["x<2", "x==1", "y==2"], [], []]
+
+
 def test_faults_of_the_role_jax_name_its_own_variables() -> None:
     environment = {"name": "jax", "path": "jax", "requirements": ["a=1"], "lock": "l"}
     names = {"path": "jax_venv", "requirements": "jax_packages", "lock": "jax_lock"}

@@ -190,12 +190,12 @@ def test_you_may_be_removed_where_this_run_does_not_go() -> None:
 def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
     listed: list[Person] = [
         {"name": "ada", "nodes": ["pod", "twin", "twin.us-west4-a"], "groups_of_nodes": ["team_vision"]},
-        {"name": "bob", "nodes": ["podd", "pod-w0", "other"], "groups_of_nodes": ["team_visions"]},
+        {"name": "bob", "nodes": ["pdo", "pod-w0", "other"], "groups_of_nodes": ["team_visions"]},
     ]
     groups = {"all": ["pod-w0"], "node_pod": ["pod-w0"], "node_twin_us_west4_a": [], "team_vision": []}
     assert people.people_nowhere({"users_people": listed[:1], "users_more_people": listed[1:]}, groups) == [
         (
-            "users_more_people[0]: bob: nodes: the inventory has no podd (did you mean pod?),"
+            "users_more_people[0]: bob: nodes: the inventory has no pdo (did you mean pod?),"
             " pod-w0 (a worker; name its node), other"
         ),
         "users_more_people[0]: bob: groups_of_nodes: the inventory has no team_visions (did you mean team_vision?)",

@@ -73,7 +73,8 @@ shell_history_size: 0
 workspace_projects: "{{ nowhere + [] }}"
 jax_version: 0.10.2
 """,
-    # The last value is encrypted: it is judged as it is once decrypted, and not shown.
+    # The encrypted value is judged as it is once decrypted, and not shown. The last value overrides one of a wrong
+    # type, which stays a fault.
     "host_vars/solo-w0.yml": """\
 shell_history_size:
 base_hugepages: sometimes
@@ -82,7 +83,8 @@ git_deploy_keys:
   - host: github.com
     key: !vault |
 """
-    + indent(vaulted("s3cret"), " " * 6),
+    + indent(vaulted("s3cret"), " " * 6)
+    + "tcmalloc_for_runs: false\n",
     # Ansible reads the file above alone.
     "host_vars/solo-w0.yaml": "base_log_max: 1G\n",
 }

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -307,13 +307,9 @@ def run(
                     _note(event, outcome, told, whole="--diff" in options)
             outcome.code = int(runner.rc)
         except BaseException:
-            # Ansible ends its child processes after SIGTERM. ansible-runner would kill the ansible-playbook process
-            # only.
+            # ansible-runner would kill the ansible-playbook process only.
             if ansible:
-                with _ended_below(ansible):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(ansible, signal.SIGTERM)
-                    thread.join(_ENDING)
+                _end(ansible, lambda: thread.join(_ENDING))
             stop.set()
             thread.join(_ENDING)
             raise
@@ -324,27 +320,52 @@ def run(
     return outcome
 
 
-@contextlib.contextmanager
-def _ended_below(parent: int) -> Iterator[None]:
-    """End the child processes of a process when the `with` block ends.
+def _end(ansible: int, wait: Callable[[], object]) -> None:
+    """End ansible-playbook and all of its child processes.
 
-    Ansible's worker processes have their own sessions. A worker process that writes to Ansible while Ansible is ending
-    would wait forever.
+    Ansible ends its worker processes after SIGTERM, but not one that it is just starting. Such a process would go on
+    with its task, and create the directory of this run again. A worker process that writes to Ansible while Ansible is
+    ending would wait forever.
+
+    Args:
+        ansible: The number of the ansible-playbook process.
+        wait: Waits until ansible-playbook has ended, but not forever.
     """
-    started = _below(parent)
-    try:
-        yield
-    finally:
-        for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
-            left = started & _processes().keys()
-            for process in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process.number, number)
-            until = time.monotonic() + patience
-            while left and time.monotonic() < until:
-                # These are not child processes of this process, so no event tells that they have ended: poll.
-                time.sleep(_TICK)
-                left = started & _processes().keys()
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            # While it is stopped it starts no process, so none is missing in the list.
+            os.kill(ansible, signal.SIGSTOP)
+            started = _below(ansible)
+        finally:
+            os.kill(ansible, signal.SIGTERM)
+            os.kill(ansible, signal.SIGCONT)
+        try:
+            wait()
+        finally:
+            _kill(started)
+
+
+def _kill(started: set[_Process]) -> None:
+    """End processes that may not be child processes of this one: with SIGTERM, after a pause with SIGKILL."""
+    for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
+        left = _living(started)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.number, number)
+        until = time.monotonic() + patience
+        while left and time.monotonic() < until:
+            # These are not child processes of this process, so no event tells that they have ended: poll.
+            time.sleep(_TICK)
+            left = _living(started)
+
+
+def _living(processes: set[_Process]) -> set[_Process]:
+    """Return those of the processes that still run, with the groups that they have now.
+
+    A worker process of Ansible leaves Ansible's group soon after its start, and leads a group of its own.
+    """
+    groups = {process.number: process.group for process in processes}
+    return {now for now in _processes() if now.number in groups and now.group in (groups[now.number], now.number)}
 
 
 def _below(parent: int) -> set[_Process]:

@@ -375,8 +375,14 @@ def check_of(playbooks: Path) -> Check | None:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     roles = playbooks.parent / "roles"
-    known = {name for options in module.options_of(roles).values() for name in options} | {*module.offered_by(roles)}
-    return Check(known, module.variable_paths, lambda variables, loader: module.file_faults(variables, known, loader))
+    options = {name: one for its in module.options_of(roles).values() for name, one in its.items()}
+    known = options.keys() | module.offered_by(roles).keys()
+
+    def faults(variables: Mapping[str, Any], loader: Any) -> list[str]:
+        found: list[str] = module.file_faults(variables, known, options, loader)
+        return found
+
+    return Check(known, module.variable_paths, faults)
 
 
 def one_host(host: Any, variables: Mapping[str, Any]) -> dict[str, Any]:

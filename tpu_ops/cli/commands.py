@@ -27,7 +27,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "workers": {
         "configure": ("configure", "run site.yml, or another playbook, on workers"),
+        "lock": ("lock", "resolve the packages of environments once for all workers"),
         "drift": ("drift", "show which workers differ from what site.yml would make of them"),
+        "invite": ("invite", "check a person's entry, create the account, print the message to send"),
         "ssh": ("ssh", "log in to a worker"),
         "tunnel": ("tunnel", "reach a port of a worker on this machine"),
         "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),

@@ -15,10 +15,10 @@ from tpu_ops.cli import interrupts, options, output
 from tpu_ops.cli.progress import Tasks, shown
 from tpu_ops.cli.terminal import Meaning
 from tpu_ops.cloud.node import SERVING_STATES, Worker
-from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import ExitCode, UnreachableError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import preparations
 
 #: Columns of the table of results, which has one row for each host.
 COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
@@ -77,7 +77,7 @@ def add_on_workers(parser: options.Options) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the playbook and print the result of each host."""
     settings = config.load(args.fleet)
-    if not args.fleet and config.nearest_file(config.here()) not in (None, settings.file):
+    if not args.fleet and _is_fleet_here(settings):
         output.info(f"using fleet {config.folder_of(settings.file)} (TPU_OPS_FLEET), not the fleet of this directory")
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(args.playbook)
@@ -182,6 +182,21 @@ def check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str])
             output.warning(f"{what}, unless the playbook includes tasks with this tag while it runs; {fix}")
 
 
+def _is_fleet_here(settings: config.Settings) -> bool:
+    """Return whether the working directory has a fleet of its own, other than the one of these settings.
+
+    A fleet's file without projects and snapshot, such as the one of a clone of tpu_ops, is not in use.
+    """
+    file = config.nearest_file(config.here())
+    if file is None or file == settings.file:
+        return False
+    try:
+        found = config.read_file(file)
+    except UsageError:
+        return True
+    return bool(found.get("projects") or found.get("snapshot"))
+
+
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
     """Refuse workers whose nodes are not running: Ansible would report that no host matches, or wait for the workers.
 
@@ -191,7 +206,7 @@ def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
     names = {worker.host for worker in workers}
     if away := [one for one in fleet.workers if one.host in names and one.node.state not in SERVING_STATES]:
         states = texts.some([f"{label} is {state}" for label, state in {w.label: w.node.state for w in away}.items()])
-        fix = f"{until_ready(away[0].node)}; or name nodes that are READY"
+        fix = f"{preparations.way_back(fleet, [worker.host for worker in away])}; or name nodes that are READY"
         raise UnreachableError(states, where=texts.folded([worker.host for worker in away]), fix=fix)
 
 

@@ -100,6 +100,7 @@ def row(finding: Finding) -> dict[str, object]:
         "passed": finding.passed if finding.asked or finding.faults else None,
         "workers": list(finding.asked),
         "each_node": finding.each_node,
+        "notes": list(finding.notes),
         "faults": [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in finding.faults],
     }
 
@@ -113,6 +114,8 @@ def show(finding: Finding) -> None:
             output.line(f"PASS  {title} ({count})", Meaning.OK)
         else:
             output.line(f"----  {title}: no worker could be checked")
+        for text in finding.notes:
+            output.line(f"        {text}")
         return
     hosts = sorted({fault.worker for fault in finding.faults})
     output.line(f"FAIL  {title}: failed on {texts.folded(hosts)}", Meaning.FAILED)

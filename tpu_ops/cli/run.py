@@ -14,6 +14,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.protocol import wire
+from tpu_ops.runs import preparations
 from tpu_ops.ssh import envelope, openssh
 from tpu_ops.ssh.replies import LATE, LONGEST, MUTE, Result
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if refused := [one.problem for one in results if not one.reached and openssh.refused(one.problem)]:
         output.info(f"  fix: {contact.login_hint(fleet.settings, ' '.join(refused))}")
     if away:
-        output.info(f"  fix: {contact.way_back(fleet, away)}")
+        output.info(f"  fix: {preparations.way_back(fleet, away)}")
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 

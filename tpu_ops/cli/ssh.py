@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.cloud.node import SERVING_STATES, Worker
-from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UnreachableError, UsageError
 from tpu_ops.fleet import contact, selection, targets
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import preparations
 from tpu_ops.ssh import envelope, openssh
 from tpu_ops.ssh.masters import Unreachable
 
@@ -91,7 +91,8 @@ def check_serves(fleet: Fleet, worker: Worker) -> None:
         UnreachableError: The worker has no usable address, or its node is not running.
     """
     if worker.node.state not in SERVING_STATES:
-        raise UnreachableError(f"its node is {worker.node.state}", where=worker.host, fix=until_ready(worker.node))
+        fix = preparations.way_back(fleet, [worker.host])
+        raise UnreachableError(f"its node is {worker.node.state}", where=worker.host, fix=fix)
     if problem := selection.ways_of(fleet.settings, fleet.listed).of(worker).problem:
         raise UnreachableError(
             f"the worker {problem}", where=worker.host, fix="see connect_with and proxy_jump in tpu_vm.yml"

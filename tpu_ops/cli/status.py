@@ -99,7 +99,7 @@ async def _ask(
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
     as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
     new = preparations.without_runs(found.silent, fleet.settings.state_dir)
-    problem = found._replace(silent=tuple(reply for reply in found.silent if reply not in new)).problem()
+    problem = preparations.problem_of([reply for reply in found.silent if reply not in new], fleet.settings.state_dir)
     if problem and not found.runs:
         problem.fix = "; ".join(filter(None, (problem.fix, nodes.last_started(fleet, word))))
     return as_seen, found, problem

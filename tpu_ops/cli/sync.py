@@ -14,7 +14,7 @@ from tpu_ops import config, files, texts
 from tpu_ops.cli import interrupts, options, output, progress
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
-from tpu_ops.runs import sync, turns
+from tpu_ops.runs import preparations, sync, turns
 from tpu_ops.ssh.fanout import Fanout
 
 #: For each group of workers, at most this many copied or removed files are named.
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if away := contact.out_of_reach(fleet, hosts):
         reason = next(iter(away.values()))
         equal = [host for host, other in away.items() if other == reason]
-        raise UnreachableError(reason, where=texts.folded(equal), fix=contact.way_back(fleet, equal))
+        raise UnreachableError(reason, where=texts.folded(equal), fix=preparations.way_back(fleet, equal))
     tree = _read(args.directory)
     fanout, begun = contact.fanout(fleet), time.monotonic()
     if args.dry_run:

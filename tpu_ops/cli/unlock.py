@@ -15,7 +15,7 @@ from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.wire import MAX_UNLOCK_GRACE, UNLOCK_GRACE
 from tpu_ops.recovery.termination import is_ended
-from tpu_ops.runs import control, holders
+from tpu_ops.runs import control, holders, preparations
 from tpu_ops.runs.holders import Holder, Unlocked
 from tpu_ops.runs.outcomes import Outcome
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         _show(unlocked, kept)
     own = fleet.settings.user
-    if problem := control.Found([], seen.silent).problem():
+    if problem := preparations.problem_of(seen.silent, fleet.settings.state_dir):
         raise problem
     code = exit_code(unlocked, user, doomed, own) or stop.exit_code(
         [outcome for _, end in ended for outcome in end.outcomes]

@@ -22,6 +22,7 @@ from tpu_ops.config.settings import (
     OWN_KEYS,
     PLUGIN_FLAGS,
     PLUGIN_KEYS,
+    PLUGIN_NAMES,
     REQUEST_TIMEOUT,
     STATES,
     Filters,
@@ -150,7 +151,7 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
                 where=str(file),
                 fix="`ansible-doc -t inventory tpu_vm` lists the keys",
             )
-    if data.get("plugin") != "tpu_vm":
+    if data.get("plugin") not in PLUGIN_NAMES:
         raise UsageError(
             "the file does not say which inventory plugin reads it",
             where=f"{file}, key 'plugin'",
@@ -214,9 +215,15 @@ def _private_keys(options: Options) -> list[Path]:
         return [_for_ssh(path, "HOME") for path in usual if path.is_file()]
     path = _for_ssh(_path(key, options), key.where)
     if not path.is_file():
-        # An old variable of the shell might name a key that was deleted: do not suggest creating the key.
         make = f"create it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
-        fix = "unset the variable, or set the variable to a key that you have" if key.from_environment else make
+        # An old variable of the shell might name a key that was deleted: do not suggest creating the key.
+        old = "unset the variable, or set the variable to a key that you have"
+        if endpoint := options.environ.get("TPU_OPS_ENDPOINT"):
+            old = (
+                f"this shell uses the API at {endpoint} (TPU_OPS_ENDPOINT); if that API was taken down together with "
+                f"the key, open a new shell; otherwise {old}"
+            )
+        fix = old if key.from_environment else make
         if path.exists():
             raise UsageError(f"the private key {path} is not a file", where=key.where, fix="name the key's own file")
         raise UsageError(f"the private key {path} does not exist", where=key.where, fix=fix)

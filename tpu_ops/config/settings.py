@@ -35,6 +35,8 @@ OWN_KEYS = (
     "learn_host_keys",
 )
 
+#: Names of the inventory plugin: that of a clone and of `tpu_ops init`, and that of the Ansible collection.
+PLUGIN_NAMES = ("tpu_vm", "tpu_ops.fleet.tpu_vm")
 #: Keys of the file that only the inventory plugin reads: its own, and those of Ansible's `constructed` and
 #: `inventory_cache`.
 PLUGIN_KEYS = (

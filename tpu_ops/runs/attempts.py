@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.runs import control, endings, nodes, ranks, records, recovery
+from tpu_ops.runs import control, endings, nodes, preparations, ranks, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.known_ends import remembered
@@ -237,7 +237,7 @@ async def the_run(
     if not runs and last and not live:
         say(f"no run is active on {word}; the last one there was {last.run_id}")
         return await control.last(fleet, fanout, last)
-    if not runs and (problem := found.problem()):
+    if not runs and (problem := preparations.problem_of(found.silent, fleet.settings.state_dir)):
         problem.fix = "; ".join(filter(None, (problem.fix, _shows_last(fleet, word, last))))
         raise problem
     if len(runs) != 1:

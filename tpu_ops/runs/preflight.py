@@ -206,6 +206,30 @@ def differences(
     return found
 
 
+def require_environment(before: Mapping[str, Any], probes: Mapping[str, Mapping[str, Any]], run_id: str) -> None:
+    """Require that all workers have the environment of a run's first attempt.
+
+    Args:
+        before: What a probe said of the environment before the first attempt; empty if that is not known.
+        probes: The workers' probes.
+        run_id: The run.
+
+    Raises:
+        OpsError: A worker has another environment.
+    """
+    venvs = {host: probe["venv"] for host, probe in probes.items()}
+    others = [host for host, venv in venvs.items() if before and venv["digest"] != before["digest"]]
+    if others:
+        what = advice.environment_differences(venvs[others[0]], before, "before")
+        raise OpsError(
+            f"the environment is not that of attempt 1: {what}",
+            where=f"run {run_id}, {texts.folded(others)}",
+            fix="name the versions of attempt 1 in jax_packages or jax_constraints, run "
+            f"`{configure(texts.target(list(probes)))}` and `tpu_ops attach {run_id} --recover`; or "
+            f"`tpu_ops stop {run_id}`, and start a new run from the last checkpoint",
+        )
+
+
 def fault_of_reply(reply: Reply) -> Fault:
     """Return the fault of a worker whose answer contains no probe."""
     unreachable = reply.kind in {"unreachable", "timeout"}

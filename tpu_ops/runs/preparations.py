@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpu_ops.errors import OpsError
-from tpu_ops.runs import control, records
+from tpu_ops.fleet import contact
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import advice, control, records
 from tpu_ops.ssh.replies import Reply
 
 
@@ -19,7 +21,9 @@ class Work(NamedTuple):
 
 
 def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict[str, Work]:
-    """Return, for each worker that a recovery on this machine is preparing, the work of this recovery.
+    """Return, for each worker that a process on this machine recovers, the work of this process.
+
+    The process may not have noticed yet that a node was lost: it looks at intervals.
 
     Args:
         state_dir: The fleet's state directory.
@@ -35,11 +39,19 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
         known = records.read(state_dir, run_id)
         if run_id == but or known is None or set(hosts).isdisjoint(known.hosts):
             continue
-        if note := recovery.under_way(state_dir, run_id):
+        recoverer = recovery.recoverer(state_dir, run_id)
+        if recoverer and recoverer.held:
+            note = advice.recovery(recoverer)
             fix = f"wait until run {run_id} has started, or end it: `tpu_ops stop {run_id}`"
             work = Work(f"{note}; this process configures new workers itself", fix)
             found.update({host: work for host in hosts if host in known.hosts})
     return found
+
+
+def way_back(fleet: Fleet, hosts: Collection[str]) -> str:
+    """Return the fix for workers that are out of reach: to wait if this machine recovers a run on one of them."""
+    works = each_at_work(fleet.settings.state_dir, hosts)
+    return next((work.fix for work in works.values()), "") or contact.way_back(fleet, hosts)
 
 
 def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:

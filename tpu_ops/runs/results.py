@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_ops import files
-from tpu_ops.errors import OpsError
-from tpu_ops.runs import rsync
+from tpu_ops import files, texts
+from tpu_ops.errors import HostError, OpsError, UnreachableError
+from tpu_ops.runs import control, rsync
+from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.sync import WIDTH
 from tpu_ops.ssh import openssh, processes
 from tpu_ops.ssh.fanout import Fanout
@@ -56,6 +57,17 @@ class Fetched:
     problem: str = ""
     reached: bool = True
 
+    def words(self, path: str) -> str:
+        """Return what was copied of this path, for users."""
+        what = f"{texts.count(self.count, 'file')}, {self.size / 1e6:.1f} MB" if self.count else "nothing new"
+        return f"{self.source.host}: {path} is in {self.source.into}: {what}"
+
+    def error(self, path: str) -> OpsError:
+        """Return the problem as the error of a command that copies this path."""
+        kind = HostError if self.reached else UnreachableError
+        fix = "check PATH, and who may read it" if self.reached else "run the same command again: it continues"
+        return kind(self.problem, where=f"{path} on {self.source.host}", fix=fix)
+
 
 async def fetch(
     fanout: Fanout, sources: Sequence[Source], path: str, moved: rsync.Moved | None = None
@@ -91,6 +103,46 @@ async def fetch(
         if moved:
             moved(source.host, 0, 0, False)
     return await asyncio.gather(*map(one, sources))
+
+
+async def of_run(
+    fanout: Fanout,
+    run: RunRef,
+    path: str,
+    chosen: Sequence[int],
+    into: Path,
+    *,
+    login: str,
+    moved: rsync.Moved | None = None,
+) -> list[Fetched]:
+    """Copy a path from ranks of a run, as `fetch` does, from the directories in which their commands were started.
+
+    Args:
+        fanout: Reaches the workers.
+        run: The run.
+        path: A file or directory; absolute, or relative to the directory of the run.
+        chosen: The ranks to copy from.
+        into: The directory on this machine; several ranks get a directory each in it.
+        login: The account that this machine logs in as.
+        moved: As for `fetch`.
+
+    Raises:
+        UnreachableError: The worker of a rank does not tell where its files are.
+        OpsError: A directory on this machine cannot be created.
+    """
+    outcomes, sources = await control.outcomes(fanout, run), []
+    for rank in chosen:
+        one = outcomes[rank]
+        if not one.record:
+            raise UnreachableError(
+                one.reason or "the worker does not know the run",
+                where=f"rank {rank} ({one.host}) of {run.run_id}",
+                fix=f"name other ranks with --rank; `tpu_ops status {run.run_id}` shows all",
+            )
+        user = str(one.record["person"]["name"])
+        place = into / f"rank-{rank}" if len(chosen) > 1 else into
+        sources.append(Source(one.host, place, "" if user == login else user, str(one.record["cwd"])))
+    return await fetch(fanout, sources, path, moved)
 
 
 async def _look(fanout: Fanout, source: Source, path: str) -> str | Fetched:

@@ -19,6 +19,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tpu_ops import texts
@@ -295,20 +296,26 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     results = await fanout.run(hosts, RUN, limit=limit, stdin=request)
     await _require_space(fanout, tree, results.values())
     require(results)
-    answers = {host: _answer(result.stdout) for host, result in results.items()}
-    if mute := [host for host, answer in answers.items() if answer is None]:
+    answers = {host: answer(result.stdout) for host, result in results.items()}
+    if mute := [host for host, found in answers.items() if found is None]:
         raise unanswered(mute)
     return answers
 
 
-def request_of(values: Mapping[str, Any]) -> bytes:
-    """Return the standard input for `RUN` on a worker: the program and its request."""
-    rule, name = inspect.getsource(marks_of), marks_of.__name__
-    program = (
+def request_of(values: Mapping[str, Any], rule: ModuleType = marks_of, program: ModuleType = synced) -> bytes:
+    """Return the standard input for `RUN` on a worker: a program and its request.
+
+    Args:
+        values: The request.
+        rule: The only module of this package that the program imports.
+        program: The program.
+    """
+    source, name = inspect.getsource(rule), rule.__name__
+    text = (
         f"import sys, types\nrule = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
-        f"exec({rule!r}, rule.__dict__)\nexec({inspect.getsource(synced)!r})\n"
+        f"exec({source!r}, rule.__dict__)\nexec({inspect.getsource(program)!r})\n"
     )
-    return f"{json.dumps(program)}\n{json.dumps(values)}\n".encode()
+    return f"{json.dumps(text)}\n{json.dumps(values)}\n".encode()
 
 
 def unanswered(hosts: Sequence[str]) -> HostError:
@@ -320,7 +327,7 @@ def unanswered(hosts: Sequence[str]) -> HostError:
     )
 
 
-def _answer(said: bytes) -> Any:
+def answer(said: bytes) -> Any:
     """Return the answer in a program's output; a shell's start-up files can print lines before and after it."""
     for line in said.splitlines():
         with contextlib.suppress(ValueError):

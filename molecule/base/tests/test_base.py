@@ -76,6 +76,10 @@ def test_every_file_is_again_what_it_was_before_it_was_broken(root: Host) -> Non
     assert not root.file("/etc/tmpfiles.d/tpu_ops-hugepages.conf").exists
 
 
+def test_libtpu_s_logs_have_a_directory_for_all_users(root: Host) -> None:
+    assert root.check_output("stat -c '%a %U' /tmp/tpu_logs") == "1777 root"
+
+
 def test_needrestart_would_leave_a_run_alone(root: Host) -> None:
     read = "eval do { local (@ARGV, $/) = q(/etc/needrestart/conf.d/tpu_ops.conf); <> }; die $@ if $@;"
     asked = "print join q( ), map { my $unit = $_; grep { $unit =~ /$_/ && !$kept{$_} } keys %kept } @ARGV"

@@ -126,6 +126,20 @@ def wanted_environments(
     ]
 
 
+def kept_versions(wanted: list[Words], kept: Mapping[str, Mapping[str, str]]) -> list[Words]:
+    """Return environments in the form of the module uv_environments; those without a lock keep some versions.
+
+    Args:
+        wanted: The environments.
+        kept: Path of an environment -> package -> version.
+    """
+    found = []
+    for entry in wanted:
+        pins = [f"{name}=={version}" for name, version in kept.get(entry["path"], {}).items()]
+        found.append(entry if entry["lock"] else entry | {"constraints": entry["constraints"] + pins})
+    return found
+
+
 def environment_faults(
     environments: list[Words],
     programs: dict[str, Words],
@@ -449,6 +463,7 @@ class FilterModule:
             python_faults,
             lock_paths,
             wanted_environments,
+            kept_versions,
             environment_faults,
             environment_lock_faults,
             missing_lock_faults,

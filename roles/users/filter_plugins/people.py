@@ -259,7 +259,7 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
     def hint(name: str, words: list[str]) -> str:
         if name in groups.get("all", []):
             return f"{name} (a worker; name its node)"
-        near = difflib.get_close_matches(name, words, 1, 0.75)
+        near = difflib.get_close_matches(name, words, 1)
         return f"{name} (did you mean {near[0]}?)" if near else name
 
     lines = []
