@@ -23,8 +23,11 @@ def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureF
 
 
 APT = (
+    "The following additional packages will be installed:",
+    "  libx",
     "The following NEW packages will be installed:",
-    "  htop",
+    "  htop less",
+    "  libx",
     "0 upgraded, 1 newly installed, 0 to remove and 4 not upgraded.",
 )
 
@@ -34,21 +37,21 @@ def test_a_change_names_what_changes_on_the_hosts_where_it_is_the_same(capsys: p
     for host, changes in (
         ("pod-w0", APT),
         ("pod-w1", APT),
-        ("solo-w0", ("ada", "bob", "eve", "f" * 90, "zoe")),
+        ("solo-w0", ("/etc/x 0:0 0644", "bob", "eve", "f" * 90, "zoe")),
         ("b", ()),
     ):
         progress(Step("Install", "base", host, "changed", changes=changes))
     progress(Step("Break", "", "b", "failed", "no"))
     progress.end()
     assert capsys.readouterr().err.splitlines() == [
-        "pod-w[0-1]: changed: base : Install: htop",
-        f"solo-w0: changed: base : Install: ada, bob, eve, {'f' * 80} ... and 1 more",
+        "pod-w[0-1]: changed: base : Install: htop, less, libx",
+        f"solo-w0: changed: base : Install: /etc/x, bob, eve, {'f' * 80} ... and 1 more",
         "b: changed: base : Install",
     ], "a failure is printed once, at the end"
 
 
 def test_a_diff_is_printed_below_its_change(capsys: pytest.CaptureFixture[str]) -> None:
     progress = configure.Progress(check=True, diff=True)
-    progress(Step("Write", "", "b", "changed", changes=("/etc/x", "-one", "+two")))
+    progress(Step("Write", "", "b", "changed", changes=("/etc/x 0:0 0644", "-one", "+two")))
     progress.end()
-    assert capsys.readouterr().err == "b: would change: Write\n  /etc/x\n  -one\n  +two\n"
+    assert capsys.readouterr().err == "b: would change: Write\n  /etc/x 0:0 0644\n  -one\n  +two\n"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.ansible.playbook import Step, changes_of, message_of, note_of
+from tpu_ops.ansible.changes import changes_of
+from tpu_ops.ansible.playbook import Step, message_of, note_of
 
 INSTALL = """'/usr/bin/apt-get -y -o "Dpkg::Options::=--force-confdef" install 'zsh=5.9' 'less'' failed: """
 INTERRUPTED = "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem."
@@ -123,6 +124,11 @@ FILE = {
         ({"results": [{"changed": True, "invocation": {"module_args": {"name": "ada"}}}]}, ["ada"], ["ada"]),
         ({"invocation": {"module_args": {"name": ["a", "b"]}}}, ["a", "b"], ["a", "b"]),
         ({"invocation": {"module_args": {"argv": ["true"]}}}, [], []),
+        (
+            {"diff": [{"after_header": "/tmp/x.j2"}], "invocation": {"module_args": {"dest": "/etc/x"}}},
+            ["/etc/x"],
+            ["/etc/x"],
+        ),
     ],
 )
 def test_changes_name_packages_people_and_files_and_whole_ones_have_the_lines_of_files(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import queue
 import re
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import tpu_ops
 from tpu_ops import texts
 from tpu_ops.ansible import exported, scratch
+from tpu_ops.ansible.changes import changes_of
 from tpu_ops.errors import UsageError
 
 #: Seconds between two checks for an interrupt.
@@ -50,12 +50,6 @@ _APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
 #: Error lines in the output of apt and dpkg. Only the last lines are reported: how many.
 _APT_SAYS = re.compile(r"^(?:E: .*|dpkg: error.*(?:\n .*)?)", re.MULTILINE)
 _APT_LINES = 3
-#: What apt prints beside the packages that it installs, upgrades or removes.
-_APT_ASIDE = re.compile(
-    r"^(?:(?:The following packages were automatically installed|Suggested packages|Recommended packages)[^\n]*\n"
-    r"(?: [^\n]*\n)*|Use '[^\n]*apt autoremove'[^\n]*\n)",
-    re.MULTILINE,
-)
 #: Text in an error of apt -> fix for the user.
 _APT_WAYS = {
     "dpkg was interrupted": "run `sudo dpkg --configure -a` on the worker first",
@@ -63,8 +57,6 @@ _APT_WAYS = {
 }
 
 
-#: Arguments of modules that name what they change, if the module does not say what it has changed.
-_SUBJECTS = ("name", "path", "dest")
 #: Modules whose message is shown to the user, and the default message of `assert`, which is not.
 _SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
 
@@ -464,42 +456,6 @@ def note_of(event: Mapping[str, Any], *, whole: bool = False) -> Step | Said | N
     report = report_of(data, result) if outcome in ("ok", "changed") else ()
     changes = tuple(changes_of(result, whole=whole)) if outcome == "changed" else ()
     return Step(task, role, host, outcome, message, warnings, report, changes)
-
-
-def changes_of(result: Mapping[str, Any], *, whole: bool = False) -> list[str]:
-    """Return what a task changed, given its result: the paths of files, and other changed lines with `+` or `-`.
-
-    Args:
-        result: The result.
-        whole: Whether to return the changed lines of files too. They can be many, and secret.
-    """
-    given: Any = result.get("diff") or []
-    found: list[str] = []
-    for diff in given if isinstance(given, list) else [given]:
-        headers = [str(diff.get(key) or "") for key in ("before_header", "after_header")]
-        before, after = (str(diff.get(key) or "").splitlines() for key in ("before", "after"))
-        path = headers[1] or headers[0]
-        if path.startswith("/"):
-            found.append(path)
-            # The first two lines repeat the path.
-            found += [line.rstrip() for line in difflib.unified_diff(before, after, lineterm="")][2:] if whole else []
-        else:
-            found += [f"- {line}" for line in before if line not in after]
-            found += [f"+ {line}" for line in after if line not in before]
-            found += _APT_ASIDE.sub("", str(diff.get("prepared") or "")).splitlines()
-    for entry in result.get("results") or ():
-        found += changes_of(entry, whole=whole) if isinstance(entry, dict) and entry.get("changed") else []
-    if not found:
-        found = list(map(str, result.get("changed_paths") or _subject(result)))
-    shown = found if whole else dict.fromkeys(found)
-    return [line.rstrip() for line in shown if line.strip()]
-
-
-def _subject(result: Mapping[str, Any]) -> list[str]:
-    """Return what a module was asked to change, by its arguments: names, or a path."""
-    given = (result.get("invocation") or {}).get("module_args") or {}
-    found: Any = next((given[key] for key in _SUBJECTS if given.get(key)), ())
-    return [str(one) for one in found] if isinstance(found, list | tuple) else [str(found)]
 
 
 def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ _LONGEST, _LINES = 600, 100
 _NAMED, _NAME = 4, 80
 #: apt's lines beside the packages that it installs, upgrades or removes.
 _APT_WORDS = re.compile(r"^The following .*:$|^\d+ upgraded, ")
+#: Owner and mode behind the path of a file.
+_ATTRIBUTES = re.compile(r"( \d+:\d+ \d{4})+$")
 _MEANINGS = {"ok": Meaning.OK, "changed": Meaning.CHANGED, "skipped": Meaning.NONE}
 
 
@@ -275,8 +277,16 @@ class Progress:
 
 
 def subjects(changes: Sequence[str]) -> list[str]:
-    """Return what the changes of a step are about, such as packages and paths, without apt's words beside them."""
-    names = [line.strip() for line in changes if not _APT_WORDS.search(line)]
+    """Return what the changes of a step are about: people, packages, paths without owner and mode, or changed lines."""
+    names, heading = dict[str, None](), ""
+    for line in changes:
+        if _APT_WORDS.search(line):
+            heading = line
+        elif heading and line.startswith(" "):
+            # The packages that apt installs besides are also among those that it installs.
+            names |= dict.fromkeys(() if "additional packages" in heading else line.split())
+        else:
+            names[_ATTRIBUTES.sub("", line.strip())] = None
     return [f"{name[:_NAME]}{' ...' if len(name) > _NAME else ''}" for name in names]
 
 
