@@ -94,6 +94,16 @@ def age(seconds: float | None) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+def lasting(seconds: float) -> str:
+    """Return a duration in its two largest units, as in ``3 h 20 min``, ``12 min 5 s`` or ``45 s``."""
+    rest = round(seconds)
+    for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if rest >= size:
+            below = rest % size // smaller
+            return f"{rest // size} {unit}" + (f" {below} {name}" if below else "")
+    return f"{rest} s"
+
+
 def on_fleet(text: str, option: Callable[[], str], *, bare: bool = False, without: Collection[str] = ()) -> str:
     """Add the option that names the fleet to the commands in a text, except commands that have the option.
 

@@ -138,7 +138,7 @@ def test_suggested_commands_name_the_fleet_of_the_call(workers: Workers, tmp_pat
     workers.probes = {"holder": holder}
     assert main(["train", "--fleet", "other.tpu_vm.yml", "pod", "--", "true"]) == 1
     out, err = capsys.readouterr()
-    assert f"wait for the run (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in out
+    assert (out, err.count("run r2 of ada has held")) == ("", 1), "an error is printed once"
     assert f"  fix: wait for the run (`tpu_ops attach {fleet} r2` follows it), or `tpu_ops stop {fleet} r2`" in err
     workers.probes = {"lockfiles": ["/tmp/libtpu_lockfile"], "preloads": [], "program": "1"}
     assert main(["doctor", "--fleet", "other.tpu_vm.yml"]) == 1

@@ -20,3 +20,35 @@ def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureF
         progress(Step("Report", "", host, "ok", report=("pod: 16 chips", f"{host}: fine")))
     progress.end()
     assert capsys.readouterr().err == "Report:\n  pod: 16 chips\n  pod-w0: fine\n  pod-w1: fine\n"
+
+
+APT = (
+    "The following NEW packages will be installed:",
+    "  htop",
+    "0 upgraded, 1 newly installed, 0 to remove and 4 not upgraded.",
+)
+
+
+def test_a_change_names_what_changes_on_the_hosts_where_it_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = configure.Progress()
+    for host, changes in (
+        ("pod-w0", APT),
+        ("pod-w1", APT),
+        ("solo-w0", ("ada", "bob", "eve", "f" * 90, "zoe")),
+        ("b", ()),
+    ):
+        progress(Step("Install", "base", host, "changed", changes=changes))
+    progress(Step("Break", "", "b", "failed", "no"))
+    progress.end()
+    assert capsys.readouterr().err.splitlines() == [
+        "pod-w[0-1]: changed: base : Install: htop",
+        f"solo-w0: changed: base : Install: ada, bob, eve, {'f' * 80} ... and 1 more",
+        "b: changed: base : Install",
+    ], "a failure is printed once, at the end"
+
+
+def test_a_diff_is_printed_below_its_change(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = configure.Progress(check=True, diff=True)
+    progress(Step("Write", "", "b", "changed", changes=("/etc/x", "-one", "+two")))
+    progress.end()
+    assert capsys.readouterr().err == "b: would change: Write\n  /etc/x\n  -one\n  +two\n"

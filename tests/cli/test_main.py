@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
+import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -14,8 +18,9 @@ import pytest
 
 from tests.support.commands import failed
 from tpu_ops.ansible.playbook import Said
-from tpu_ops.cli import configure, doctor, options, output
+from tpu_ops.cli import configure, doctor, examples, options, output
 from tpu_ops.cli import run as run_command
+from tpu_ops.cli.commands import COMMANDS
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
 from tpu_ops.runs import records
@@ -342,13 +347,54 @@ def test_help_begins_with_a_capital_and_leaves_the_others(tpu_ops, capfd: pytest
             "create",
             ("--type", "--zone", "--spot", "if there is no capacity", "--until-capacity", "--metadata", "--json"),
         ),
-        ("train", ("--sync", "--env", "--detach", "recovery after preemptions", "--recover", "--force", "--barrier")),
+        ("list", ("--cached", "--idle", "--name", "output and fleet", "--fleet")),
+        ("apply", ("--yes", "--dry-run", "what else it may do", "--prune", "--watch", "--json", "--fleet")),
+        (
+            "configure",
+            ("--check", "--tags", "where and how it runs", "--on-workers", "output and fleet", "--json", "--fleet"),
+        ),
+        ("delete", ("--yes", "--dry-run", "if names are shared", "--zone", "--no-wait", "--fleet")),
+        (
+            "train",
+            ("--sync", "--env", "--detach", "--rank", "code, environment", "--git", "recovery", "--recover", "--json"),
+        ),
     ],
 )
 def test_help_shows_the_options_in_groups_the_most_used_first(name: str, order: tuple[str, ...]) -> None:
     lines = [line.strip() for line in command(name, "--help").stdout.splitlines()]
     found = [next(at for at, line in enumerate(lines) if line.startswith(words)) for words in order]
     assert found == sorted(found)
+
+
+def parsers(name: str) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of a command, and those of its subcommands, by their words."""
+    module = importlib.import_module(f"tpu_ops.cli.{COMMANDS[name][0]}")
+    parser = argparse.ArgumentParser(name, exit_on_error=False)
+    module.add_arguments(parser)
+    found = {name: parser}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {f"{name} {word}": below for word, below in action.choices.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_help_has_two_examples_that_the_command_accepts(name: str) -> None:
+    found = parsers(name)
+    for words in found:
+        shown = [example for example, _ in examples.EXAMPLES[words]]
+        assert len(shown) >= 2, words
+        for example in shown:
+            after = re.search(rf"\btpu_ops ({words}\b[^)>]*)", example)
+            assert after or words == name, example
+            front = shlex.split(after[1] if after else example.removeprefix("tpu_ops "))
+            given = front[1 : front.index("--")] if "--" in front else front[1:]
+            found[name].parse_args(given)
+
+
+def test_a_help_ends_with_its_examples() -> None:
+    shown = command("lab", "up", "--help").stdout
+    assert shown.endswith(f"\n\n{examples.of('lab up')}\n")
 
 
 def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: Path) -> None:

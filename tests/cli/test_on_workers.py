@@ -283,11 +283,16 @@ def test_a_member_reads_what_is_published_on_a_host(admin, member, tmp_path):
 
 
 def test_a_member_trains_fetches_results_logs_in_and_runs_playbooks(admin, member, tmp_path):
+    notice = tmp_path / "notice"
+    end = ("--fetch", "my result", "--fetch-to", str(tmp_path / "at the end"), "--notify", f"cat >'{notice}'")
     done = member.succeed(
-        *("tpu_ops", "train", "pod", "--name", "adas", "--", "sh", "-c"),
+        *("tpu_ops", "train", "pod", "--name", "adas", *end, "--", "sh", "-c"),
         "id -un; echo rank $TPU_WORKER_ID; echo of $TPU_WORKER_ID >'my result'",
     )
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["ada", "0"]
+    assert (tmp_path / "at the end/my result").read_text() == "of 0\n"
+    told = json.loads(notice.read_text())
+    assert [told[key] for key in ("run_id", "state", "exit_code", "targets")] == ["adas", "succeeded", 0, ["pod"]]
     assert "adas" in member.do("tpu_ops", "status")
     member.do("tpu_ops", "fetch", "adas", "my result", str(tmp_path / "hers"), "--rank", "all")
     assert [(tmp_path / f"hers/rank-{rank}/my result").read_text() for rank in range(2)] == ["of 0\n", "of 1\n"]

@@ -18,7 +18,7 @@ from tpu_ops import host, protocol
 from tpu_ops.host import build
 from tpu_ops.host import compiled as compiled_copy
 from tpu_ops.protocol.wire import PROTOCOL
-from tpu_ops.runs import bucket_probe, synced
+from tpu_ops.runs import bucket_probe, project_environment, synced
 
 FOLDERS = [Path(*package.__path__) for package in (host, protocol)]
 SOURCES = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if path.name != "build.py")
@@ -31,7 +31,7 @@ TOO_NEW = re.compile(
 
 @pytest.mark.parametrize(
     "path",
-    [*SOURCES, Path(synced.__file__), Path(bucket_probe.__file__)],
+    [*SOURCES, *(Path(str(each.__file__)) for each in (synced, bucket_probe, project_environment))],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_every_module_is_python_3_8_and_imports_only_the_standard_library(path: Path) -> None:

@@ -243,6 +243,34 @@ def test_each_worker_is_rebooted_once_has_its_chips_and_takes_runs_again(desk, l
         pass
 
 
+def test_a_run_has_what_its_project_lists_which_the_slice_downloads_once(desk, lab, tmp_path):
+    code, sent = tmp_path / "drawing", Counter[str]()
+    code.mkdir()
+    (code / "requirements.txt").write_text("numpy\npillow\n")
+    show = "import PIL, jax, numpy; print(PIL.__file__, jax.__version__, numpy.__file__)"
+
+    def train(*argv: str, show: str = show) -> tuple[set[str], str]:
+        name = f"drawing-{secrets.token_hex(4)}"
+        words = ("--rank", "all", "--sync", str(code), *argv, "--", "python", "-c", show)
+        done = desk.succeed("tpu_ops", "train", "pod", "--name", name, *words)
+        return {line.partition("] ")[2] for line in done.stdout.splitlines()}, done.stderr
+
+    with outer_index(lab, sent, "/home/tpu/.cache/uv"):
+        found, said = train("--install")
+    (line,) = found  # the same on both workers
+    place = r"/home/tpu/tpu_ops/\.environments/drawing/\w+"
+    assert re.fullmatch(rf"{place}/lib/\S+/PIL/__init__.py \S+ /opt/venvs/jax/lib/\S+", line), line
+    assert re.search(rf"requirements.txt: 1 package over the fleet's, digest \w+, in {place} on 2 workers", said), said
+    bytes_of = by_worker(desk, sent)
+    assert bytes_of["pod-w0"] > 1_000_000
+    assert bytes_of["pod-w1"] < bytes_of["pod-w0"] / 100
+    # Later runs install by themselves, and there is nothing to do.
+    again, said = train()
+    assert (again, "already there" in said) == (found, True), said
+    without, _ = train("--no-install", show="import sys; print(sys.prefix)")
+    assert without == {"/opt/venvs/jax"}
+
+
 def test_site_changes_no_environment_under_a_run(desk, lab):
     def site(*argv: str) -> tuple[int, str]:
         return play(desk, "python.yml", *argv)
@@ -347,8 +375,8 @@ def test_clients_of_a_server_that_was_made_anew_under_another_address_read_its_f
 
 
 @contextlib.contextmanager
-def outer_index(lab: Lab, sent: Counter[str], hook: Hook) -> Iterator[str]:
-    """Have the pod's workers use an index on this machine that counts its bytes; yield its URL."""
+def outer_index(lab: Lab, sent: Counter[str], *removed: str, hook: Hook = lambda *_: None) -> Iterator[str]:
+    """Have the pod's workers use an index on this machine that counts its bytes, and remove paths; yield its URL."""
     gateway = lab.inside("pod-w0", "sh", "-c", "ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'").strip()
     # One that an earlier playbook started has the files already.
     lab.inside("pod-w0", "sh", "-c", "systemctl stop tpu_ops-slice-index.service || true")
@@ -356,7 +384,7 @@ def outer_index(lab: Lab, sent: Counter[str], hook: Hook) -> Iterator[str]:
         for host in POD:
             text = f'[[index]]\nurl = "{url}/simple"\ndefault = true\n'
             lab.inside(host, "sh", "-c", f"mkdir -p /etc/uv && printf %s '{text}' > /etc/uv/uv.toml")
-            lab.inside(host, "rm", "-rf", "/opt/venvs/tools", "/opt/uv", "/var/cache/uv-own")
+            lab.inside(host, "rm", "-rf", *removed)
         try:
             yield f"{url}/simple"
         finally:
@@ -367,7 +395,7 @@ def outer_index(lab: Lab, sent: Counter[str], hook: Hook) -> Iterator[str]:
 def fill_tools(desk: Desk, lab: Lab, hook: Hook = lambda *_: None) -> tuple[dict[str, int], str, str]:
     """Install uv and an environment on the pod; return each worker's outer bytes, the digest, and what was said."""
     sent: Counter[str] = Counter()
-    with outer_index(lab, sent, hook) as url:
+    with outer_index(lab, sent, "/opt/venvs/tools", "/opt/uv", "/var/cache/uv-own", hook=hook) as url:
         variables = {
             "base_pip_index_url": url,
             "python_environments": [{"name": "tools", "requirements": ["numpy", "six"]}],
@@ -376,9 +404,14 @@ def fill_tools(desk: Desk, lab: Lab, hook: Hook = lambda *_: None) -> tuple[dict
         }
         code, said = play(desk, "site.yml", "--tags", "python", "--extra-vars", json.dumps(variables))
     assert code == 0, said
-    external = {row["host"]: row["external_ip"] for row in desk.json("tpu_ops", "list", "--json")}
     (digest,) = re.findall(r"tools (\w+) on 2 workers", said)
-    return {host: sent[external[host]] for host in POD}, digest, said
+    return by_worker(desk, sent), digest, said
+
+
+def by_worker(desk: Desk, sent: Counter[str]) -> dict[str, int]:
+    """Return the bytes that each worker of the pod has got from outside."""
+    external = {row["host"]: row["external_ip"] for row in desk.json("tpu_ops", "list", "--json")}
+    return {host: sent[external[host]] for host in POD}
 
 
 def test_a_slice_downloads_once_and_does_without_worker_0(desk, lab):

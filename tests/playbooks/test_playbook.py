@@ -105,3 +105,27 @@ The following NEW packages will be installed:
         "  htop",
         "0 upgraded, 1 newly installed, 0 to remove and 4 not upgraded.",
     ]
+
+
+FILE = {
+    "before_header": "/etc/x 0:0 0644",
+    "after_header": "/etc/x 0:0 0600",
+    "before": "one\nsame\n",
+    "after": "two\nsame\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("result", "brief", "whole"),
+    [
+        ({"diff": [FILE]}, ["/etc/x 0:0 0600"], ["/etc/x 0:0 0600", "@@ -1,2 +1,2 @@", "-one", "+two", " same"]),
+        ({"diff": {"before": "jax==1\n", "after": "jax==2\n"}}, ["- jax==1", "+ jax==2"], ["- jax==1", "+ jax==2"]),
+        ({"results": [{"changed": True, "invocation": {"module_args": {"name": "ada"}}}]}, ["ada"], ["ada"]),
+        ({"invocation": {"module_args": {"name": ["a", "b"]}}}, ["a", "b"], ["a", "b"]),
+        ({"invocation": {"module_args": {"argv": ["true"]}}}, [], []),
+    ],
+)
+def test_changes_name_packages_people_and_files_and_whole_ones_have_the_lines_of_files(
+    result: dict[str, Any], brief: list[str], whole: list[str]
+) -> None:
+    assert (changes_of(result), changes_of(result, whole=True)) == (brief, whole)

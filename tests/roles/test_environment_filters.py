@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,6 +201,18 @@ def test_each_wanted_environment_names_the_variable_that_it_is_from() -> None:
     assert [entry["variable"] for entry in wanted] == ["python_environments[0]", "jax_venv"]
 
 
+def test_versions_that_a_recovery_keeps_are_constraints_of_lists_without_a_lock() -> None:
+    environments: list[dict[str, Any]] = [
+        {"name": "a", "constraints": ["x<2"]},
+        {"name": "b"},
+        {"name": "c", "lock": "l"},
+    ]
+    wanted = filters.wanted_environments(environments, PROGRAMS, "3.11", ["x==1"])
+    kept = {"/opt/venvs/a": {"x": "1", "y": "2"}, "/opt/venvs/c": {"x": "1"}}
+    constraints = [entry["constraints"] for entry in filters.kept_versions(wanted, kept)]
+    assert constraints == [["x<2", "x==1", "y==2"], [], []]
+
+
 def test_faults_of_the_role_jax_name_its_own_variables() -> None:
     environment = {"name": "jax", "path": "jax", "requirements": ["a=1"], "lock": "l"}
     names = {"path": "jax_venv", "requirements": "jax_packages", "lock": "jax_lock"}
@@ -238,20 +249,23 @@ def test_a_lock_without_what_is_asked_for_is_refused(lock: str, requirements: li
         ("", {"root": "a"}, "root", "/opt/venvs/a"),
     ],
 )
-def test_a_login_activates_the_users_environment_or_the_common_one(
-    tmp_path: Path, everybody: str, people: dict[str, str], person: str, active: str
+def test_the_active_environment_is_the_users_or_the_common_one(
+    everybody: str, people: dict[str, str], person: str, active: str
 ) -> None:
-    for name in ("a", "b"):
-        python = tmp_path / "opt" / "venvs" / name / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.touch(mode=0o755)
-    script = filters.login_script(everybody, people, [{"name": "a"}]).replace("/opt/", f"{tmp_path}/opt/")
-    shell = f"id() {{ echo {person}; }}\n{script}echo ${{VIRTUAL_ENV-}} ${{__venv-gone}} ${{PATH%%:*}}"
-    done = subprocess.run(
-        ["sh", "-c", shell], capture_output=True, text=True, check=True, timeout=10, env={"PATH": "/usr/bin:/bin"}
-    )
-    venv = f"{tmp_path}{active}" if active else ""
-    assert done.stdout.split() == ([venv, "gone", f"{venv}/bin"] if venv else ["gone", "/usr/bin"])
+    cases = filters.active_cases(everybody, people, [{"name": "a"}])
+    shell = f"id() {{ echo {person}; }}\n{cases}\necho ${{__venv-}}"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True, timeout=10)
+    assert done.stdout.strip() == active
+
+
+def test_without_an_active_environment_the_role_removes_only_its_own_commands() -> None:
+    made, gone = (filters.command_files(script, "/d") for script in (f"{filters.COMMAND}true\n", ""))
+    assert {entry["path"] for entry in made} == {entry["path"] for entry in gone}
+    contents = {entry["path"]: entry["content"] for entry in made if "content" in entry}
+    assert all(content.startswith(filters.COMMAND) for content in contents.values())
+    begins = {entry["path"] for entry in gone if entry.get("begins") == filters.COMMAND}
+    assert begins == set(contents)
+    assert {entry["state"] for entry in gone} == {"absent"}
 
 
 @pytest.mark.parametrize(

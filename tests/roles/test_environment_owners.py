@@ -12,6 +12,8 @@ import pytest
 from roles.facts.module_utils import environment_sets
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
+from roles.python.module_utils import environment_state, environment_work
+from roles.python.module_utils.uv_program import Uv
 from roles.workspace.library import git_workspaces
 from tests.roles.conftest import Run
 from tests.support.environments import UV, more, plain_wheel, write_project
@@ -176,6 +178,89 @@ def test_the_list_and_a_project_are_resolved_together(worker: Worker) -> None:
     assert worker.packages() == {"flax": "2", "six": "1.17.0", "vision": "1"}
     worker.python(requirements=["flax", "extra"])
     assert worker.packages() == {"extra": "2", "flax": "2", "six": "1.17.0", "vision": "1"}
+
+
+def test_a_package_leaves_the_list_with_what_nothing_else_needs(worker: Worker) -> None:
+    worker.python(requirements=["flax", "extra"])
+    assert worker.packages() == {"extra": "2", "flax": "2", "six": "1.17.0"}
+    checked = worker.python(requirements=["extra"], check=True)
+    assert checked[0]["environments"]["t"]["plan"] == ["- flax", "- six"]
+    worker.python()
+    assert worker.packages() == {"extra": "2"}
+    assert [result["changed"] for result in worker.python()] == [False]
+
+
+def test_what_a_project_needs_stays_when_the_list_drops_it_and_leaves_with_the_project(worker: Worker) -> None:
+    worker.project("vision", ["flax"])
+    worker.python(requirements=["flax", "extra"])
+    worker.settle()
+    worker.python(requirements=["extra"])
+    worker.settle()
+    assert worker.packages() == {"extra": "2", "flax": "2", "six": "1.17.0", "vision": "1"}
+    worker.projects[0]["state"] = "absent"
+    assert worker.workspace().get("changed") is True
+    worker.python()
+    assert worker.packages() == {"extra": "2"}
+
+
+def test_a_package_that_nobody_listed_is_in_no_lock_and_leaves(worker: Worker) -> None:
+    worker.python(requirements=["extra"])
+    install = [UV, "pip", "install", "--quiet", "--python", str(worker.root / "venv"), "flax"]
+    subprocess.run(install, check=True, timeout=60)
+    entry = worker.arguments["environments"][0]
+    arguments = worker.arguments | {"step": "resolve", "environments": [entry]}
+    assert set(environment_state.pins(worker.run(uv_environments, arguments)["locks"]["t"])) == {"extra"}
+    worker.python()
+    assert worker.packages() == {"extra": "2"}
+
+
+def test_an_empty_list_leaves_all_packages(worker: Worker) -> None:
+    worker.python(requirements=[])
+    subprocess.run([UV, "pip", "install", "--quiet", "--python", str(worker.root / "venv"), "flax"], check=True)
+    assert [result["changed"] for result in worker.python()] == [False]
+    assert worker.packages() == {"flax": "2", "six": "1.17.0"}
+
+
+def test_packages_that_an_owner_added_stay_and_do_not_spread(worker: Worker) -> None:
+    worker.python(requirements=["flax", "extra"])
+    install = [UV, "pip", "install", "--quiet", "--python", str(worker.root / "venv")]
+    plain_wheel(worker.root / "wheels", "mine", "1", "theirs", "six")
+    plain_wheel(worker.root / "wheels", "theirs", "1")
+    subprocess.run([*install, "mine"], check=True, timeout=60)
+    wanted = worker.arguments["environments"][0] | {"owner": "ada", "requirements": ["extra"], "exact": False}
+    uv = Uv(UV, str(worker.root / "cache"), 60)
+    for lock in ("", "extra==2\n"):
+        environment = environment_work.Environment(wanted | {"lock": lock, "agreed": bool(lock)}, uv)
+        assert environment.surplus() == ["flax"], "the list no longer has it, and the owner's package needs only six"
+
+
+def test_conditions_on_python_and_extras_decide_what_is_needed(tmp_path: Path) -> None:
+    site = tmp_path / "lib/python3.12/site-packages"
+    for name, *requires in (
+        ("jax", "numpy>=2", "libtpu==1; extra == 'tpu'", "cuda; extra == 'cuda_12'", "old; python_version < '3.12'"),
+        ("numpy", "early; python_full_version < '3.12.1'"),
+        ("libtpu", "jax[CUDA-12]; extra == 'x'", "absent"),
+        *(("cuda",), ("old",), ("early",), ("stray", "strays-own"), ("strays_own",)),
+    ):
+        info = site / f"{name}-1.dist-info"
+        info.mkdir(parents=True)
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            "Version: 1",
+            *(f"Requires-Dist: {line}" for line in requires),
+        ]
+        (info / "METADATA").write_text("\n".join([*lines, ""]))
+
+    def required(*lines: str) -> set[str]:
+        return environment_sets.required(str(tmp_path), list(lines), "3.12.11")
+
+    assert required("jax") == {"jax", "numpy", "early"}, "uv resolves locks for 3.12.0"
+    assert required("jax[tpu]==1 --hash=sha256:00") == {"jax", "numpy", "early", "libtpu"}
+    assert required("jax[tpu]", "libtpu[x]") == {"jax", "numpy", "early", "libtpu", "cuda"}
+    assert required("stray # why", "jax; python_version < '3'", "./here") == {"stray", "strays-own"}
+    (site / "stray-1.dist-info" / "direct_url.json").write_text('{"url": "file:///stray.whl"}')
+    assert required() == {"stray", "strays-own"}
 
 
 @pytest.mark.parametrize("exact", [False, True])

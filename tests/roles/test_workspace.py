@@ -17,6 +17,8 @@ from roles.facts.module_utils import turns
 from roles.facts.module_utils.as_person import PersonFault
 from roles.workspace.filter_plugins import workspace
 from roles.workspace.filter_plugins.workspace import (
+    dotfiles_faults,
+    dotfiles_projects,
     workspace_chosen,
     workspace_environment_faults,
     workspace_environment_warnings,
@@ -253,6 +255,41 @@ def test_a_forge_is_asked_by_the_first_worker_that_has_the_project() -> None:
     ]
 
 
+def test_dotfiles_are_projects_of_their_owner_after_those_of_the_fleet() -> None:
+    ada: dict[str, Any] = {"name": "ada", "dotfiles": {"repository": "https://forge.test/ada/dotfiles"}}
+    bob = {"name": "bob", "dotfiles": {"repository": "bob@forge.test:dot", "ref": "v1"}}
+    dotfiles = dotfiles_projects([ada, {"name": "carol"}, bob], {"ada": {"home": "/mnt/ada"}})
+    assert [(one["path"], one["owner"], one["ref"], one["optional"]) for one in dotfiles] == [
+        ("/mnt/ada/.dotfiles", "ada", "HEAD", True),
+        ("/home/bob/.dotfiles", "bob", "v1", True),
+    ]
+    hostvars: dict[str, dict[str, Any]] = {
+        "w0": {"__workspace_dotfiles": dotfiles[:1]},
+        "w1": {"workspace_projects": [PROJECT], "__workspace_dotfiles": dotfiles},
+    }
+    everywhere = workspace_everywhere(["w0", "w1"], hostvars, {"w0": []})
+    assert everywhere == {"w0": dotfiles[:1], "w1": [PROJECT, *dotfiles]}
+    asked = {plan["worker"]: plan["questions"] for plan in workspace_questions(everywhere, "")}
+    assert asked["w0"] == [{"url": ada["dotfiles"]["repository"], "ref": "HEAD", "owner": "ada", "optional": True}]
+    assert [(one["owner"], one.get("optional", False)) for one in asked["w1"]] == [("bob", True), ("root", False)]
+    assert workspace_chosen([PROJECT, *dotfiles], "v2") == [PROJECT | {"ref": "v2"}], "train --git leaves them alone"
+
+
+@pytest.mark.parametrize(
+    ("dotfiles", "fault"),
+    [
+        ({"repository": "https://forge.test/a", "ref": "main"}, ""),
+        ({"repository": "https://token@forge.test/a"}, "users_people: ada: dotfiles: repository contains a password"),
+        ({"repository": "ext::sh -c id"}, "users_people: ada: dotfiles: repository is not of the form"),
+        ({"repository": "/srv/dot", "ref": "a b"}, "users_people: ada: dotfiles: ref 'a b' is not the name"),
+        ("https://forge.test/a", ""),
+    ],
+)
+def test_faults_of_dotfiles_name_the_person(dotfiles: Any, fault: str) -> None:
+    found = dotfiles_faults([{"name": "ada", "dotfiles": dotfiles}, {"name": "bob"}])
+    assert [text[: len(fault)] for text in found] == ([fault] if fault else [])
+
+
 LISTING = "a\tHEAD\nb\trefs/heads/main\nb\trefs/heads/both\nc\trefs/tags/both\nd\trefs/tags/v1\ne\trefs/tags/v1^{}\n"
 
 
@@ -326,7 +363,7 @@ def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
                 | {
                     key: value
                     for key, value in changes.items()
-                    if key in project or key in ("state", "editable", "disk")
+                    if key in project or key in ("state", "editable", "disk", "scripts", "optional")
                 }
             ],
             "uv": "/nonexistent/uv",
@@ -362,6 +399,36 @@ def test_a_clone_is_made_moved_and_left_alone(git: Git, bring: Bring, tmp_path: 
     assert bring()["commits"] == {"vision": second}
     assert (tmp_path / "work/vision/a.txt").read_text() == "two\n"
     assert bring()["changed"] is False
+
+
+def test_a_script_runs_once_at_each_commit_and_again_after_a_failure(git: Git, bring: Bring, tmp_path: Path) -> None:
+    (tmp_path / "source/setup").mkdir()
+    script = tmp_path / "source/install"
+    script.write_text('#!/bin/sh\necho "$HOME $PWD" >>~/ran\n[ ! -e ~/broken ]\n')
+    script.chmod(0o755)
+    git("source", "add", ".")
+    git("source", "commit", "-q", "-m", "script")
+    work, ran = tmp_path / "work/vision", tmp_path / "home/ran"
+    dotfiles: dict[str, Any] = {"scripts": ["missing", "setup", "install"], "optional": True}
+    assert not bring(check=True, **dotfiles).get("failed")
+    assert not ran.exists()
+    assert f"vision: run {work}/install" in bring(**dotfiles)["actions"]
+    assert ran.read_text() == f"{tmp_path}/home {work}\n"
+    assert bring(**dotfiles)["changed"] is False
+    (tmp_path / "home/broken").touch()
+    newer = commit(git, tmp_path, "two\n")
+    for _ in range(2):
+        failed = bring(newer, **dotfiles)
+        assert not failed.get("failed")
+        assert f"vision: {work}/install exited with 1" in str(failed["warnings"])
+    (tmp_path / "home/broken").unlink()
+    assert bring(newer, check=True, **dotfiles)["actions"] == [f"vision: run {work}/install"]
+    assert bring(newer, **dotfiles)["changed"] is True
+    assert len(ran.read_text().splitlines()) == 4
+    (work / "a.txt").write_text("own\n")
+    kept = bring(commit(git, tmp_path, "three\n"), **dotfiles)
+    assert "changed files: a.txt" in str(kept["warnings"])
+    assert (kept["changed"], (work / "a.txt").read_text(), len(ran.read_text().splitlines())) == (False, "own\n", 4)
 
 
 def test_nothing_is_cloned_below_a_mount_point_whose_disk_is_not_mounted(bring: Bring, tmp_path: Path) -> None:

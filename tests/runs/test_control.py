@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.recovery import termination
 from tpu_ops.runs import control, follow, holders, overview, records
 from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.outcomes import run_state
+from tpu_ops.runs.outcomes import outcome_of, run_state
 from tpu_ops.runs.spec import GRACE_STOP
 from tpu_ops.ssh.replies import Reply
 
@@ -653,6 +654,37 @@ async def test_a_damaged_record_is_shown_as_such_and_not_as_an_unknown_run(tmp_p
         await find(tmp_path, "r1", pod_w1=DAMAGED)
     assert DAMAGED.problem in raised.value.what
     assert (raised.value.where, raised.value.fix) == ("pod-w1", DAMAGED.fix)
+
+
+@pytest.mark.parametrize(
+    ("end", "cells", "facts"),
+    [
+        ({"state": "succeeded", "ended": 65.0, "exit": {"code": 0}}, ("0", "1 min"), (0, 60.0)),
+        ({"state": "failed", "ended": 3665.5, "exit": {"code": 7}}, ("7", "1 h 1 min"), (7, 3660.5)),
+        ({"state": "failed", "ended": 7.0, "exit": {"signal": 9}}, ("SIGKILL", "2 s"), (137, 2.0)),
+        (
+            {"state": "stopped", "ended": 7.0, "exit": {"signal": 15}, "intent": {"kind": "stop"}},
+            ("", "2 s"),
+            (None, 2.0),
+        ),
+        ({"state": "lost", "ended": None, "exit": None}, ("", ""), (None, None)),
+    ],
+)
+def test_a_list_of_runs_shows_command_duration_and_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: Any, cells: tuple[str, str], facts: tuple[Any, Any]
+) -> None:
+    whose = {"person": {"name": "ada"}, "argv": ["python", "my train.py"], "code_digest": "", "attempt": 1}
+    run_ = control.RunRef("r1", ("pod-w0",))
+    row = (run_, (outcome_of(0, "pod-w0", {**whose, "since": 5.0, **end}),), 5.0)
+    seen, settings = overview.Overview((row,), control.Found([])), fleet(tmp_path).settings
+    runs.show(seen, settings, as_json=False)
+    heading, line = capsys.readouterr().out.splitlines()
+    columns = [heading.index(name) for name in ("EXIT", "STARTED", "LASTED", "COMMAND")]
+    assert (line[columns[0] : columns[1]].strip(), line[columns[2] : columns[3]].strip()) == cells
+    assert line[columns[3] :] == "python 'my train.py'"
+    runs.show(seen, settings, as_json=True)
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["exit_code"], told["duration"]) == facts
 
 
 async def test_a_list_of_runs_warns_of_damaged_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -849,8 +849,14 @@ async def test_doctor_says_that_nodes_of_no_one_run_are_compared_by_themselves(
     (same,) = (finding for finding in findings if finding.check == "same")
     assert (same.passed, same.each_node, doctor_command.row(same)["each_node"]) == (True, True, True)
     doctor_command.show(same)
-    said = f"PASS  the environment is the same on all workers, node by node ({len(workers)} workers)\n"
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out.splitlines() == [
+        f"PASS  the environment is the same on all workers, node by node ({len(workers)} workers)",
+        *(f"        {text}" for text in same.notes),
+    ]
+    (note,) = same.notes
+    assert "is not that of other v4-32 nodes: " in note
+    assert note.endswith("for a run on all of them: tpu_ops configure other,pod")
+    assert doctor_command.row(same)["notes"] == [note]
 
 
 def test_every_fault_is_of_a_check_that_the_doctor_names() -> None:

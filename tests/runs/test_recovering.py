@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -33,13 +33,28 @@ from tpu_ops.fleet import contact
 from tpu_ops.recovery import attempt, decide, termination
 from tpu_ops.recovery.driver import Driver
 from tpu_ops.recovery.events import Next, Planned
-from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
+from tpu_ops.runs import (
+    control,
+    endings,
+    follow,
+    installs,
+    launch,
+    outcomes,
+    preflight,
+    records,
+    recovery,
+    spec,
+    sync,
+    turns,
+)
 from tpu_ops.ssh.replies import Reply
 
 
 def test_a_preempted_node_is_recreated_and_the_next_attempt_starts(run: Any, tmp_path: Path, capsys: Any) -> None:
-    code, world, _ = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
+    code, world, job = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
     assert code == 0
+    assert job.ended == ("succeeded", job.driver.outcomes), "the end that --notify tells"
+    assert job.begun_run() == control.RunRef("r1", ("pod-w0", "pod-w1"))
     one_more = ["configure 2", "start {0}", "start {0}"]
     assert world.done == [
         "bring back r1/2",
@@ -216,6 +231,39 @@ def test_environments_of_old_and_new_workers_are_compared_before_a_retry(
     assert asyncio.run(job.driver.differ(world, world.workers)) is differ
 
 
+FIRST = {**probe()["venv"], "installed": {"jax": "0.10.2"}}
+LATER = {**FIRST, "packages": {"jax": "0.11"}, "installed": {"jax": "0.11", "six": "1"}, "digest": "d2"}
+
+
+def test_a_later_attempt_has_the_packages_of_the_first_one(run: Any, tmp_path: Path) -> None:
+    code, world, job = run(World(PREEMPTED, DONE), environment=FIRST)
+    assert (code, world.kept_versions) == (0, {"/v": {"jax": "0.10.2"}})
+    recovery.write(tmp_path, job.kept)
+    assert recovery.read(tmp_path, "r1").environment == FIRST
+
+
+def test_a_later_attempt_with_other_packages_is_refused_with_their_names(run: Any) -> None:
+    world = World(PREEMPTED, DONE)
+    world.venv = LATER
+    with pytest.raises(OpsError, match="not that of attempt 1") as refused:
+        run(world, environment=FIRST)
+    assert str(refused.value).startswith(
+        "run r1, pod-w[0-1]: the environment is not that of attempt 1: jax 0.11 (before 0.10.2), six 1 (before none)"
+    )
+    assert "`tpu_ops configure pod-w0,pod-w1` and `tpu_ops attach r1 --recover`" in refused.value.fix
+    assert (world.specs, world.pauses) == ([], []), "no start, and no other try"
+
+
+@pytest.mark.parametrize("changes", [{}, {"environment": FIRST, "force": True}])
+def test_packages_are_not_compared_if_those_of_the_first_attempt_are_unknown_or_with_force(
+    run: Any, changes: dict[str, Any]
+) -> None:
+    world = World(PREEMPTED, DONE)
+    world.venv = LATER
+    code, *_ = run(world, **changes)
+    assert (code, world.kept_versions) == (0, {})
+
+
 def test_transient_failures_are_retried(run: Any, capsys: Any) -> None:
     world = World(PREEMPTED, DONE, DONE)
     world.refusal = ApiError("a bad moment", status="UNAVAILABLE")
@@ -279,6 +327,33 @@ def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
     monkeypatch.setattr(sync, "push", pushed)
     code, *_ = run(world)
     assert (code, steps) == (0, ["checked", "locked", "pushed in the turn", "started"])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_later_attempt_has_the_packages_of_the_first_one_or_is_refused(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    world, asked = World(PREEMPTED, DONE), []
+    (tmp_path / "requirements.txt").write_text("pillow\n")
+    monkeypatch.setattr(recovery, "kept_code", lambda *_: sync.read_copy(tmp_path))
+    kept = {"base": "/opt/venvs/jax", "path": "/home/me/first", "pins": "pillow==1\n"}
+    monkeypatch.setattr(recovery, "kept_packages", lambda *_: kept)
+    monkeypatch.setattr(turns, "alone", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(sync, "push", AsyncMock())
+    monkeypatch.setattr(installs, "look", AsyncMock(return_value=SimpleNamespace(installed=None)))
+
+    async def install(*_: object, base: str, pins: str) -> installs.Installed:
+        asked.append((base, pins))
+        return installs.Installed("/home/me/first" if same else "/home/me/other", base, pins, "0", 1)
+
+    monkeypatch.setattr(installs, "install", install)
+    if same:
+        assert run(world)[0] == 0
+        assert {sent["venv"] for sent in world.specs} == {"/home/me/first"}
+    else:
+        with pytest.raises(UsageError, match="/opt/venvs/jax has other packages than at the first attempt"):
+            run(world)
+    assert asked == [("/opt/venvs/jax", "pillow==1\n")]
 
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +514,9 @@ def test_a_run_stopped_while_nodes_are_recreated_is_not_started_again(
     monkeypatch.setattr(world, "bring_back", bring_back)
     before = signal.getsignal(signal.SIGUSR1)
     with recovery.alone(tmp_path, "r1"):
-        code, _, _ = run(world, "--json")
+        code, _, job = run(world, "--json")
     threads[0].join()
+    assert job.ended == ("stopped", ())
     assert (code, answers, world.done) == (1, [True], []), "no attempt was on: nobody need be asked to stop"
     assert signal.getsignal(signal.SIGUSR1) is before
     assert not (tmp_path / "runs/r1/recovery.json").exists()

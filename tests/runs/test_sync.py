@@ -92,6 +92,21 @@ async def push(workers: Workers, code: Path) -> dict[str, sync.Seen]:
     return await sync.push(fanout, HOSTS, sync.read(code), turns.Turn("digits"))
 
 
+async def test_a_copy_tells_the_bytes_of_each_worker_and_its_end(workers: Workers, code: Path) -> None:
+    told: list[tuple[str, int, int, bool]] = []
+    fanout: Any = workers
+    (code / "weights.bin").write_bytes(os.urandom(3_000_000))
+    tree = sync.read(code)
+    await sync.push(fanout, HOSTS, tree, turns.Turn("digits"), lambda *one: told.append(one))
+    total = sum((code / entry).stat().st_size for entry in tree.files)
+    for host in HOSTS:
+        (begun, *between, end) = [one for one in told if one[0] == host]
+        assert (begun[1], begun[3], end[1:]) == (0, False, (end[2], end[2], True))
+        assert end[2] >= total
+        assert 3_000_000 < max(size for _, size, _, _ in between) <= end[2]
+    await sync.push(fanout, HOSTS, tree, turns.Turn("digits"), lambda *_: pytest.fail("nothing is to be copied"))
+
+
 def names(place: Path) -> list[str]:
     return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
 

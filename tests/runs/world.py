@@ -83,6 +83,10 @@ class World:
         self.pauses: list[float] = []
         #: What the API has of the nodes that cannot be made again, in words.
         self.lacking: list[str] = []
+        #: The environment of the workers, as in their probes.
+        self.venv: dict[str, Any] = probe()["venv"]
+        #: The versions that the last playbook had to keep.
+        self.kept_versions: Mapping[str, Mapping[str, str]] = {}
 
     # --- the workers
 
@@ -96,7 +100,10 @@ class World:
     async def call(self, requests: Any, action: str, *, done: Any = None, **_: Any) -> dict[str, Reply]:
         found = {}
         for host in requests:
-            value: dict[str, Any] = {"probe": probe(boot_id=host), "record": {"state": "starting", "port": 8500}}
+            value: dict[str, Any] = {
+                "probe": probe(boot_id=host, venv=self.venv),
+                "record": {"state": "starting", "port": 8500},
+            }
             found[host] = Reply(host, value)
             refusal = self.refusals.pop(0)[1] if self.refusals and self.refusals[0][0] == action else None
             if action == "start":
@@ -175,7 +182,8 @@ class World:
     def fanout(self, _: object) -> Any:
         return self
 
-    def configure(self, _: object, workers: Sequence[Worker]) -> None:
+    def configure(self, _: object, workers: Sequence[Worker], kept: Mapping[str, Mapping[str, str]]) -> None:
+        self.kept_versions = kept
         self.done.append(f"configure {len(workers)}")
 
     def check_out(self, _: object, __: Sequence[Worker], project: str) -> None:

@@ -408,6 +408,30 @@ def test_any_host_of_the_persons_own_config_may_be_the_jump(desk_with, lab):
     assert len(connections(lab) - before) == 2
 
 
+def test_a_person_without_tpu_ops_logs_in_by_the_texts_of_an_invitation(desk_with):
+    """The home has nothing but the person's key and the two texts; the inner workers are behind a jump."""
+    desk = desk_with(proxy_jump="gate")
+    if not desk.entry:
+        pytest.skip("no password file of the test's own can be put in place here, and ssh reads no other known_hosts")
+    key = Path(desk.environ["TPU_OPS_PRIVATE_KEY"])
+    variables = desk.folder / "fleet" / "inventory" / "group_vars" / "all.yml"
+    variables.parent.mkdir()
+    variables.write_text(json.dumps({"users_people": [{"name": "tpu", "keys": [key.with_suffix(".pub").read_text()]}]}))
+    told = desk.json("tpu_ops", "invite", "tpu", "--no-configure", "--json")
+    assert told["workers"] == ["gate-w0", "inner-w0", "inner-w1"]
+    desk.own_config.parent.mkdir(mode=0o700)
+    desk.own_config.write_text(told["ssh_config"])
+    (desk.own_config.parent / "known_hosts").write_text(told["known_hosts"])
+    shutil.copy(key, desk.own_config.parent / "id_ed25519")
+    gate = address(desk, "gate-w0")
+    assert desk.do("ssh", "-o", "BatchMode=yes", "gate", "id -un") == "tpu\n"
+    for host in ("inner-w0", "inner-w1"):
+        assert desk.do("ssh", "-o", "BatchMode=yes", host, CAME_FROM).strip() == gate
+    # Without the known key of a worker, ssh asks nothing and refuses.
+    (desk.own_config.parent / "known_hosts").write_text(told["known_hosts"].replace("-w0 ", "-w9 "))
+    assert "Host key verification failed" in desk.try_("ssh", "-o", "BatchMode=yes", "gate", "true").stderr
+
+
 # --- through Identity-Aware Proxy -------------------------------------------------------------------------------------
 
 

@@ -31,8 +31,6 @@ if arguments[1] == "compile":
     for name in names:
         if name.startswith("withdrawn"):
             sys.exit("Because " + name.partition("==")[0] + " was not found in the package registry and you require it")
-        if name.startswith("locked"):
-            sys.exit("the index does not answer")
     before = there.read_text().split() if there.exists() else []
     kept = [line for line in before if line.partition("==")[0] in names]
     rest = [name if "==" in name else name + "==9" for name in names

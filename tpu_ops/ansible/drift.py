@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tpu_ops import texts
 from tpu_ops.ansible import playbook, playing
 from tpu_ops.ansible.failures import fix_of
-from tpu_ops.ansible.playbook import Outcome, Said, Step
+from tpu_ops.ansible.playbook import At, Outcome, Said, Step
 from tpu_ops.config import Settings
 
 
@@ -42,6 +42,7 @@ def look(
     options: Sequence[str] = (),
     *,
     said: Callable[[Said], None],
+    at: At = lambda *_: None,
     on_themselves: bool | None = None,
 ) -> Drift:
     """Compare workers with what site.yml would make of them; this changes nothing.
@@ -53,6 +54,7 @@ def look(
         hosts: Names or groups of the inventory; empty means all hosts.
         options: Further options of ansible-playbook, such as ``--tags=users``.
         said: Called with the messages of Ansible outside of tasks.
+        at: Called when a host begins or ends a task.
         on_themselves: Whether the workers run site.yml on themselves; as for `playing.play`.
 
     Raises:
@@ -68,8 +70,10 @@ def look(
         elif note.outcome == "changed":
             found.setdefault(note.host, []).append(note)
 
-    given = ["--check", "--diff", *options]
-    outcome = playing.play(settings, project, file, hosts=hosts, options=given, told=told, on_themselves=on_themselves)
+    given = ["--check", *options]
+    outcome = playing.play(
+        settings, project, file, hosts=hosts, options=given, told=told, at=at, on_themselves=on_themselves
+    )
     if not outcome.hosts:
         # No worker was compared: raise the error that says why.
         fix_of(outcome, file, texts.folded(hosts) or "the fleet", settings)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from tpu_ops import texts
 from tpu_ops.ansible import archives, receiver
 from tpu_ops.ansible.archives import Archive
-from tpu_ops.ansible.playbook import Outcome, Said, Step
+from tpu_ops.ansible.playbook import At, Outcome, Said, Step
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.ssh.fanout import plain_errors
@@ -72,6 +72,7 @@ def run(
     orders: Mapping[str, Order],
     sent: Sequence[Archive],
     told: Callable[[Step | Said], None] = lambda _: None,
+    at: At = lambda *_: None,
 ) -> Outcome:
     """Run a playbook on each worker by itself; return the outcome of all together.
 
@@ -80,12 +81,13 @@ def run(
         orders: Worker -> what it runs.
         sent: The archives of Ansible and of the project, in this order.
         told: Called with the steps and messages of all workers, in the order of the tasks.
+        at: Called when a worker has ended a task, whichever tasks the others are at.
 
     Raises:
         Unsuitable: Workers have no Python that is new enough; nothing was changed.
         OpsError: This process may not open enough files for all workers.
     """
-    return asyncio.run(Play(contact.fanout(fleet), orders, sent, told).run())
+    return asyncio.run(Play(contact.fanout(fleet), orders, sent, told, at).run())
 
 
 class Connections(Protocol):
@@ -106,8 +108,9 @@ class Play:
         orders: Mapping[str, Order],
         sent: Sequence[Archive],
         told: Callable[[Step | Said], None],
+        at: At = lambda *_: None,
     ) -> None:
-        self._connections, self._orders, self._sent, self._told = connections, orders, sent, told
+        self._connections, self._orders, self._sent, self._told, self._at = connections, orders, sent, told, at
         self._oldest = archives.oldest_python()
         self._exchange = Exchange(orders)
         self._steps = InOrder(orders, told)
@@ -194,7 +197,9 @@ class Play:
 
     async def _take(self, host: str, kind: str, content: Any, stdin: asyncio.StreamWriter) -> None:
         if kind == "step":
-            self._steps.add(_step(content))
+            step = _step(content)
+            self._at(host, step.title, True)
+            self._steps.add(step)
         elif kind == "exchange":
             stdin.write((await self._exchange.give(host, content)).encode() + b"\n")
             await stdin.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import queue
 import re
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,9 +63,14 @@ _APT_WAYS = {
 }
 
 
+#: Arguments of modules that name what they change, if the module does not say what it has changed.
+_SUBJECTS = ("name", "path", "dest")
 #: Modules whose message is shown to the user, and the default message of `assert`, which is not.
 _SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
 
+
+#: A function that is called when a host begins or ends a task: the host, the task's title, and whether it has ended.
+At = Callable[[str, str, bool], None]
 
 #: Beginning of files that `tpu_ops init` writes, and writes anew.
 GENERATED = "# Written by tpu_ops init"
@@ -149,8 +155,8 @@ class Step:
         message: Why the task failed; empty if it did not.
         warnings: The warnings of the task.
         report: Lines that the task shows to the user.
-        changes: What the task changed, or would change in check mode: paths, packages or changed lines. Empty if the
-            task's module does not tell.
+        changes: What the task changed, or would change in check mode: paths, packages or changed lines; with the option
+            --diff also the changed lines of files. Empty if the task's module does not tell.
     """
 
     task: str
@@ -165,7 +171,12 @@ class Step:
     @property
     def title(self) -> str:
         """The task's name with its role, as Ansible shows it."""
-        return f"{self.role} : {self.task}" if self.role and not self.task.startswith(f"{self.role} : ") else self.task
+        return title_of(self.task, self.role)
+
+
+def title_of(task: str, role: str) -> str:
+    """Return a task's name with its role, as Ansible shows it."""
+    return f"{role} : {task}" if role and not task.startswith(f"{role} : ") else task
 
 
 @dataclass(frozen=True)
@@ -230,6 +241,8 @@ def ansible_environment(project: Project, environ: Mapping[str, str]) -> dict[st
         # Ansible is installed beside this Python, whether or not the virtual environment is active.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
         "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
+        # Without it, tasks do not tell what they change.
+        "ANSIBLE_DIFF_ALWAYS": "True",
         # ansible-runner turns on colours, whose escape sequences would appear in messages.
         "ANSIBLE_FORCE_COLOR": "0",
         "ANSIBLE_NOCOLOR": "1",
@@ -243,6 +256,7 @@ def run(
     hosts: Sequence[str] = (),
     options: Sequence[str] = (),
     told: Callable[[Step | Said], None] = lambda _: None,
+    at: At = lambda *_: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Run a playbook and return its outcome. An interrupt (KeyboardInterrupt) ends Ansible first.
@@ -253,6 +267,7 @@ def run(
         hosts: Names or groups of the inventory; empty means all hosts.
         options: Further options of ansible-playbook, such as ``--check``.
         told: Called in the calling thread with each step when it ends, and with each message outside of tasks.
+        at: Called in the calling thread when a host begins or ends a task.
         environ: Basis of Ansible's environment.
 
     Raises:
@@ -296,16 +311,13 @@ def run(
                 with contextlib.suppress(queue.Empty):
                     event = events.get(timeout=_TICK)
                     ansible = event.get("pid") or ansible
-                    _note(event, outcome, told)
+                    _tell_place(event, at)
+                    _note(event, outcome, told, whole="--diff" in options)
             outcome.code = int(runner.rc)
         except BaseException:
-            # Ansible ends its child processes after SIGTERM. ansible-runner would kill the ansible-playbook process
-            # only.
+            # ansible-runner would kill the ansible-playbook process only.
             if ansible:
-                with _ended_below(ansible):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(ansible, signal.SIGTERM)
-                    thread.join(_ENDING)
+                _end(ansible, lambda: thread.join(_ENDING))
             stop.set()
             thread.join(_ENDING)
             raise
@@ -316,27 +328,52 @@ def run(
     return outcome
 
 
-@contextlib.contextmanager
-def _ended_below(parent: int) -> Iterator[None]:
-    """End the child processes of a process when the `with` block ends.
+def _end(ansible: int, wait: Callable[[], object]) -> None:
+    """End ansible-playbook and all of its child processes.
 
-    Ansible's worker processes have their own sessions. A worker process that writes to Ansible while Ansible is ending
-    would wait forever.
+    Ansible ends its worker processes after SIGTERM, but not one that it is just starting. Such a process would go on
+    with its task, and create the directory of this run again. A worker process that writes to Ansible while Ansible is
+    ending would wait forever.
+
+    Args:
+        ansible: The number of the ansible-playbook process.
+        wait: Waits until ansible-playbook has ended, but not forever.
     """
-    started = _below(parent)
-    try:
-        yield
-    finally:
-        for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
-            left = started & _processes().keys()
-            for process in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process.number, number)
-            until = time.monotonic() + patience
-            while left and time.monotonic() < until:
-                # These are not child processes of this process, so no event tells that they have ended: poll.
-                time.sleep(_TICK)
-                left = started & _processes().keys()
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            # While it is stopped it starts no process, so none is missing in the list.
+            os.kill(ansible, signal.SIGSTOP)
+            started = _below(ansible)
+        finally:
+            os.kill(ansible, signal.SIGTERM)
+            os.kill(ansible, signal.SIGCONT)
+        try:
+            wait()
+        finally:
+            _kill(started)
+
+
+def _kill(started: set[_Process]) -> None:
+    """End processes that may not be child processes of this one: with SIGTERM, after a pause with SIGKILL."""
+    for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
+        left = _living(started)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.number, number)
+        until = time.monotonic() + patience
+        while left and time.monotonic() < until:
+            # These are not child processes of this process, so no event tells that they have ended: poll.
+            time.sleep(_TICK)
+            left = _living(started)
+
+
+def _living(processes: set[_Process]) -> set[_Process]:
+    """Return those of the processes that still run, with the groups that they have now.
+
+    A worker process of Ansible leaves Ansible's group soon after its start, and leads a group of its own.
+    """
+    groups = {process.number: process.group for process in processes}
+    return {now for now in _processes() if now.number in groups and now.group in (groups[now.number], now.number)}
 
 
 def _below(parent: int) -> set[_Process]:
@@ -374,9 +411,22 @@ def _forget(status: Mapping[str, Any], artifacts: str) -> None:
         (Path(artifacts) / "command").unlink(missing_ok=True)
 
 
-def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Said], None]) -> None:
+def _tell_place(event: Mapping[str, Any], at: At) -> None:
+    """Report that a host begins or ends a task, if an event of ansible-runner says so."""
+    if event["event"] == "runner_on_start" or event["event"] in _OUTCOMES:
+        task, role, host = _place(event.get("event_data") or {})
+        at(host, title_of(task, role), event["event"] in _OUTCOMES)
+
+
+def _place(data: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return task, role and host of an event's data."""
+    task, role, host = (str(data.get(key) or "") for key in ("task", "role", "host"))
+    return task, role, host
+
+
+def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Said], None], *, whole: bool) -> None:
     """Add an event of ansible-runner to the outcome, and report the step or message in it."""
-    note = note_of(event)
+    note = note_of(event, whole=whole)
     if isinstance(note, Step):
         told(note)
         if note.outcome in ("failed", "unreachable"):
@@ -389,8 +439,13 @@ def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Sai
         outcome.data = dict(event["event_data"].get("artifact_data") or {})
 
 
-def note_of(event: Mapping[str, Any]) -> Step | Said | None:
-    """Return the step or message in an event of ansible-runner; None if the event has neither."""
+def note_of(event: Mapping[str, Any], *, whole: bool = False) -> Step | Said | None:
+    """Return the step or message in an event of ansible-runner; None if the event has neither.
+
+    Args:
+        event: The event.
+        whole: Whether the changes contain the changed lines of files.
+    """
     data = event.get("event_data") or {}
     outcome = _OUTCOMES.get(event["event"])
     if outcome is None:
@@ -404,32 +459,47 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     if outcome == "ok" and changed:
         outcome = "changed"
     message = message_of(result) if outcome in ("failed", "unreachable") else ""
-    task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
+    task, role, host = _place(data)
     warnings = tuple(map(str, result.get("warnings") or ()))
     report = report_of(data, result) if outcome in ("ok", "changed") else ()
-    changes = tuple(changes_of(result)) if outcome == "changed" else ()
+    changes = tuple(changes_of(result, whole=whole)) if outcome == "changed" else ()
     return Step(task, role, host, outcome, message, warnings, report, changes)
 
 
-def changes_of(result: Mapping[str, Any]) -> list[str]:
-    """Return what a task changed, given its result: the paths of files, and other changed lines with `+` or `-`."""
+def changes_of(result: Mapping[str, Any], *, whole: bool = False) -> list[str]:
+    """Return what a task changed, given its result: the paths of files, and other changed lines with `+` or `-`.
+
+    Args:
+        result: The result.
+        whole: Whether to return the changed lines of files too. They can be many, and secret.
+    """
     given: Any = result.get("diff") or []
     found: list[str] = []
     for diff in given if isinstance(given, list) else [given]:
-        header = str(diff.get("after_header") or diff.get("before_header") or "")
+        headers = [str(diff.get(key) or "") for key in ("before_header", "after_header")]
         before, after = (str(diff.get(key) or "").splitlines() for key in ("before", "after"))
-        if header.startswith("/"):
-            # The file's name is enough, since its contents may be long, and secret.
-            found.append(header)
+        path = headers[1] or headers[0]
+        if path.startswith("/"):
+            found.append(path)
+            # The first two lines repeat the path.
+            found += [line.rstrip() for line in difflib.unified_diff(before, after, lineterm="")][2:] if whole else []
         else:
             found += [f"- {line}" for line in before if line not in after]
             found += [f"+ {line}" for line in after if line not in before]
             found += _APT_ASIDE.sub("", str(diff.get("prepared") or "")).splitlines()
-    paths = [] if found else map(str, result.get("changed_paths") or ())
-    found += paths
     for entry in result.get("results") or ():
-        found += changes_of(entry) if isinstance(entry, dict) and entry.get("changed") else []
-    return [line.rstrip() for line in dict.fromkeys(found) if line.strip()]
+        found += changes_of(entry, whole=whole) if isinstance(entry, dict) and entry.get("changed") else []
+    if not found:
+        found = list(map(str, result.get("changed_paths") or _subject(result)))
+    shown = found if whole else dict.fromkeys(found)
+    return [line.rstrip() for line in shown if line.strip()]
+
+
+def _subject(result: Mapping[str, Any]) -> list[str]:
+    """Return what a module was asked to change, by its arguments: names, or a path."""
+    given = (result.get("invocation") or {}).get("module_args") or {}
+    found: Any = next((given[key] for key in _SUBJECTS if given.get(key)), ())
+    return [str(one) for one in found] if isinstance(found, list | tuple) else [str(found)]
 
 
 def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:

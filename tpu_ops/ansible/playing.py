@@ -9,7 +9,7 @@ from pathlib import Path
 from tpu_ops import texts
 from tpu_ops.ansible import archives, first_boot, on_workers, playbook, values
 from tpu_ops.ansible.on_workers import Order, Unsuitable
-from tpu_ops.ansible.playbook import Outcome, Project, Said, Step
+from tpu_ops.ansible.playbook import At, Outcome, Project, Said, Step
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import UsageError
@@ -37,6 +37,7 @@ def play(
     hosts: Sequence[str] = (),
     options: Sequence[str] = (),
     told: Callable[[Step | Said], None] = lambda _: None,
+    at: At = lambda *_: None,
     on_themselves: bool | None = None,
 ) -> Outcome:
     """Run a playbook and return its outcome. Workers that configure themselves at their first boot are waited for.
@@ -48,6 +49,7 @@ def play(
         hosts: Names or groups of the inventory; empty means all hosts.
         options: Further options of ansible-playbook, such as ``--check``.
         told: Called with each step when it ends, and with each message outside of tasks.
+        at: Called when a host begins or ends a task.
         on_themselves: Whether each worker runs the playbook on itself; None means where that is possible and pays.
 
     Raises:
@@ -62,7 +64,7 @@ def play(
     count = len(hosts or fleet.workers) if fleet else 0
     if on_themselves or (on_themselves is None and not reason and count >= MANY):
         try:
-            outcome = _on_workers(settings, project, file, hosts, options, told=_without_faults(told))
+            outcome = _on_workers(settings, project, file, hosts, options, told=_without_faults(told), at=at)
         except Unsuitable as exc:
             if on_themselves:
                 raise _refusal(_grouped(exc.why)) from exc
@@ -71,7 +73,7 @@ def play(
             if not any(step.task == _FAULTY for step in outcome.failures):
                 return outcome
             # Nothing was changed. Workers do not have the fleet's files: only the controller can name file and line.
-    return playbook.run(project, file, hosts=hosts, options=options, told=told)
+    return playbook.run(project, file, hosts=hosts, options=options, told=told, at=at)
 
 
 def not_on_workers(settings: Settings, project: Project, file: Path) -> str:
@@ -120,6 +122,7 @@ def _on_workers(
     options: Sequence[str],
     *,
     told: Callable[[Step | Said], None],
+    at: At,
 ) -> Outcome:
     """Have each worker run the playbook on itself; return the outcome of all together.
 
@@ -139,7 +142,7 @@ def _on_workers(
         host: Order(file.stem, given, [found.shared.inventory, own.inventory], [found.shared.extra, own.extra])
         for host, own in found.hosts.items()
     }
-    return on_workers.run(fleet, orders, [archives.of_ansible(), archives.of_project(project)], told)
+    return on_workers.run(fleet, orders, [archives.of_ansible(), archives.of_project(project)], told, at)
 
 
 def options_of_workers(options: Sequence[str]) -> list[str]:

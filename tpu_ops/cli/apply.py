@@ -27,20 +27,19 @@ EVERY, LIMIT = 60, 1800
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops apply`."""
-    options.add_fleet(parser)
-    options.add_json(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--dry-run", action="store_true", help="show the plan, change nothing, and end with 1 if there is work to do"
     )
-    parser.add_argument(
+    may = parser.add_argument_group("what else it may do, or leaves out")
+    may.add_argument(
         "--prune", action="store_true", help="also delete nodes and queued resources, and detach disks, not declared"
     )
-    parser.add_argument(
+    may.add_argument(
         "--recreate", action="store_true", help="also delete and create nodes whose differences cannot be changed"
     )
-    parser.add_argument("--no-configure", action="store_true", help="do not run site.yml on new workers")
-    parser.add_argument(
+    may.add_argument("--no-configure", action="store_true", help="do not run site.yml on new workers")
+    may.add_argument(
         "--until-capacity",
         type=options.duration,
         nargs="?",
@@ -48,17 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="if no zone has capacity, keep trying for so long, as in 90m or 12h (default: until Ctrl-C)",
     )
-    parser.add_argument(
+    may.add_argument(
         "--outside-grant", action="store_true", help="create nodes also if grant.yml does not cover them: billed"
     )
-    parser.add_argument(
+    waits = parser.add_argument_group("waiting, output and fleet")
+    waits.add_argument(
         "--timeout",
         type=options.seconds,
         default=LIMIT,
         metavar="SECONDS",
         help=f"wait at most this long for each node (default: {LIMIT})",
     )
-    parser.add_argument(
+    waits.add_argument(
         "--watch",
         type=options.seconds,
         nargs="?",
@@ -66,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"keep the nodes with `keep: true` without questions; look every so often (default: {EVERY})",
     )
+    options.add_json(waits)
+    options.add_fleet(waits)
     parser.epilog = (
         "nodes.yml is beside the fleet's site.yml; docs/nodes.md describes it. Only --prune and --recreate delete "
         "nodes that exist; what is left of a preempted node is deleted before the node is made again."

@@ -19,6 +19,7 @@ from tpu_ops.cli import (
     output,
     recover_options,
     recovering,
+    run_end,
     runs_output,
 )
 from tpu_ops.config import Settings
@@ -42,12 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_OR_OWN)
     parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since this time (default: 60s)")
     recover_options.add_arguments(parser)
+    run_end.add_arguments(parser)
     parser.add_argument("run", help=runs_output.RUN)
 
 
 @interrupts.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Follow the run; with --recover, also start the run again when its nodes are taken away."""
+    run_end.check(args)
     settings = config.load(args.fleet)
     if args.recover:
         args.rank = args.rank or "0"
@@ -57,9 +60,12 @@ def run(args: argparse.Namespace) -> int:
     since = args.since or time.time() - PAST
     found: list[tuple[Fanout, RunRef]] = []
     said: list[RunRef] = []
+    runs: list[RunRef] = []
+    ends: list[tuple[str, Sequence[Outcome]]] = []
 
     def begun(fanout: Fanout, run_: RunRef) -> None:
         found.append((fanout, run_))
+        runs.append(run_)
 
     def on() -> None:
         run_ = found[0][1]
@@ -72,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         run_, outcomes, shown = await attempts.to_the_last(
             fleet, args.run, args.rank, terminal, since=since, begun=begun, on=on, over=found.clear
         )
+        ends.append((run_state(outcomes), outcomes))
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             records.close(settings.state_dir, run_.run_id, run_state(outcomes), outcomes=outcomes)
         of_rank = args.exit_code == "rank"
@@ -96,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
         runs_output.hints(run_id)
 
     def stopped(outcomes: Sequence[Outcome]) -> None:
-        run_ = found[0][1]
+        run_, state = found[0][1], run_state(outcomes)
+        ends.append((state, outcomes))
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            state = run_state(outcomes)
             records.close(settings.state_dir, run_.run_id, state, endings.STOPPED, outcomes)
             # If this fails, a process that recovers the run still learns of the stop from the workers.
             with contextlib.suppress(TimeoutError, OpsError):
@@ -107,7 +114,11 @@ def run(args: argparse.Namespace) -> int:
     def running() -> tuple[Fanout, RunRef] | None:
         return found[0] if found else None
 
-    return foreground.to_its_end(follow(), running, left, stopped, as_json=args.json)
+    return run_end.RunEnd(args, lambda: view.known(settings) or fleet).after(
+        lambda: foreground.to_its_end(follow(), running, left, stopped, as_json=args.json),
+        lambda: runs[-1] if runs else None,
+        lambda: ends[-1] if ends else None,
+    )
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
@@ -132,4 +143,9 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         job.tell_requested()
         with faults.told(args.run, settings, as_json=args.json, more=job.facts):
-            return job.to_the_end(None if kept.pending else job.driver.attached())
+            after = run_end.RunEnd(args, lambda: view.current(settings))
+            return after.after(
+                lambda: job.to_the_end(None if kept.pending else job.driver.attached()),
+                job.begun_run,
+                lambda: job.ended,
+            )

@@ -27,9 +27,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "workers": {
         "configure": ("configure", "run site.yml, or another playbook, on workers"),
+        "lock": ("lock", "resolve the packages of environments once for all workers"),
         "drift": ("drift", "show which workers differ from what site.yml would make of them"),
+        "invite": ("invite", "check a person's entry, create the account, print the message to send"),
         "ssh": ("ssh", "log in to a worker"),
         "tunnel": ("tunnel", "reach a port of a worker on this machine"),
+        "jupyter": ("jupyter", "run a notebook server on a worker, and reach it on this machine"),
+        "tensorboard": ("tensorboard", "run TensorBoard on a worker, and reach it on this machine"),
         "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
         "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),
         "firewall": ("firewall", "let ssh or mosh reach the workers from given addresses"),
@@ -48,9 +52,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "without a cloud": {
         "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
+        "completion": ("completion", "print what completes command lines in bash, zsh or fish"),
     },
 }
 #: Command -> its entry in the table.
 COMMANDS: dict[str, tuple[str, str]] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 #: Commands that do not use a fleet.
-WITHOUT_FLEET = ("init", "lab")
+WITHOUT_FLEET = ("init", "lab", "completion")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tpu_ops.ansible import convergence, drift, playbook, playing
 from tpu_ops.ansible.failures import AGAIN, fix_of
 from tpu_ops.ansible.playbook import Said, Step
 from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli.progress import Tasks, shown
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.errors import ExitCode, UnreachableError, UsageError
 from tpu_ops.fleet import contact
@@ -24,31 +27,42 @@ ANY_PLAYBOOK = frozenset({"all", "always", "never", "tagged", "untagged"})
 #: Of a failure's message, at most this many characters per line and this many lines are printed. --json has all.
 _LONGEST, _LINES = 600, 100
 
+#: Of a step's changes, at most this many are named, each with at most this many characters. --diff shows all.
+_NAMED, _NAME = 4, 80
+#: apt's lines beside the packages that it installs, upgrades or removes.
+_APT_WORDS = re.compile(r"^The following .*:$|^\d+ upgraded, ")
+_MEANINGS = {"ok": Meaning.OK, "changed": Meaning.CHANGED, "skipped": Meaning.NONE}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops configure`."""
-    options.add_fleet(parser)
-    options.add_json(parser)
-    parser.add_argument("--playbook", default="site", metavar="NAME", help="a playbook in playbooks/ (default: site)")
-    parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
-    parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
-    parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
-    parser.add_argument(
-        "--drifted", action="store_true", help="only the workers that differ from site.yml (see tpu_ops drift)"
-    )
-    add_on_workers(parser)
-    parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
         "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
     )
-    parser.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
+    parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
+    parser.add_argument(
+        "--diff", action="store_true", help="show the changed lines of files too; they may contain secrets"
+    )
+    parser.add_argument("--tags", metavar="TAG,...", help="run only these roles, as in --tags users,python")
+    parser.add_argument("--skip-tags", metavar="TAG,...", help="run all roles but these")
+    parser.add_argument("--playbook", default="site", metavar="NAME", help="a playbook in playbooks/ (default: site)")
+    how = parser.add_argument_group("where and how it runs")
+    how.add_argument(
+        "--drifted", action="store_true", help="only the workers that differ from site.yml (see tpu_ops drift)"
+    )
+    how.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
+    add_on_workers(how)
+    shows = parser.add_argument_group("output and fleet")
+    shows.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
+    options.add_json(shows)
+    options.add_fleet(shows)
     parser.epilog = (
         "Runs the same playbook as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
         "After a failure, run the command again: finished steps stay as they are."
     )
 
 
-def add_on_workers(parser: argparse.ArgumentParser) -> None:
+def add_on_workers(parser: options.Options) -> None:
     """Declare --on-workers and --no-on-workers."""
     parser.add_argument(
         "--on-workers",
@@ -72,13 +86,15 @@ def run(args: argparse.Namespace) -> int:
     chosen = {name: value for name, value in (("--tags", args.tags), ("--skip-tags", args.skip_tags)) if value}
     check_tags(project, file, chosen)
     given = [f"{option}={value}" for option, value in chosen.items()]
-    progress = Progress(args.check, verbose=args.verbose)
+    progress, tasks = Progress(args.check, verbose=args.verbose, diff=args.diff), Tasks("configuring")
     if args.drifted:
         if file.stem != "site":
             raise UsageError(
                 "only site.yml is compared", where="--drifted", fix=f"leave out --playbook {args.playbook}"
             )
-        found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
+        compared = Tasks("comparing")
+        with shown(compared.text, told=True):
+            found = drift.look(settings, hosts, given, said=progress, at=compared.at, on_themselves=args.on_workers)
         # A worker that could not be compared is configured too.
         hosts = [host for host in found.outcome.hosts if host not in found.clean]
         if not hosts:
@@ -89,15 +105,17 @@ def run(args: argparse.Namespace) -> int:
         output.info(
             f"{texts.folded(hosts)}: to be configured; no difference on {texts.count(len(found.clean), 'worker')}"
         )
-    outcome = playing.play(
-        settings,
-        project,
-        file,
-        hosts=hosts,
-        options=given + (["--check"] if args.check else []),
-        told=progress,
-        on_themselves=args.on_workers,
-    )
+    with shown(tasks.text, told=True):
+        outcome = playing.play(
+            settings,
+            project,
+            file,
+            hosts=hosts,
+            options=given + ["--check"] * args.check + ["--diff"] * args.diff,
+            told=progress,
+            at=tasks.at,
+            on_themselves=args.on_workers,
+        )
     progress.end()
     servers = [] if args.check else convergence.left_out(outcome)
     with output.read_or_not():
@@ -191,22 +209,24 @@ def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
 
 
 class Progress:
-    """Prints changes, failures and reports while a playbook runs; equal steps of several hosts are one line.
+    """Prints changes and reports while a playbook runs; equal steps of several hosts are one line.
 
     Args:
         check: Whether the playbook runs in check mode, which changes nothing.
         verbose: Whether to print also the steps that change nothing.
+        diff: Whether to print all changes of a step below it, and not only what they are about.
     """
 
-    def __init__(self, check: bool = False, *, verbose: bool = False) -> None:
-        self._verbose, self._changed = verbose, "would change" if check else "changed"
+    def __init__(self, check: bool = False, *, verbose: bool = False, diff: bool = False) -> None:
+        self._verbose, self._changed, self._diff = verbose, "would change" if check else "changed", diff
         self._task = ""
-        self._hosts: dict[str, list[str]] = {}
+        #: Outcome and changes -> hosts.
+        self._hosts: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         self._reported: dict[str, None] = {}
         self._warned: set[str] = set()
 
     def __call__(self, note: Step | Said) -> None:
-        """Print a failed step or a text of Ansible at once; collect any other step until its task ends."""
+        """Print a text of Ansible at once; collect a step until its task ends."""
         if isinstance(note, Said):
             for text in note.text.splitlines():
                 output.info(text)
@@ -214,24 +234,26 @@ class Progress:
         if note.title != self._task:
             self.end()
             self._task = note.title
-        self._hosts.setdefault(note.outcome, []).append(note.host)
+        changes = note.changes if self._diff else tuple(subjects(note.changes))
+        self._hosts.setdefault((note.outcome, changes), []).append(note.host)
         self._reported.update(dict.fromkeys(note.report))
         for text in note.warnings:
             # Equal warnings of several hosts are printed once.
             if text not in self._warned:
                 self._warned.add(text)
                 output.warning(text)
-        if note.outcome in ("failed", "unreachable"):
-            output.info(f"{note.host}: {note.outcome}: {note.title}")
 
     def end(self) -> None:
         """Print the collected steps of the task that has ended."""
-        hosts, self._hosts = self._hosts, {}
-        shown = ("ok", "changed", "skipped") if self._verbose else ("changed",)
-        for outcome in shown:
-            if names := hosts.get(outcome):
+        found, self._hosts = self._hosts, {}
+        shown_ = ("ok", "changed", "skipped") if self._verbose else ("changed",)
+        for (outcome, changes), hosts in sorted(found.items(), key=lambda item: item[0][0]):
+            if outcome in shown_:
                 how = self._changed if outcome == "changed" else outcome
-                output.info(f"{texts.folded(sorted(names))}: {how}: {self._task}")
+                named = f": {texts.some(changes, _NAMED)}" if changes and not self._diff else ""
+                output.info(f"{texts.folded(sorted(hosts))}: {how}: {self._task}{named}", _MEANINGS[outcome])
+                for line in changes if self._diff else ():
+                    output.info(f"  {line}")
         reported, self._reported = self._reported, {}
         if reported:
             output.info(f"{self._task}:")
@@ -247,9 +269,15 @@ class Progress:
             groups.setdefault(key, []).append(step.host)
         for (outcome, title, message), hosts in groups.items():
             text = message.replace("HOST", hosts[0]) if len(hosts) == 1 else message
-            output.info(f"{texts.folded(hosts)}: {outcome}: {title}")
+            output.info(f"{texts.folded(hosts)}: {outcome}: {title}", Meaning.FAILED)
             for line in shortened(text.splitlines(), _LINES, _LONGEST):
                 output.info(f"  {line}")
+
+
+def subjects(changes: Sequence[str]) -> list[str]:
+    """Return what the changes of a step are about, such as packages and paths, without apt's words beside them."""
+    names = [line.strip() for line in changes if not _APT_WORDS.search(line)]
+    return [f"{name[:_NAME]}{' ...' if len(name) > _NAME else ''}" for name in names]
 
 
 def shortened(lines: Sequence[str], most: int, longest: int) -> list[str]:

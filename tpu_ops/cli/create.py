@@ -14,6 +14,7 @@ from typing import Any
 from tpu_ops import config, texts
 from tpu_ops.ansible import boot_bundles
 from tpu_ops.cli import options, output
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.cloud import bodies, buckets, creation, lifecycle
 from tpu_ops.cloud.accelerators import default_runtime, generations, spelled
 from tpu_ops.cloud.client import Tpu
@@ -322,7 +323,7 @@ def _end(args: argparse.Namespace, settings: Settings, done: Sequence[Created]) 
     there = [one for one in done if one.error is None and one.outcome != "begun"]
     for one in there:
         place = f"{one.wish.zone}, {tier(spot=one.wish.spot, reserved=one.wish.reserved)}"
-        output.info(f"node {one.wish.name}: {one.outcome} in {place}, {one.seconds:.0f} s")
+        output.info(f"node {one.wish.name}: {one.outcome} in {place}, {one.seconds:.0f} s", Meaning.OK)
     fleet = None
     if there:
         try:

@@ -38,13 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead of targets: delete the queued resources that are FAILED or SUSPENDED and have no node",
     )
-    parser.add_argument("--zone", help="zone of the targets, if several nodes share a name")
-    parser.add_argument("--project", help="project of the targets, if several nodes share name and zone")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    options.add_waiting(parser, 900)
     parser.add_argument("--dry-run", action="store_true", help="show what would be deleted")
-    options.add_fleet(parser)
-    options.add_json(parser)
+    shared = parser.add_argument_group("if names are shared")
+    shared.add_argument("--zone", help="zone of the targets, if several nodes share a name")
+    shared.add_argument("--project", help="project of the targets, if several nodes share name and zone")
+    waits = parser.add_argument_group("waiting, output and fleet")
+    options.add_waiting(waits, 900)
+    options.add_json(waits)
+    options.add_fleet(waits)
     parser.epilog = "A queued resource is deleted together with its last nodes."
 
 

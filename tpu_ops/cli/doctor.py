@@ -11,6 +11,7 @@ from dataclasses import replace
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.cloud import bucket_places
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, own_machine, targets, view
@@ -83,7 +84,8 @@ def _examine_this_machine(load: Callable[[], config.Settings], *, as_json: bool)
         found.append(check)
         if not as_json:
             word = "----" if check.passed is None else "PASS" if check.passed else "FAIL"
-            output.line(f"{word}  {check.name}: {check.said}")
+            meaning = {None: Meaning.NONE, True: Meaning.OK, False: Meaning.FAILED}[check.passed]
+            output.line(f"{word}  {check.name}: {check.said}", meaning)
             if check.fix:
                 output.line(f"        fix: {check.fix}")
     if as_json:
@@ -98,6 +100,7 @@ def row(finding: Finding) -> dict[str, object]:
         "passed": finding.passed if finding.asked or finding.faults else None,
         "workers": list(finding.asked),
         "each_node": finding.each_node,
+        "notes": list(finding.notes),
         "faults": [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in finding.faults],
     }
 
@@ -107,10 +110,15 @@ def show(finding: Finding) -> None:
     title = (doctor.CHECKS | bucket_access.CHECKS)[finding.check] + (", node by node" if finding.each_node else "")
     if not finding.faults:
         count = texts.count(len(finding.asked), "worker")
-        output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could be checked")
+        if finding.asked:
+            output.line(f"PASS  {title} ({count})", Meaning.OK)
+        else:
+            output.line(f"----  {title}: no worker could be checked")
+        for text in finding.notes:
+            output.line(f"        {text}")
         return
     hosts = sorted({fault.worker for fault in finding.faults})
-    output.line(f"FAIL  {title}: failed on {texts.folded(hosts)}")
+    output.line(f"FAIL  {title}: failed on {texts.folded(hosts)}", Meaning.FAILED)
     faults = [
         {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none known"} for fault in finding.faults
     ]

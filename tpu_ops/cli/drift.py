@@ -11,6 +11,8 @@ from tpu_ops.ansible.failures import fix_of
 from tpu_ops.ansible.playbook import Step
 from tpu_ops.cli import interrupts, options, output
 from tpu_ops.cli.configure import Progress, add_on_workers, check_tags, hosts_of, shortened
+from tpu_ops.cli.progress import Tasks, shown
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
 
 #: At most this many lines of one task are printed, each of at most this many characters. --json has all.
@@ -41,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
     hosts = hosts_of(settings, args.target)
     check_tags(project, file, {"--tags": args.tags} if args.tags else {})
     progress, given = Progress(), [f"--tags={args.tags}"] if args.tags else []
-    found = drift.look(settings, hosts, given, said=progress, on_themselves=args.on_workers)
+    tasks = Tasks("comparing")
+    with shown(tasks.text, told=True):
+        found = drift.look(settings, hosts, given, said=progress, at=tasks.at, on_themselves=args.on_workers)
     with output.read_or_not():
         if args.json:
             output.as_json(as_data(found))
@@ -75,8 +79,9 @@ def show(found: Drift) -> None:
             same = Step(step.task, step.role, "", step.outcome, changes=step.changes)
             groups.setdefault(same, []).append(host)
     for step, hosts in groups.items():
-        output.line(f"{texts.folded(hosts)}: {step.title}")
+        output.line(f"{texts.folded(hosts)}: {step.title}", Meaning.CHANGED)
         for text in shortened(step.changes, _LINES, _LONGEST):
             output.line(f"  {text}")
     if found.clean:
-        output.line(f"{texts.folded(found.clean)}: as site.yml would make {'it' if len(found.clean) == 1 else 'them'}")
+        them = "it" if len(found.clean) == 1 else "them"
+        output.line(f"{texts.folded(found.clean)}: as site.yml would make {them}", Meaning.OK)

@@ -19,7 +19,7 @@ from tpu_ops.ssh.replies import Reply
 def told(
     run_id: str, settings: Settings, *, as_json: bool, more: Callable[[], Mapping[str, Any]] = dict
 ) -> Iterator[None]:
-    """Print the faults of all workers if workers cannot start a run; the raised error names only the first fault.
+    """Print the faults of all workers if workers cannot start a run, each once, above the raised error or by it.
 
     In JSON, the error has all faults, including those of workers that refused the start after the checks.
 
@@ -46,10 +46,19 @@ def told(
         rows = [_row(fault) for fault in named(exc.faults)]
         exc.facts = facts(rows)
         if not as_json:
-            output.table(once_each(rows), ("worker", "problem", "fix"))
+            _show(exc, once_each(rows))
         for note in dict.fromkeys(work.note for work in works.values()):
             output.info(note)
         raise
+
+
+def _show(failure: PreflightError, kinds: Sequence[Mapping[str, str]]) -> None:
+    """Print the faults if they are of several kinds: the error itself has all of a single one."""
+    if len(kinds) == 1:
+        failure.fix = kinds[0]["fix"]
+    else:
+        output.table(kinds, ("worker", "problem", "fix"))
+        failure.refer_to_table()
 
 
 def of_silent(replies: Iterable[Reply]) -> list[dict[str, str]]:

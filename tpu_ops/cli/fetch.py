@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from tpu_ops import config, files, texts
-from tpu_ops.cli import interrupts, options, output
-from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops import config, files
+from tpu_ops.cli import interrupts, options, output, progress
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import attempts, control, ranks, results
+from tpu_ops.runs import attempts, control, ranks, results, rsync
 from tpu_ops.runs.results import Source
 
 
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("this is no path", where="PATH", fix="name a file or directory, as in checkpoints")
     fleet = view.current(config.load(args.fleet))
     into = files.resolved(args.directory, "DIR")
-    found = asyncio.run(_fetch(fleet, args, into))
+    with progress.transfers("fetching") as moved:
+        found = asyncio.run(_fetch(fleet, args, into, moved))
     failed = [one for one in found if one.problem]
     with output.read_or_not():
         if args.json:
@@ -60,52 +62,26 @@ def run(args: argparse.Namespace) -> int:
         else:
             for one in found:
                 if not one.problem:
-                    what = f"{texts.count(one.count, 'file')}, {one.size / 1e6:.1f} MB" if one.count else "nothing new"
-                    output.line(f"{one.source.host}: {args.path} is in {one.source.into}: {what}")
+                    output.line(one.words(args.path))
     for one in failed[1:]:
         output.warning(f"{one.source.host}: {one.problem}")
     if failed:
+        # A worker that was not reached decides the exit code and the advice.
         worst = next((one for one in failed if not one.reached), failed[0])
-        kind = HostError if worst.reached else UnreachableError
-        raise kind(
-            failed[0].problem,
-            where=f"{args.path} on {failed[0].source.host}",
-            fix="run the same command again: it continues" if not worst.reached else "check PATH, and who may read it",
-        )
+        raise replace(failed[0], reached=worst.reached).error(args.path)
     return ExitCode.OK
 
 
-async def _fetch(fleet: Fleet, args: argparse.Namespace, into: Path) -> list[results.Fetched]:
+async def _fetch(
+    fleet: Fleet, args: argparse.Namespace, into: Path, moved: rsync.Moved | None
+) -> list[results.Fetched]:
     fanout = contact.fanout(fleet)
     if control.is_target(fleet, args.source):
         fleet, workers = contact.find(fleet.settings, args.source)
         hosts = [worker.host for worker in workers]
         chosen = ranks.parse(args.rank, len(hosts))
         sources = [Source(hosts[index], into / hosts[index] if len(chosen) > 1 else into) for index in chosen]
-        return await results.fetch(fanout, sources, args.path)
+        return await results.fetch(fanout, sources, args.path, moved)
     run_ = await attempts.the_run(fleet, fanout, args.source, output.info, live=False)
     chosen = ranks.parse(args.rank, len(run_.hosts))
-    outcomes = await control.outcomes(fanout, run_)
-    lost = [outcomes[rank] for rank in chosen if not outcomes[rank].record]
-    if lost:
-        raise UnreachableError(
-            lost[0].reason or "the worker does not know the run",
-            where=f"rank {lost[0].rank} ({lost[0].host}) of {run_.run_id}",
-            fix=f"name other ranks with --rank; `tpu_ops status {run_.run_id}` shows all",
-        )
-    records = {rank: outcomes[rank].record for rank in chosen}
-    users = {rank: str(record["person"]["name"]) for rank, record in records.items() if record}
-    return await results.fetch(
-        fanout,
-        [
-            Source(
-                run_.hosts[rank],
-                into / f"rank-{rank}" if len(chosen) > 1 else into,
-                "" if users[rank] == fleet.settings.user else users[rank],
-                str(record["cwd"]),
-            )
-            for rank, record in records.items()
-            if record
-        ],
-        args.path,
-    )
+    return await results.of_run(fanout, run_, args.path, chosen, into, login=fleet.settings.user, moved=moved)

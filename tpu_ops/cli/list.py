@@ -33,8 +33,6 @@ COLUMNS = ("host", "zone", "type", "state", "health", "tier", "age", "internal",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops list`."""
-    options.add_fleet(parser)
-    options.add_json(parser)
     only = parser.add_argument_group(
         "list only nodes and queued resources that have (for an option given several times: one of its values)"
     )
@@ -74,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="estimate by list prices what each node costs, and each queued resource will cost; the grant's TPUs cost "
         "nothing",
     )
+    shows = parser.add_argument_group("output and fleet")
+    options.add_json(shows)
+    options.add_fleet(shows)
     parser.epilog = (
         "A node that has no workers yet has a row too; with --json its host and worker_index are null. "
         "A second table has the queued resources that are not, or not wholly, nodes, a third the disks of these zones "

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from tpu_ops import __version__, config
-from tpu_ops.cli import output
+from tpu_ops.cli import examples, output
 from tpu_ops.cli.commands import COMMANDS, GROUPS
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
@@ -56,7 +56,11 @@ def _usage() -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints help through `output`, and turns the errors of argparse into errors like all others."""
+    """Prints help through `output`, with examples, and turns the errors of argparse into errors like all others."""
+
+    def format_help(self) -> str:
+        """Return the help text, which ends with examples."""
+        return f"{super().format_help()}\n{examples.of(self.prog.removeprefix('tpu_ops '))}\n"
 
     def print_help(self, file: object = None) -> None:
         """Print the help text as a result."""
@@ -203,6 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output.listen()
     words = sys.argv[1:] if argv is None else argv
     try:
+        if "_ARGCOMPLETE" in os.environ:
+            importlib.import_module("tpu_ops.cli.completion").answer()
         return _dispatch(words)
     except OpsError as failure:
         return _failed(failure, words)

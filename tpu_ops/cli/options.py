@@ -139,20 +139,23 @@ def confirmed(question: str, doing: str) -> bool:
 
 
 class Waiting:
-    """Prints progress while a command waits: at once when the state changes, else every few seconds."""
+    """Prints progress while a command waits: a changed state at once, else every few seconds or in the last line."""
 
     def __init__(self, what: str) -> None:
         self._what, self._state, self._said = what, "", 0.0
 
     def __call__(self, elapsed: float, state: str) -> None:
         """Print the state if it is new or enough time has passed; ``elapsed`` is in seconds since the beginning."""
-        if state != self._state or elapsed - self._said >= PATIENCE:
+        text = f"{self._what}: {state}, {elapsed:.0f} s"
+        if state == self._state and output.shows_progress():
+            output.progress(text)
+        elif state != self._state or elapsed - self._said >= PATIENCE:
             self._state, self._said = state, elapsed
-            output.info(f"{self._what}: {state}, {elapsed:.0f} s")
+            output.info(text)
 
 
 class _WaitingForSeveral:
-    """Prints progress while a command waits for several things at once: one line, every few seconds.
+    """Prints progress while a command waits for several things: one line, every few seconds, or a terminal's last line.
 
     Args:
         whats: The things in words.
@@ -170,15 +173,15 @@ class _WaitingForSeveral:
         def told(_elapsed: float, state: str) -> None:
             with self._lock:
                 self._states[what] = state
-                now = time.monotonic()
-                if now - self._said < PATIENCE:
+                now, show = time.monotonic(), output.progress if output.shows_progress() else output.info
+                if now - self._said < PATIENCE and show == output.info:
                     return
                 self._said = now
                 groups: dict[str, list[str]] = {}
                 for name, its in self._states.items():
                     groups.setdefault(its, []).append(name)
                 words = "; ".join(f"{its}: {texts.some(sorted(names), 3)}" for its, names in groups.items())
-                output.info(f"{self._count}, {now - self._began:.0f} s: {words}")
+                show(f"{self._count}, {now - self._began:.0f} s: {words}")
 
         return told
 

@@ -4,6 +4,9 @@ Messages contain foreign text: names, answers of a server, output of ssh. So thi
 cell as one line without control characters. Other functions (`as_it_is`, `raw`, `piece`) print text for another
 program, and the output of programs, unchanged. The output of programs is bytes, and is decoded only for a terminal.
 
+On a terminal, texts with a meaning have colours, table cells are wrapped, and the last line can show the progress of
+the command until the next output. Other outputs have none of it.
+
 Callers write commands in messages in backticks and without the option `--fleet`. This module adds the option if the
 command needs it.
 """
@@ -17,11 +20,14 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from tpu_ops import texts
+from tpu_ops.cli import terminal
 from tpu_ops.cli.commands import COMMANDS, WITHOUT_FLEET
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import OpsError, printable
 
 #: Has an entry once this command has printed a part of its result.
@@ -30,6 +36,12 @@ _written: list[bool] = []
 _unfinished: list[tuple[bool, str]] = []
 #: A function that returns the option --fleet for commands in messages; the list is empty until the fleet is known.
 _fleet: list[Callable[[], str]] = []
+#: Has an entry while the last line of the terminal shows the progress of the command.
+_progress: list[bool] = []
+#: Moves the cursor to the beginning of its line, and erases the line.
+_ERASE = "\r\x1b[K"
+#: Held by the thread that writes: the progress is drawn by a thread of its own.
+_turn = threading.RLock()
 
 
 def begin() -> None:
@@ -37,6 +49,7 @@ def begin() -> None:
     _written.clear()
     _unfinished.clear()
     _fleet.clear()
+    _progress.clear()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -44,6 +57,7 @@ def begin() -> None:
 
 def end() -> None:
     """End the output of a command: commands in later messages name no fleet until `name_fleet` is called again."""
+    progress("")
     _fleet.clear()
 
 
@@ -107,6 +121,10 @@ def has_result() -> bool:
 
 
 def _put(stream: TextIO, data: str | bytes) -> None:
+    if _progress and sys.stderr is not None and stream.isatty():
+        _progress.clear()
+        sys.stderr.write(_ERASE)
+        sys.stderr.flush()
     if isinstance(data, bytes) and not stream.isatty():
         stream.buffer.write(data)
     else:
@@ -134,9 +152,10 @@ def _result(data: str | bytes, *, goes_on: bool = False) -> None:
             "the result cannot be written: the output is closed", where="standard output", fix="open it: no `>&-`"
         )
     try:
-        if not goes_on:
-            _finish_line(sys.stdout)
-        _put(sys.stdout, data)
+        with _turn:
+            if not goes_on:
+                _finish_line(sys.stdout)
+            _put(sys.stdout, data)
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -153,9 +172,10 @@ def _say(data: str | bytes, *, goes_on: bool = False) -> None:
     if sys.stderr is None:
         return
     try:
-        if not goes_on:
-            _finish_line(sys.stderr)
-        _put(sys.stderr, data)
+        with _turn:
+            if not goes_on:
+                _finish_line(sys.stderr)
+            _put(sys.stderr, data)
     except BrokenPipeError:
         # The reader has ended. The rest of the buffer must not cause another error when the interpreter exits.
         _to_nowhere(sys.stderr)
@@ -163,9 +183,9 @@ def _say(data: str | bytes, *, goes_on: bool = False) -> None:
         pass
 
 
-def line(text: str = "") -> None:
-    """Print one line of a result."""
-    _result(printable(text) + "\n")
+def line(text: str = "", meaning: Meaning = Meaning.NONE) -> None:
+    """Print one line of a result, in the colour of its meaning."""
+    _result(terminal.coloured(printable(text), meaning, sys.stdout) + "\n")
 
 
 def as_it_is(text: str) -> None:
@@ -210,25 +230,47 @@ def clear() -> None:
         _result("\x1b[H\x1b[2J")
 
 
-def info(text: str) -> None:
-    """Print a message on the command's progress as one line."""
-    _say(printable(on_fleet(text)) + "\n")
+def info(text: str, meaning: Meaning = Meaning.NONE) -> None:
+    """Print a message on the command's progress as one line, in the colour of its meaning."""
+    _say(terminal.coloured(printable(on_fleet(text)), meaning, sys.stderr) + "\n")
 
 
 def warning(text: str) -> None:
     """Print a warning: something that the user should know although the command continues."""
-    info(f"warning: {text}")
+    _say(f"{terminal.coloured('warning:', Meaning.CHANGED, sys.stderr)} {printable(on_fleet(text))}\n")
 
 
 def error(failure: OpsError) -> None:
     """Print the three parts of an error: what failed, where, what to do."""
-    info(f"error: {failure.what}")
+    _say(f"{terminal.coloured('error:', Meaning.FAILED, sys.stderr)} {printable(on_fleet(failure.what))}\n")
     if failure.where:
         info(f"  at:  {failure.where}")
     for text in failure.details:
         info(f"    {text}")
     if failure.fix:
         info(f"  fix: {on_fleet(failure.fix)}")
+
+
+def shows_progress() -> bool:
+    """Return whether messages go to a terminal, so that `progress` has an effect."""
+    return terminal.is_terminal(sys.stderr)
+
+
+def progress(text: str) -> None:
+    """Show a text in the last line of the terminal until the next output; do nothing if there is no terminal.
+
+    Args:
+        text: The text; it is cut at the width of the terminal. An empty text only removes the previous one.
+    """
+    if not shows_progress():
+        return
+    with _turn, contextlib.suppress(OSError):
+        if _unfinished or not (text or _progress):
+            return
+        # A text as wide as the terminal would move the cursor to the next line.
+        sys.stderr.write(_ERASE + printable(text)[: terminal.width(sys.stderr) - 1])
+        sys.stderr.flush()
+        _progress[:] = [True] if text else []
 
 
 def at(moment: float) -> str:
@@ -248,9 +290,11 @@ def error_as_json(failure: OpsError) -> None:
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Print rows as aligned columns under upper-case headings; a cell is one line without control characters."""
-    cells = [[column.upper().replace("_", " ") for column in columns]]
-    cells += [[printable(str(row.get(column, ""))) for column in columns] for row in rows]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
-    for row in cells:
-        line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    """Print rows as aligned columns under upper-case headings, without control characters in cells.
+
+    On a terminal, cells are wrapped so that a row fits into its width.
+    """
+    cells = [{column: printable(str(row.get(column, ""))) for column in columns} for row in rows]
+    headings = {column: column.upper().replace("_", " ") for column in columns}
+    for text in terminal.table(headings, cells, sys.stdout):
+        _result(text + "\n")

@@ -81,6 +81,8 @@ class Recovering:
 
     Attributes:
         driver: Recovers the run.
+        ended: The state in which the run ended for good, and the outcomes of its ranks as far as they are known; None
+            before that.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Recovering:
         uses: services.Services | None = None,
     ) -> None:
         self._settings, self._args = settings, args
+        self.ended: tuple[str, Sequence[Outcome]] | None = None
         self.driver = Driver(
             settings.state_dir,
             kept,
@@ -122,6 +125,11 @@ class Recovering:
         """Return the facts of the recovery for --json, besides the ranks of the run."""
         found = self.driver.facts()
         return found | {"events": [event | {"what": output.on_fleet(event["what"])} for event in found["events"]]}
+
+    def begun_run(self) -> control.RunRef | None:
+        """Return the run on the workers of its last attempt; None if it has not begun."""
+        known = records.read(self._settings.state_dir, self.kept.run_id) if self.driver.state.begun else None
+        return control.RunRef(known.run_id, known.hosts) if known else None
 
     def tell_requested(self) -> None:
         """Print the nodes that were requested and that no attempt uses: they are billed after this command's end."""
@@ -172,6 +180,7 @@ class Recovering:
 
     def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:
         state = run_state(outcomes) if outcomes else STOPPED
+        self.ended = (state, outcomes)
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED, outcomes)
         output.info(f"run {self.kept.run_id}: stopped; it will not be started again")
@@ -181,6 +190,7 @@ class Recovering:
         if forget:
             self._never_again()
         else:
+            self.ended = (STOPPED, ())
             output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be running")
         if self._args.json:
             output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self.facts()})
@@ -206,6 +216,7 @@ class Recovering:
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         state = run_state(outcomes)
+        self.ended = (state, outcomes)
         records.close(self._settings.state_dir, self.kept.run_id, state, outcomes=outcomes)
         return runs_output.finish(
             self.kept.run_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
@@ -13,8 +14,11 @@ from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.recovery import open_requests
 from tpu_ops.runs import advice, control, overview, preflight, preparations, recovery
-from tpu_ops.runs.outcomes import Outcome, run_state
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.replies import Reply
+
+#: Columns of the table, which has one row for each run.
+COLUMNS = ("run", "person", "workers", "state", "exit", "started", "lasted", "command")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +51,11 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     found = {run_.run_id: recovery.recoverer(settings.state_dir, run_.run_id) for run_, *_ in seen.rows}
     if as_json and (seen.rows or not problem):
         told = [runs_output.summary(run_.run_id, outcomes, found[run_.run_id]) for run_, outcomes, _ in seen.rows]
-        output.as_json(told)
+        ends = [runs_output.end_of(outcomes, one) for (_, outcomes, _), one in zip(seen.rows, told, strict=True)]
+        output.as_json([one | end.facts() for one, end in zip(told, ends, strict=True)])
     elif seen.rows and not as_json:
         rows = [_row(*row, found[row[0].run_id]) for row in seen.rows]
-        output.table(rows, ("run", "person", "workers", "state", "started"))
+        output.table(rows, COLUMNS)
         for row in rows:
             if row["state"] == advice.RECOVERING:
                 output.info(advice.recovery(found[row["run"]]))
@@ -77,10 +82,15 @@ def tell_of_new(silent: Sequence[Reply]) -> None:
 def _row(
     run_: control.RunRef, outcomes: Sequence[Outcome], since: float, found: advice.Recoverer | None
 ) -> dict[str, str]:
+    told = runs_output.summary(run_.run_id, outcomes, found)
+    end = runs_output.end_of(outcomes, told)
     return {
         "run": run_.run_id,
         "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
-        "state": advice.state(run_state(outcomes), found),
+        "state": told["state"],
+        "exit": end.words,
         "started": output.at(since),
+        "lasted": "" if end.duration is None else texts.lasting(end.duration),
+        "command": shlex.join(told["argv"]),
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import output
+from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
+from tpu_ops.protocol.record import ON
 from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
@@ -100,6 +102,41 @@ def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | 
     }
 
 
+@dataclass(frozen=True)
+class End:
+    """How a run has ended, as far as it is known.
+
+    Attributes:
+        words: The exit code, or the name of the signal, of the rank that failed first; ``0`` after a success.
+        exit_code: This exit code, 128 + N after signal N; None if it is not known.
+        duration: Seconds from the start to the end, or until now if the run is active; None if unknown.
+    """
+
+    words: str
+    exit_code: int | None
+    duration: float | None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that `runs --json` prints."""
+        return {"exit_code": self.exit_code, "duration": self.duration}
+
+
+def end_of(outcomes: Sequence[Outcome], told: Mapping[str, Any]) -> End:
+    """Return how a run has ended.
+
+    Args:
+        outcomes: The outcomes of its ranks.
+        told: Its `summary`.
+    """
+    until = time.time() if told["state"] in (*ON, advice.RECOVERING) else told["ended"]
+    duration = max(0.0, until - told["since"]) if until and told["since"] else None
+    if told["state"] == "succeeded":
+        return End("0", 0, duration)
+    if failed := _failed_by_itself(outcomes):
+        return End(ending(failed).removeprefix("exit code "), _code_of_rank(outcomes), duration)
+    return End("", None, duration)
+
+
 def people(outcomes: Sequence[Outcome]) -> str:
     """Return the user of a run from the workers' records, else from this machine's record; empty if unknown."""
     records = [outcome.record for outcome in outcomes if outcome.record]
@@ -153,11 +190,17 @@ def worst(codes: Iterable[int]) -> int:
 
 def _code_of_rank(outcomes: Sequence[Outcome]) -> int:
     """Return the exit code of the rank that failed first, 128 + N after signal N; 0 if it did not end by itself."""
-    first = first_failure(outcomes)
-    failed = next((outcome for outcome in outcomes if first and outcome.rank == first.rank), None)
-    if failed is None or failed.state != "failed" or not failed.exit:
+    failed = _failed_by_itself(outcomes)
+    if failed is None or not failed.exit:
         return 0
     return failed.exit["code"] if "code" in failed.exit else 128 + failed.exit["signal"]
+
+
+def _failed_by_itself(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the outcome of the rank that failed first, if its command ended by itself."""
+    first = first_failure(outcomes)
+    failed = next((outcome for outcome in outcomes if first and outcome.rank == first.rank), None)
+    return failed if failed and failed.state == "failed" and failed.exit else None
 
 
 def table(outcomes: Sequence[Outcome]) -> None:
@@ -212,7 +255,8 @@ def finish(
             output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
         leftovers(outcomes)
-        output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
+        every = "all " * (len(outcomes) > 1)
+        output.info(f"run {run_id} succeeded on {every}{texts.count(len(outcomes), 'rank')}", Meaning.OK)
         _say_reasons(outcomes)
         return ExitCode.OK
     if not as_json:
@@ -286,7 +330,8 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
         return None
     who = f"rank {first.rank} ({first.host})"
     refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
-    output.info(f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}")
+    text = f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}"
+    output.info(text, Meaning.FAILED)
     if raised := raised_before(outcomes, first):
         what = f"printed a traceback {raised.before:.0f} s before that, which may be the cause"
         output.info(f"rank {raised.rank} ({raised.host}) {what}: {raised.error}")

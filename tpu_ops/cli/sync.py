@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import interrupts, options, output
+from tpu_ops.cli import interrupts, options, output, progress
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
 from tpu_ops.runs import preparations, sync, turns
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _push(fanout: Fanout, hosts: Sequence[str], tree: sync.Tree, *, force: bool) -> dict[str, sync.Seen]:
     async with turns.alone(fanout, hosts, tree.name, force=force) as turn:
-        return await sync.push(fanout, hosts, tree, turn)
+        with progress.transfers("syncing") as moved:
+            return await sync.push(fanout, hosts, tree, turn, moved)
 
 
 def _read(directory: str) -> sync.Tree:

@@ -21,8 +21,10 @@ from tpu_ops.cli import (
     interrupts,
     options,
     output,
+    progress,
     recover_options,
     recovering,
+    run_end,
     runs_output,
 )
 from tpu_ops.cli import sync as cli_sync
@@ -36,6 +38,7 @@ from tpu_ops.runs import (
     bucket_check,
     control,
     endings,
+    installs,
     launch,
     nodes,
     preflight,
@@ -64,18 +67,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="copy this directory, without files that git ignores, to ~/tpu_ops/<its name> on every worker and start "
         "there",
     )
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
+    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
+    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
+    parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     parser.add_argument(
+        "--install",
+        action=argparse.BooleanOptionalAction,
+        help="install what the uv.lock, requirements.txt or pyproject.toml of DIR lists into an environment of the "
+        "project, the same on all workers (default: if an earlier run of the project did)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the workers, and with --sync look for files that block the copy; show what would be started",
+    )
+    code = parser.add_argument_group("code, environment, user and secrets")
+    code.add_argument(
         "--git",
         default="",
         metavar="[PROJECT@]REF",
         help="check out a project of `workspace_projects` at this branch, tag or commit on every worker and start "
         "there; needs full passwordless sudo on the workers",
     )
-    parser.add_argument(
-        "--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)"
-    )
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
-    parser.add_argument(
+    code.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)")
+    code.add_argument(
         "--env-file",
         type=lambda text: files.expanded(text, "--env-file"),
         action="append",
@@ -83,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read variables from KEY=VALUE lines; values are taken literally, quotes included (repeatable)",
     )
-    parser.add_argument(
+    code.add_argument(
         "--secret",
         action="append",
         default=[],
@@ -91,22 +107,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give the value of this shell's variable NAME, or the contents of FILE, to the command only: as variable "
         "NAME, and as a file whose path is in NAME_FILE (repeatable)",
     )
-    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
-    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
-    parser.add_argument(
+    code.add_argument(
         "--shell", action="store_true", help="run the command as one line of /bin/sh on every worker, its words joined"
     )
-    parser.add_argument(
+    code.add_argument(
         "--user", default="", metavar="U", help="run as this user; needs full passwordless sudo on the workers"
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check the workers, and with --sync look for files that block the copy; show what would be started",
     )
     again = parser.add_argument_group("recovery after preemptions and failures")
     recover_options.add_arguments(again)
     recover_options.add_budgets(again)
+    run_end.add_arguments(parser.add_argument_group("after the end of the run"))
     checks = parser.add_argument_group("checks before the start")
     forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
     checks.add_argument("--force", action="store_true", help=f"start although one of these checks fails: {forcible}")
@@ -122,7 +132,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--any-region", action="store_true", help="start although a bucket is in another region, and pay for transfers"
     )
     shows = parser.add_argument_group("output, exit code and fleet")
-    shows.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     options.add_exit_code(shows)
     options.add_json(shows)
     options.add_fleet(shows)
@@ -147,6 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the workers, copy the code, start the run, and follow it to its end."""
     recover_options.check(args)
+    run_end.check(args, detached=args.detach)
     env = spec.variables(spec.parse_env(args.env), args.env_file, again=args.recover)
     if args.git:
         projects.check(args.git, args.sync)
@@ -163,6 +173,12 @@ def run(args: argparse.Namespace) -> int:
         what = f"--sync copies the directory to your home, but {args.user} would start in another home"
         raise UsageError(what, where="--sync and --user", fix="leave out one of the two options")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
+    listed = installs.listing(tree) if tree and args.install is not False else None
+    if args.install and not listed:
+        what = "there is no uv.lock, requirements.txt or pyproject.toml with packages to install"
+        raise UsageError(
+            what, where=f"--sync {args.sync}" if args.sync else "--install", fix="name its directory: --sync DIR"
+        )
     line = " ".join(command)
     typed = line.split() if args.shell else command
     if not args.git:
@@ -182,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
         code_digest=tree.digest if tree else "",
         force=args.force,
     )
-    job = _Job(fleet, workers, run_spec, tree, shown, args)
+    job = _Job(fleet, workers, run_spec, tree, shown, args, listed)
     with faults.told(run_spec.run_id, fleet.settings, as_json=args.json, more=job.facts):
         regions = [worker.node.region for worker in workers]
         bucket_check.check(buckets, regions, fleet.settings, any_region=args.any_region)
@@ -190,10 +206,16 @@ def run(args: argparse.Namespace) -> int:
             job.bring()
         if args.recover:
             job.look_ahead()
+        after = run_end.RunEnd(args, job.fleet_now)
         if args.recover and not args.dry_run:
             with recovery.alone(fleet.settings.state_dir, run_spec.run_id):
-                return job.recovered().to_the_end(job.run())
-        return foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json)
+                guard = job.recovered()
+                return after.after(lambda: guard.to_the_end(job.run()), guard.begun_run, lambda: guard.ended)
+        return after.after(
+            lambda: foreground.to_its_end(job.run(), job.running, job.left, job.stopped, as_json=args.json),
+            job.begun_run,
+            lambda: job.ended,
+        )
 
 
 def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:
@@ -210,13 +232,16 @@ class _Job:
     tree: sync.Tree | None
     shown: Sequence[int]
     args: argparse.Namespace
+    listed: installs.Listing | None = None
     started_by: Fanout | None = None
+    ended: run_end.End = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
     before: records.RunRecord | None = None
     asked: bool = False
     may_be_on: bool = False
     ready: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
     @property
@@ -318,11 +343,14 @@ class _Job:
                 turn = await stack.enter_async_context(turns.alone(fanout, self.hosts, tree.name))
             if self.guard:
                 # Every attempt has to use the present code: sync a local copy of it.
-                self.tree = await self.guard.driver.begin(self.workers, tree)
+                self.tree = await self.guard.driver.begin(self.workers, tree, self.environment)
             if tree and self.tree and turn:
                 begun = time.monotonic()
-                await sync.push(fanout, self.hosts, self.tree, turn)
+                with progress.transfers("syncing") as moved:
+                    await sync.push(fanout, self.hosts, self.tree, turn, moved)
                 cli_sync.said(tree, self.hosts, time.monotonic() - begun)
+                if self.listed:
+                    await self._install(fanout, self.tree, self.listed)
             if self.project:
                 await projects.look(fanout, self.hosts, self.spec)
             await self._start(fanout)
@@ -333,6 +361,7 @@ class _Job:
         outcomes = await self._follow(fanout)
         self.started_by = None
         state = run_state(outcomes)
+        self.ended = (state, outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, outcomes=outcomes)
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(
@@ -359,6 +388,7 @@ class _Job:
         if self._made_anew():
             probes = await check()
         venv = next(iter(probes.values()))["venv"]
+        self.environment = venv if venv["exists"] else {}
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
         ready = environment if venv["path"] else "no environment configured"
@@ -367,11 +397,38 @@ class _Job:
             output.info(f"{texts.count(len(self.workers), 'worker')} ready in {taken}: {ready}")
         self.ready = ready
 
+    async def _install(self, fanout: Fanout, tree: sync.Tree, listed: installs.Listing) -> None:
+        """Install the packages of the synced project, and have the run use its environment."""
+        base = self.environment.get("path", "")
+        if not base and not self.args.install:
+            return
+        if not base:
+            what = "the packages of a project are installed over the environment of the fleet, and there is none"
+            raise UsageError(
+                what, where="--install", fix="name an environment: --venv PATH; or leave it out: --no-install"
+            )
+        begun, seen = time.monotonic(), await installs.look(fanout, self.hosts, tree, listed, base)
+        if not (self.args.install or seen.had):
+            output.info(f"{listed.name} is only copied; --install installs what it lists on the workers")
+            return
+        made = seen.installed
+        if not made:
+            output.info(f"installing what {listed.name} lists on {texts.count(len(self.hosts), 'worker')}")
+            made = await installs.install(fanout, self.workers, tree, listed, base=base, pins=seen.pins)
+        output.info(installs.text(made, listed, self.hosts, time.monotonic() - begun))
+        self.spec = replace(self.spec, venv=made.path)
+        if self.guard:
+            recovery.keep_packages(self.fleet.settings.state_dir, self.spec.run_id, made)
+
+    def fleet_now(self) -> view.Fleet:
+        """Return the fleet as this machine knows it."""
+        return view.known(self.fleet.settings) or self.fleet
+
     def _made_anew(self) -> bool:
         """Read the last known view of the fleet again; return whether the target's workers have changed."""
         before = self.hosts
         # The warnings of this view were printed by the command that asked the API for it.
-        self.fleet = view.known(self.fleet.settings) or self.fleet
+        self.fleet = self.fleet_now()
         self.workers = _ranked(self.fleet, self.args.target)
         self.shown = ranks.parse(self.args.rank, len(self.workers))
         return self.hosts != before
@@ -455,9 +512,14 @@ class _Job:
         """Return the run and the connections to its workers; None before the start."""
         return (self.started_by, control.RunRef(self.spec.run_id, self.hosts)) if self.started_by else None
 
+    def begun_run(self) -> control.RunRef | None:
+        """Return the run; None before the start."""
+        return control.RunRef(self.spec.run_id, self.hosts) if self.started_by or self.ended else None
+
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Write the outcomes of the stopped run to this machine's record."""
         state = run_state(outcomes)
+        self.ended = (state, outcomes)
         records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:

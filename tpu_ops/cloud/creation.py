@@ -117,12 +117,16 @@ def create_all(
     creator = _Creator(tpu, terms, claims, say)
 
     def one(order: Order) -> Created:
-        start = time.monotonic()
+        start, told = time.monotonic(), progress(order.name)
         try:
-            wish, outcome = creator.create(order, progress(order.name))
+            wish, outcome = creator.create(order, told)
         except OpsError as exc:
-            return Created(creator.tried.get(order.name, order.wishes[0]), "failed", exc, time.monotonic() - start)
-        return Created(wish, outcome, seconds=time.monotonic() - start)
+            done = Created(creator.tried.get(order.name, order.wishes[0]), "failed", exc, time.monotonic() - start)
+        else:
+            done = Created(wish, outcome, seconds=time.monotonic() - start)
+        if len(orders) > 1:
+            told(done.seconds, done.outcome)
+        return done
 
     if len(orders) == 1:
         # In this thread, an interrupt ends the creation with a message that says what the API is doing.

@@ -147,6 +147,11 @@ def last(settings: Settings) -> Fleet | None:
     return fleet
 
 
+def stored(settings: Settings) -> Fleet | None:
+    """Return the fleet like `last`, but write nothing."""
+    return _kept(settings, Files(settings.state_dir))
+
+
 def _kept(settings: Settings, files: Files) -> Fleet | None:
     snapshot = files.read_snapshot(question_of(settings))
     return of(settings, snapshot) if snapshot and files.known_hosts.exists() else None

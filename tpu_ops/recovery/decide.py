@@ -158,7 +158,7 @@ def _gives_up(actions: Iterable[Action]) -> bool:
 
 
 def _planned(state: State, event: Planned) -> Decision:
-    return _keeping(replace(state, begins=True), plan=event.plan), ()
+    return _keeping(replace(state, begins=True), plan=event.plan, environment=event.environment), ()
 
 
 def _starting(state: State, _: Starting) -> Decision:

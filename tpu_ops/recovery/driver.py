@@ -43,7 +43,7 @@ from tpu_ops.recovery.events import (
     Wait,
 )
 from tpu_ops.recovery.services import Printer, Services
-from tpu_ops.runs import advice, control, endings, launch, preflight, records, recovery, spec, sync, turns
+from tpu_ops.runs import advice, control, endings, installs, launch, preflight, records, recovery, spec, sync, turns
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
 from tpu_ops.ssh.fanout import Fanout
@@ -175,8 +175,15 @@ class Driver:
 
     # --- the start ------------------------------------------------------------------------------------------
 
-    async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
+    async def begin(
+        self, workers: Sequence[Worker], tree: sync.Tree | None, environment: Mapping[str, Any] | None = None
+    ) -> sync.Tree | None:
         """Store the recovery state before the first start; return the copy of the code to be synced.
+
+        Args:
+            workers: The workers.
+            tree: The code.
+            environment: What a worker's probe says of its environment, which later attempts have to have too.
 
         Raises:
             UsageError: A run of this name was recovered on this machine before, or the nodes cannot be recreated.
@@ -200,7 +207,7 @@ class Driver:
         # A process that died while it stored the state of a run of this name has left a part of the state.
         recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
-        self.take(Planned(plan))
+        self.take(Planned(plan, environment or {}))
         return copy
 
     def starts(self) -> None:
@@ -343,7 +350,7 @@ class Driver:
         self.spec = recovery.next_attempt(self.spec, attempt)
         fanout = self._services.fanout(self._services.fleet())
         hosts = tuple(worker.host for worker in workers)
-        tree = recovery.kept_code(state_dir, self.kept)
+        tree, venv = recovery.kept_code(state_dir, self.kept), ""
         async with contextlib.AsyncExitStack() as stack:
             # Check the workers before the code is copied: another run might now use them and the same directory.
             if stopped := await self._check(fanout, workers):
@@ -353,18 +360,41 @@ class Driver:
                 turn = await stack.enter_async_context(turns.alone(fanout, hosts, tree.name))
                 await sync.push(fanout, hosts, tree, turn)
                 self._printer.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
+                venv = await self._install(fanout, workers, tree)
             if self.kept.git:
                 await self._services.check_commit(fanout, hosts, self.spec)
             self._remember(workers, attempt)
             # From now on, the attempt might be active, even if its start fails.
             self.take(Starting())
             try:
-                await launch.start(fanout, self.spec, workers)
+                await launch.start(fanout, replace(self.spec, venv=venv or self.spec.venv), workers)
             except launch.Interrupted as exc:
                 self.take(Interrupted(exc.may_be_on))
                 raise
         self._printer.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
+
+    async def _install(self, fanout: Fanout, workers: Sequence[Worker], tree: sync.Tree) -> str:
+        """Install the packages that the first attempt had; return the environment, empty if nothing was installed.
+
+        Raises:
+            UsageError: The fleet's environment, over which they are installed, is not that of the first attempt.
+        """
+        kept = recovery.kept_packages(self._state_dir, self.kept.run_id)
+        listed = installs.listing(tree)
+        if not kept or not listed:
+            return ""
+        hosts, base = [worker.host for worker in workers], kept["base"]
+        made = (await installs.look(fanout, hosts, tree, listed, base)).installed
+        if not made or made.path != kept["path"]:
+            made = await installs.install(fanout, workers, tree, listed, base=base, pins=kept["pins"])
+        if made.path != kept["path"]:
+            what = f"the environment {base} has other packages than at the first attempt of run {self.kept.run_id}"
+            raise UsageError(what, where=texts.folded(hosts), fix="start a new run")
+        self._printer.info(
+            f"{listed.name}: {texts.count(made.packages, 'package')}, digest {made.digest}, in {made.path}"
+        )
+        return made.path
 
     # --- between two attempts -------------------------------------------------------------------------------
 
@@ -392,16 +422,21 @@ class Driver:
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             hosts = ", ".join(worker.host for worker in new)
             self._printer.info(f"run {self.kept.run_id}: configuring {hosts} (site.yml)")
-            self._services.configure(fleet, new)
+            self._services.configure(fleet, new, self._kept_versions())
             if len(new) < len(workers) and asyncio.run(self.differ(self._services.fanout(fleet), workers)):
                 what = "the environments of its workers differ, so all its workers are configured together"
                 self._printer.info(f"run {self.kept.run_id}: {what} (site.yml)")
-                self._services.configure(fleet, workers)
+                self._services.configure(fleet, workers, self._kept_versions())
         self.take(Configured(plan.now(seen, [worker.node.full_name for worker in workers])))
         # If a user has stopped the run, do not change its code: `_again` repeats this check and ends the run.
-        if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers)):
+        if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers, final=False)):
             self._services.check_out(fleet, workers, self.kept.git)
         return workers
+
+    def _kept_versions(self) -> dict[str, Mapping[str, str]]:
+        """Return the versions that the environment of the next attempt has to have, for the playbook."""
+        before = self.kept.environment
+        return {before["path"]: before["installed"]} if before.get("installed") and not self.kept.force else {}
 
     async def differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
         """Return whether to configure all workers again, because the packages of new workers differ from the others'.
@@ -441,8 +476,13 @@ class Driver:
         if self.take(events.Superseded(attempt, plan)):
             raise Superseded
 
-    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
+    async def _check(self, fanout: Fanout, workers: Sequence[Worker], *, final: bool = True) -> list[Outcome]:
         """End the ranks of the last attempt that are still active, and check the workers as before any run.
+
+        Args:
+            fanout: Reaches the workers.
+            workers: The workers.
+            final: Whether the environment must be that of the first attempt now. A checkout may still change it.
 
         Returns:
             The outcomes of the last attempt if all its ranks ended with 0 or a user wants the run stopped; else empty.
@@ -455,5 +495,7 @@ class Driver:
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
         forced = self._printer.overriding() if self.kept.force else None
-        await preflight.check(fanout, workers, self.spec.venv, self.spec.user, forced=forced)
+        probes = await preflight.check(fanout, workers, self.spec.venv, self.spec.user, forced=forced)
+        if final and not self.kept.force:
+            preflight.require_environment(self.kept.environment, probes, self.kept.run_id)
         return []

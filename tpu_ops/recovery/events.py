@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tpu_ops.cloud.remaking import Plan, Seen
 from tpu_ops.errors import OpsError
@@ -16,9 +17,10 @@ from tpu_ops.runs.outcomes import Outcome
 
 @dataclass(frozen=True)
 class Planned:
-    """The nodes of the first attempt are known. No worker has been asked yet to start the attempt."""
+    """The nodes of the first attempt and their environment are known. No worker has been asked yet to start it."""
 
     plan: Plan
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,10 @@ class FleetServices:
         """Return the connections to the workers of a fleet."""
         return contact.fanout(fleet)
 
-    def configure(self, fleet: view.Fleet, workers: Sequence[Worker]) -> None:
-        """Run site.yml on workers."""
-        convergence.converge(fleet, workers, self._display, then="continue")
+    def configure(self, fleet: view.Fleet, workers: Sequence[Worker], kept: Mapping[str, Mapping[str, str]]) -> None:
+        """Run site.yml on workers; lists without a lock get these versions: environment -> package -> version."""
+        variables = {"python_kept_versions": kept} if kept else None
+        convergence.converge(fleet, workers, self._display, variables=variables, then="continue")
 
     def check_out(self, fleet: view.Fleet, workers: Sequence[Worker], project: str) -> None:
         """Check out a project of the fleet on workers."""

@@ -44,8 +44,8 @@ class Services(Protocol):
     def fanout(self, fleet: Fleet) -> Fanout:
         """Return the fanout for the workers of a fleet."""
 
-    def configure(self, fleet: Fleet, workers: Sequence[Worker]) -> None:
-        """Configure workers with the playbook site.yml."""
+    def configure(self, fleet: Fleet, workers: Sequence[Worker], kept: Mapping[str, Mapping[str, str]]) -> None:
+        """Configure workers with the playbook site.yml; keep these versions: environment -> package -> version."""
 
     def check_out(self, fleet: Fleet, workers: Sequence[Worker], project: str) -> None:
         """Check out a project of the fleet, as in ``vision@<commit>``, on workers."""

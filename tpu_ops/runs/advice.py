@@ -159,18 +159,22 @@ def _aside(words: Sequence[str]) -> str:
 
 def other_environment(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Return in words how a worker's environment differs from that of most workers, from their probes."""
+    return f"the worker's environment differs: {environment_differences(venv, usual, 'others')}"
+
+
+def environment_differences(venv: Mapping[str, Any], usual: Mapping[str, Any], called: str) -> str:
+    """Return in words how an environment differs from another one, which `called` names, from their probes."""
     # Launchers of older versions report only some of the installed packages.
     key = "installed" if "installed" in venv and "installed" in usual else "packages"
     own, others, first = venv[key], usual[key], {*venv["packages"], *usual["packages"]}
     parts = [
-        f"{name} {own.get(name, 'missing')} (others {others.get(name, 'none')})"
+        f"{name} {own.get(name, 'missing')} ({called} {others.get(name, 'none')})"
         for name in sorted({*own, *others}, key=lambda name: (name not in first, name))
         if own.get(name) != others.get(name)
     ]
     if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:
-        parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
-    difference = texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
-    return f"the worker's environment differs: {difference}"
+        parts.insert(0, f"Python {venv['python']} ({called} {usual['python']})")
+    return texts.some(parts) or f"digest {venv['digest']} ({called} {usual['digest']})"
 
 
 def name_taken(run_id: str, *, resumes: bool = False) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.cloud.remedies import until_ready
 from tpu_ops.errors import UsageError
-from tpu_ops.runs import control, preflight, preparations
+from tpu_ops.runs import advice, control, preflight, preparations
 from tpu_ops.runs.preflight import Fault
 from tpu_ops.ssh.fanout import Fanout
 
@@ -36,12 +37,15 @@ class Finding:
         faults: The failures; empty if all workers pass.
         asked: The workers on which the check was possible.
         each_node: Whether each worker was compared only with workers of its own node, because there are several nodes.
+        notes: What nodes of one accelerator type differ in, if they were not compared: no fault, but one run could not
+            have them all.
     """
 
     check: str
     faults: tuple[Fault, ...]
     asked: tuple[str, ...]
     each_node: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -79,9 +83,14 @@ async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -
     every, answering = tuple(worker.host for worker in workers), tuple(probes)
     asked = {"state": every, "answers": tuple(worker.host for worker in serving)}
     apart = preflight.COMPARED if len(groups) > 1 else ()
+    notes = {"same": tuple(differing_nodes(serving, probes))} if apart else {}
     return [
         Finding(
-            check, tuple(fault for fault in faults if fault.check == check), asked.get(check, answering), check in apart
+            check,
+            tuple(fault for fault in faults if fault.check == check),
+            asked.get(check, answering),
+            check in apart,
+            notes.get(check, ()),
         )
         for check in CHECKS
     ]
@@ -107,6 +116,29 @@ def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
     for worker in workers:
         nodes.setdefault(worker.node.full_name, []).append(worker)
     return list(nodes.values())
+
+
+def differing_nodes(workers: Sequence[Worker], probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return, in words, which nodes of one accelerator type have other environments than most of them."""
+    types: dict[str, dict[str, dict[str, Any]]] = {}
+    for worker in workers:
+        venv = probes[worker.host]["venv"] if worker.host in probes else {}
+        if venv.get("exists"):
+            of_type = types.setdefault(worker.node.accelerator_type, {})
+            of_type.setdefault(venv["digest"], {})[worker.label] = venv
+    found = []
+    for kind, digests in types.items():
+        usual, *others = sorted(digests.values(), key=len, reverse=True)
+        for other in others:
+            # A node whose own workers differ has a fault of its own.
+            if labels := sorted(other.keys() - usual.keys(), key=texts.natural):
+                differs = advice.environment_differences(other[labels[0]], next(iter(usual.values())), "others")
+                together = texts.target(sorted({*labels, *usual}, key=texts.natural))
+                found.append(
+                    f"the environment of {', '.join(labels)} is not that of other {kind} nodes: {differs}; for a run on"
+                    f" all of them: {preflight.configure(together)}"
+                )
+    return found
 
 
 def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:

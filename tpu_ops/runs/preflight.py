@@ -74,6 +74,10 @@ class Fault:
         return self.unreachable or self.check == "state" or self.fix.startswith(configure(""))
 
 
+#: Fix of an error below the table of all faults.
+_TABLE = "see the table above"
+
+
 class PreflightError(OpsError):
     """Some workers failed a check."""
 
@@ -82,14 +86,19 @@ class PreflightError(OpsError):
         verb = "is" if len(workers) == 1 else "are"
         named = "the only worker" if total == 1 else f"{len(workers)} of {total} workers"
         problem = next((fault.problem for fault in faults), "")
+        self._summary = f"{named} {verb} not ready for a run"
         super().__init__(
-            f"{named} {verb} not ready for a run: {problem}",
+            f"{self._summary}: {problem}",
             where=texts.folded(sorted(workers)),
             fix=_fix_of(faults),
         )
         self.faults = tuple(faults)
         if any(fault.unreachable for fault in faults):
             self.exit_code = ExitCode.UNREACHABLE
+
+    def refer_to_table(self) -> None:
+        """Leave out problem and fix: a table above the error has those of each fault."""
+        self.what, self.fix = self._summary, _TABLE
 
     def unconfigured(self) -> list[str]:
         """Return the workers that have to be configured, or whose nodes have to be brought back, before a run."""
@@ -102,7 +111,7 @@ class PreflightError(OpsError):
 
 
 def _fix_of(faults: Sequence[Fault]) -> str:
-    return first_fix([(fault.fix, fault.worker) for fault in faults]) or "see the table above"
+    return first_fix([(fault.fix, fault.worker) for fault in faults]) or _TABLE
 
 
 def for_any(fix: str, worker: str) -> str:
@@ -195,6 +204,30 @@ def differences(
         if abs(off := clocks[host] - middle) > CLOCK_LIMIT:
             found.append(Fault(host, f"the worker's clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
+
+
+def require_environment(before: Mapping[str, Any], probes: Mapping[str, Mapping[str, Any]], run_id: str) -> None:
+    """Require that all workers have the environment of a run's first attempt.
+
+    Args:
+        before: What a probe said of the environment before the first attempt; empty if that is not known.
+        probes: The workers' probes.
+        run_id: The run.
+
+    Raises:
+        OpsError: A worker has another environment.
+    """
+    venvs = {host: probe["venv"] for host, probe in probes.items()}
+    others = [host for host, venv in venvs.items() if before and venv["digest"] != before["digest"]]
+    if others:
+        what = advice.environment_differences(venvs[others[0]], before, "before")
+        raise OpsError(
+            f"the environment is not that of attempt 1: {what}",
+            where=f"run {run_id}, {texts.folded(others)}",
+            fix="bring the versions of attempt 1 back, by the lock in inventory/locks or by jax_constraints, run "
+            f"`{configure(texts.target(list(probes)))}` and `tpu_ops attach {run_id} --recover`; or "
+            f"`tpu_ops stop {run_id}`, and start a new run from the last checkpoint",
+        )
 
 
 def fault_of_reply(reply: Reply) -> Fault:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tpu_ops.cloud.pending import Requests
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.files import unwritable
-from tpu_ops.runs import advice, spec, sync
+from tpu_ops.runs import advice, installs, spec, sync
 
 #: Maximum size of the recovery state in bytes: metadata of nodes, 256 KB each, and a command line of 2 MB.
 _LARGEST = 256 * 2**20
@@ -52,6 +52,8 @@ class Recovery:
             this time.
         counted: Whether the current loss of nodes has already been counted as a preemption.
         early: Whether a loss was counted that the API has not reported yet, because the workers reported it first.
+        environment: What a worker reported of its environment before the first attempt, as in its probe; empty in the
+            state of older versions, and if the run has no environment.
         since: When the field `pending` became true, in seconds since 1970; 0 in the state of older versions.
     """
 
@@ -72,6 +74,7 @@ class Recovery:
     pending: bool = False
     counted: bool = False
     early: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
     since: float = 0.0
 
     def spec(self, environ: Mapping[str, str]) -> spec.RunSpec:
@@ -204,6 +207,7 @@ def forget(state_dir: Path, run_id: str) -> None:
     place = folder(state_dir, run_id)
     (place / "recovery.json").unlink(missing_ok=True)
     (place / "stop").unlink(missing_ok=True)
+    (place / "packages.json").unlink(missing_ok=True)
     shutil.rmtree(place / "code", ignore_errors=True)
 
 
@@ -392,6 +396,43 @@ def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
     except OSError as exc:
         raise unwritable(source, exc) from exc
     return replace(tree, source=source)
+
+
+def keep_packages(state_dir: Path, run_id: str, made: installs.Installed) -> None:
+    """Store the packages of a run's project, so that every attempt has the same.
+
+    Raises:
+        OpsError: They cannot be written.
+    """
+    path = _packages(state_dir, run_id)
+    try:
+        files.replace(path, json.dumps({"base": made.base, "path": made.path, "pins": made.pins}) + "\n", 0o600)
+    except OSError as exc:
+        raise unwritable(path, exc) from exc
+
+
+def kept_packages(state_dir: Path, run_id: str) -> dict[str, str] | None:
+    """Return ``path`` and ``pins`` of the environment of a run's project, and ``base``, the fleet's environment below.
+
+    Returns:
+        None if the run has installed nothing.
+
+    Raises:
+        OpsError: They cannot be read.
+    """
+    path = _packages(state_dir, run_id)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {key: str(found[key]) for key in ("base", "path", "pins")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        fix = f"end the run: `tpu_ops stop {run_id}`"
+        raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
+
+
+def _packages(state_dir: Path, run_id: str) -> Path:
+    return folder(state_dir, run_id) / "packages.json"
 
 
 def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:

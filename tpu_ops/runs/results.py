@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_ops import files
-from tpu_ops.errors import OpsError
+from tpu_ops import files, texts
+from tpu_ops.errors import HostError, OpsError, UnreachableError
+from tpu_ops.runs import control, rsync
+from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.sync import WIDTH
 from tpu_ops.ssh import openssh, processes
 from tpu_ops.ssh.fanout import Fanout
@@ -55,14 +57,28 @@ class Fetched:
     problem: str = ""
     reached: bool = True
 
+    def words(self, path: str) -> str:
+        """Return what was copied of this path, for users."""
+        what = f"{texts.count(self.count, 'file')}, {self.size / 1e6:.1f} MB" if self.count else "nothing new"
+        return f"{self.source.host}: {path} is in {self.source.into}: {what}"
 
-async def fetch(fanout: Fanout, sources: Sequence[Source], path: str) -> list[Fetched]:
+    def error(self, path: str) -> OpsError:
+        """Return the problem as the error of a command that copies this path."""
+        kind = HostError if self.reached else UnreachableError
+        fix = "check PATH, and who may read it" if self.reached else "run the same command again: it continues"
+        return kind(self.problem, where=f"{path} on {self.source.host}", fix=fix)
+
+
+async def fetch(
+    fanout: Fanout, sources: Sequence[Source], path: str, moved: rsync.Moved | None = None
+) -> list[Fetched]:
     """Copy a path from workers, several at a time. What an earlier call has copied is not copied again.
 
     Args:
         fanout: Reaches the workers.
         sources: Where the path is.
         path: A file or directory; absolute, or relative to the folder of each source.
+        moved: Called with the progress of each worker.
 
     Raises:
         OpsError: A directory on this machine cannot be created.
@@ -77,11 +93,56 @@ async def fetch(fanout: Fanout, sources: Sequence[Source], path: str) -> list[Fe
     async def one(source: Source) -> Fetched:
         async with slots:
             found = await _look(fanout, source, path)
-            if isinstance(found, Fetched):
-                return found
-            return await _copy(source, command(source, found, fanout.ssh_config))
+            if isinstance(found, str):
+                found = await _copy(source, command(source, found, fanout.ssh_config), moved)
+        if moved:
+            moved(source.host, found.size, 0, True)
+        return found
 
+    for source in sources:
+        if moved:
+            moved(source.host, 0, 0, False)
     return await asyncio.gather(*map(one, sources))
+
+
+async def of_run(
+    fanout: Fanout,
+    run: RunRef,
+    path: str,
+    chosen: Sequence[int],
+    into: Path,
+    *,
+    login: str,
+    moved: rsync.Moved | None = None,
+) -> list[Fetched]:
+    """Copy a path from ranks of a run, as `fetch` does, from the directories in which their commands were started.
+
+    Args:
+        fanout: Reaches the workers.
+        run: The run.
+        path: A file or directory; absolute, or relative to the directory of the run.
+        chosen: The ranks to copy from.
+        into: The directory on this machine; several ranks get a directory each in it.
+        login: The account that this machine logs in as.
+        moved: As for `fetch`.
+
+    Raises:
+        UnreachableError: The worker of a rank does not tell where its files are.
+        OpsError: A directory on this machine cannot be created.
+    """
+    outcomes, sources = await control.outcomes(fanout, run), []
+    for rank in chosen:
+        one = outcomes[rank]
+        if not one.record:
+            raise UnreachableError(
+                one.reason or "the worker does not know the run",
+                where=f"rank {rank} ({one.host}) of {run.run_id}",
+                fix=f"name other ranks with --rank; `tpu_ops status {run.run_id}` shows all",
+            )
+        user = str(one.record["person"]["name"])
+        place = into / f"rank-{rank}" if len(chosen) > 1 else into
+        sources.append(Source(one.host, place, "" if user == login else user, str(one.record["cwd"])))
+    return await fetch(fanout, sources, path, moved)
 
 
 async def _look(fanout: Fanout, source: Source, path: str) -> str | Fetched:
@@ -114,10 +175,14 @@ def _as(user: str) -> list[str]:
     return ["sudo", "-n", "-H", "-u", user] if user else []
 
 
-async def _copy(source: Source, argv: Sequence[str]) -> Fetched:
+async def _copy(source: Source, argv: Sequence[str], moved: rsync.Moved | None) -> Fetched:
+    def told(size: int) -> None:
+        if moved:
+            moved(source.host, size, 0, False)
+
     try:
-        async with processes.started(argv) as process:
-            out, said = await process.communicate()
+        async with processes.started([argv[0], *(rsync.options() if moved else ()), *argv[1:]]) as process:
+            out, said = await (rsync.communicate(process, b"", told) if moved else process.communicate())
     except FileNotFoundError as exc:
         raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync") from exc
     sizes = [int(line) for line in out.split() if line.isdigit()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
 import logging
@@ -15,15 +16,16 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol import marks as marks_of
-from tpu_ops.runs import listing, synced
+from tpu_ops.runs import listing, rsync, synced
 from tpu_ops.ssh import openssh, processes
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import SSH_FAILED, Result
@@ -212,7 +214,9 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
     return seen
 
 
-async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> dict[str, Seen]:
+async def push(
+    fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn, moved: rsync.Moved | None = None
+) -> dict[str, Seen]:
     """Copy a tree to workers; return the state of the tree on each worker before the copy.
 
     Args:
@@ -220,6 +224,7 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> 
         hosts: The workers.
         tree: The tree.
         turn: The lock that excludes other syncs.
+        moved: Called with the progress of each worker that is copied to.
 
     Raises:
         UnreachableError: A worker did not answer.
@@ -229,28 +234,43 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> 
     seen = await look(fanout, hosts, tree)
     if any(one.differs or one.stale or not one.listed for one in seen.values()):
         async with turn.claimed():
-            await _bring(fanout, hosts, tree, seen, turn.held)
+            await _bring(fanout, hosts, tree, seen, turn.held, moved=moved)
     return seen
 
 
 async def _bring(
-    fanout: Fanout, hosts: Sequence[str], tree: Tree, seen: Mapping[str, Seen], held: Sequence[int]
+    fanout: Fanout,
+    hosts: Sequence[str],
+    tree: Tree,
+    seen: Mapping[str, Seen],
+    held: Sequence[int],
+    *,
+    moved: rsync.Moved | None,
 ) -> None:
     if behind := [host for host in hosts if seen[host].stale or not seen[host].listed]:
         await _ask(fanout, behind, "prepare", tree)
     slots, at_once = asyncio.Semaphore(WIDTH), min(WIDTH, len(hosts))
+    changing = [host for host in hosts if seen[host].differs]
+    sizes = {host: _bytes(tree, seen[host].differs) for host in changing}
+
+    def told(host: str, size: int, *, done: bool = False) -> None:
+        if moved:
+            moved(host, size, sizes[host], done)
 
     async def one(host: str) -> Result:
-        entries = seen[host].differs
         async with slots:
-            limit = LIMIT + min(_bytes(tree, entries) * at_once / _UPLINK, _BRINGING)
-            return await _transfer(fanout, host, tree, entries, limit, held=held)
+            limit = LIMIT + min(sizes[host] * at_once / _UPLINK, _BRINGING)
+            says = functools.partial(told, host) if moved else None
+            result = await _transfer(fanout, host, tree, seen[host].differs, limit, held=held, told=says)
+        told(host, sizes[host], done=True)
+        return result
 
-    if changing := [host for host in hosts if seen[host].differs]:
+    if changing:
+        for host in changing:
+            told(host, 0)
         _say_much(tree, {host: seen[host].differs for host in changing})
         results = await asyncio.gather(*(one(host) for host in changing))
-        needed = {host: _bytes(tree, seen[host].differs) for host in changing}
-        await _require_space(fanout, tree, results, needed)
+        await _require_space(fanout, tree, results, sizes)
         require({result.host: result for result in results})
         after = await _ask(fanout, changing, "look", tree)
         wrong = {host: _seen(answer).differs for host, answer in after.items() if answer["differs"]}
@@ -276,20 +296,26 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     results = await fanout.run(hosts, RUN, limit=limit, stdin=request)
     await _require_space(fanout, tree, results.values())
     require(results)
-    answers = {host: _answer(result.stdout) for host, result in results.items()}
-    if mute := [host for host, answer in answers.items() if answer is None]:
+    answers = {host: answer(result.stdout) for host, result in results.items()}
+    if mute := [host for host, found in answers.items() if found is None]:
         raise unanswered(mute)
     return answers
 
 
-def request_of(values: Mapping[str, Any]) -> bytes:
-    """Return the standard input for `RUN` on a worker: the program and its request."""
-    rule, name = inspect.getsource(marks_of), marks_of.__name__
-    program = (
+def request_of(values: Mapping[str, Any], rule: ModuleType = marks_of, program: ModuleType = synced) -> bytes:
+    """Return the standard input for `RUN` on a worker: a program and its request.
+
+    Args:
+        values: The request.
+        rule: The only module of this package that the program imports.
+        program: The program.
+    """
+    source, name = inspect.getsource(rule), rule.__name__
+    text = (
         f"import sys, types\nrule = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
-        f"exec({rule!r}, rule.__dict__)\nexec({inspect.getsource(synced)!r})\n"
+        f"exec({source!r}, rule.__dict__)\nexec({inspect.getsource(program)!r})\n"
     )
-    return f"{json.dumps(program)}\n{json.dumps(values)}\n".encode()
+    return f"{json.dumps(text)}\n{json.dumps(values)}\n".encode()
 
 
 def unanswered(hosts: Sequence[str]) -> HostError:
@@ -301,7 +327,7 @@ def unanswered(hosts: Sequence[str]) -> HostError:
     )
 
 
-def _answer(said: bytes) -> Any:
+def answer(said: bytes) -> Any:
     """Return the answer in a program's output; a shell's start-up files can print lines before and after it."""
     for line in said.splitlines():
         with contextlib.suppress(ValueError):
@@ -333,13 +359,24 @@ def _say_much(tree: Tree, differs: Mapping[str, Sequence[str]]) -> None:
 
 
 async def _transfer(
-    fanout: Fanout, host: str, tree: Tree, entries: Iterable[str], limit: float, *, held: Sequence[int]
+    fanout: Fanout,
+    host: str,
+    tree: Tree,
+    entries: Iterable[str],
+    limit: float,
+    *,
+    held: Sequence[int],
+    told: Callable[[int], None] | None = None,
 ) -> Result:
-    command = transfer_command(tree, host, fanout.ssh_config)
-    async with processes.started(command, stdout=asyncio.subprocess.DEVNULL, held=held) as process:
+    program, *words = transfer_command(tree, host, fanout.ssh_config)
+    command = [program, *(rsync.options() if told else ()), *words]
+    output = asyncio.subprocess.PIPE if told else asyncio.subprocess.DEVNULL
+    async with processes.started(command, stdout=output, held=held) as process:
         try:
             async with asyncio.timeout(limit):
-                _, said = await process.communicate(transfer_list(entries))
+                entered = transfer_list(entries)
+                talk = rsync.communicate(process, entered, told) if told else process.communicate(entered)
+                _, said = await talk
         except TimeoutError:
             return Result(host, None, problem=f"{_SLOW} within {limit:.0f} s")
     text = said.decode(errors="replace")

@@ -143,14 +143,14 @@ def ssh_config(
         forward_agent: Whether the user's ssh agent is forwarded.
     """
     lines = [f"{HEADER} from the Cloud TPU API; changes are lost at the next refresh."]
-    names = _names([worker for worker, _ in ways])
-    every = ",".join(name for each in names.values() for name in each)
+    called = names([worker for worker, _ in ways])
+    every = ",".join(name for each in called.values() for name in each)
     if ways:
         lines += ["", *openssh.guard(mux, [every])]
     for worker, way in ways:
         lines += [
             "",
-            f"Host {' '.join(names[worker.host])}",
+            f"Host {' '.join(called[worker.host])}",
             f"    HostName {host_name(worker, way)}",
             *(f"    {key} {value}" for key, value in own_options(worker, way)),
         ]
@@ -164,7 +164,7 @@ def ssh_config(
     return "\n".join(lines) + "\n"
 
 
-def _names(workers: Sequence[Worker]) -> dict[str, list[str]]:
+def names(workers: Sequence[Worker]) -> dict[str, list[str]]:
     """Return host -> its names: a node's only worker also has the node's name, unless another worker is called so."""
     hosts = {worker.host for worker in workers}
     return {

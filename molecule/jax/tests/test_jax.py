@@ -31,6 +31,10 @@ def test_a_removed_package_is_installed_again(host: Host) -> None:
     assert host.check_output(f"{PYTHON} -I -c 'import opt_einsum; print(opt_einsum.__name__)'") == "opt_einsum"
 
 
+def test_a_package_that_nobody_lists_is_gone_and_was_not_spread(host: Host) -> None:
+    assert "No module named" in host.run(f"{PYTHON} -I -c 'import six'").stderr
+
+
 def test_training_runs_get_what_the_framework_needs_and_nothing_else(host: Host) -> None:
     file = host.file("/etc/tpu_ops/jax.env")
     # JAX finds its devices by itself.

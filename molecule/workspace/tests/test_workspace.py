@@ -61,6 +61,11 @@ def test_a_person_s_own_clone_is_hers_at_the_commit_of_the_tag(host: Host) -> No
     assert listed.splitlines() == ["755 wim", "750 wim"]
 
 
+def test_the_dotfiles_of_a_person_were_installed_once_as_that_person(host: Host) -> None:
+    done = as_person(host, "wim", "cat .from-dotfiles; stat -c '%a %U' .dotfiles; tail -n 1 .dotfiles/install.sh")
+    assert done.stdout.splitlines() == ["/home/wim/.dotfiles of wim", "700 wim", "# mine"], done.stderr
+
+
 def test_nothing_is_left_beside_the_clones(host: Host) -> None:
     with host.sudo():
         assert host.check_output("ls -A /opt/workspaces /home/wim/code").split() == [

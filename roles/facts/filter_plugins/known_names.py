@@ -44,6 +44,11 @@ def _any(worker: dict[str, Any], kind: str) -> set[str]:
     return {ANY} if kind in worker["unlisted"] else set()
 
 
+def people_with_accounts(people: list[dict[str, Any]], place: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the listed people who have an account on a worker once site.yml has run, as in `known_accounts`."""
+    return _present(_here(people, place))
+
+
 def known_accounts(worker: dict[str, Any], people: list[dict[str, Any]], place: dict[str, Any]) -> list[str]:
     """Return the accounts that a worker has once site.yml has run.
 
@@ -146,4 +151,5 @@ class FilterModule:
             "known_groups": known_groups,
             "named_paths": named_paths,
             "packages_to_come": packages_to_come,
+            "people_with_accounts": people_with_accounts,
         }

@@ -183,6 +183,53 @@ def _of_extras(name: str, requires: list[str], extras: list[str]) -> list[str]:
         chosen |= more
 
 
+def required(environment: str, lines: list[str], python: str) -> set[str]:
+    """Return the names of the installed packages that requirements need, directly or through other packages.
+
+    Packages from a URL or a directory, and all that they may need, are included: nobody has to list them.
+
+    Args:
+        environment: The environment.
+        lines: The requirements, as pip reads them.
+        python: The full version of the environment's Python.
+    """
+    there = _packages(environment)
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError:
+        # The role python installs this package; in check mode it may be missing.
+        return set(there)
+    version = ".".join(python.split(".")[:2])
+    # uv resolves a lock for the first patch version of Python.
+    places = [{"python_version": version, "python_full_version": full} for full in (python, version + ".0")]
+    waiting: list[tuple[str, set[str]]] = [(line, set()) for line in lines]
+    found: dict[str, set[str]] = {}
+
+    def visit(name: str, extras: set[str]) -> None:
+        """Add a package, and its requirements for these extras, unless both are known."""
+        if name in there and (name not in found or extras - found[name]):
+            found[name] = found.get(name, set()) | extras
+            waiting.extend((line, found[name]) for line in there[name].requires)
+
+    for name, package in there.items():
+        if not package.from_index and not package.directory:
+            visit(name, {match["extra"] for line in package.requires for match in OF_EXTRA.finditer(line)})
+    waiting += [(line, set()) for project in editable_projects(environment) for line in project.needs]
+    while waiting:
+        line, extras = waiting.pop()
+        if required_name(line) not in there:
+            continue
+        try:
+            wanted = Requirement(re.split(r" #|\s--hash\b", line, maxsplit=1)[0])
+        except InvalidRequirement:
+            visit(required_name(line), set())
+            continue
+        marker = wanted.marker
+        if not marker or any(marker.evaluate({**place, "extra": extra}) for place in places for extra in {"", *extras}):
+            visit(normal(wanted.name), {*wanted.extras, *map(normal, wanted.extras)})
+    return set(found)
+
+
 def needed(environment: str) -> set[str]:
     """Return the names of all packages that the editable projects require, directly or through other packages."""
     there = _packages(environment)

@@ -23,8 +23,11 @@ description:
   - The work is split into steps, so that hosts can agree on one set of packages before they install it. Only
     V(pythons), V(fill) and V(record) change anything.
   - Everything in an environment is done with the rights of its owner.
-  - Packages that are not in the set stay, unless O(environments[].exact) or O(environments[].agreed) is set. Files for
-    another version of Python are kept in the environment's directory C(.old-TIME) until the new ones are complete.
+  - Without a lock, packages from the index leave that neither O(environments[].requirements) nor projects need. With a
+    lock, they leave if O(environments[].exact) or O(environments[].agreed) is set. If the owner is not root, packages
+    that were never listed stay: the owner may have added them. They also stay if nothing is listed.
+  - Files for another version of Python are kept in the environment's directory C(.old-TIME) until the new ones are
+    complete.
   - Packages from the index that editable projects require belong to the set. They are resolved together with the
     requirements, and are not removed. A set that a project does not work with is refused.
   - Refuses environments in which others than root and the owner could place code that then runs with the owner's

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.module_utils.environment_projects import honouring, projects_word
-from ansible.module_utils.environment_sets import Listed, needed, read_listed, write_listed
+from ansible.module_utils.environment_sets import Listed, needed, read_listed, required, write_listed
 from ansible.module_utils.environment_state import (
     correct_record,
     damaged,
@@ -28,7 +28,7 @@ from ansible.module_utils.environment_state import (
     pins,
 )
 from ansible.module_utils.installed_packages import digest, dist_infos, minor, normalised, packages, python_version
-from ansible.module_utils.uv_program import NO_PACKAGE, NO_VERSION, Fault, Uv, plan_lines
+from ansible.module_utils.uv_program import Fault, Uv, plan_lines
 
 #: A file that exists in an environment from before its packages change until the final check has succeeded.
 UNPROVED = ".tpu_ops-unproved"
@@ -158,26 +158,24 @@ class Environment:
         return [os.path.join(self.path, name) for name in names if IS_KEPT.fullmatch(name)]
 
     def surplus(self) -> list[str]:
-        """Return the packages to remove, since they are neither in the lock nor needed by projects."""
-        if not ((self.wanted["exact"] or self.wanted["agreed"]) and self.wanted["lock"]):
+        """Return the packages to remove, since the list or its lock does not need them, nor do people's projects."""
+        exact, lock, listed = self.wanted["exact"], self.wanted["lock"], self.wanted["requirements"]
+        if lock and not (exact or self.wanted["agreed"]):
             return []
-        kept = named(self.wanted["lock"]) | needed(self.path)
-        found = {name: entry for name, (_, entry) in dist_infos(self.path).items() if name not in kept}
-        # If workers agreed on the lock, only packages from the package index are removed: people's own projects stay.
-        return [
-            name
-            for name, entry in found.items()
-            if (not editable(entry) if self.wanted["exact"] else from_index(entry))
-        ]
-
-    def beyond(self, lock: str) -> list[str]:
-        """Return the environment's packages from the package index that a lock does not contain, as name==version."""
-        there = {} if self.is_fresh() else dist_infos(self.path)
-        return [
-            "%s==%s" % (name, version)
-            for name, (version, entry) in there.items()
-            if name not in pins(lock) and from_index(entry) and not self.is_forbidden(name)
-        ]
+        # An empty list says nothing about the packages, and files of requirements are read by uv alone.
+        if not lock and (not listed or any(line.startswith(("-r", "--requirement")) for line in listed)):
+            return []
+        python, there = python_version(self.path), dist_infos(self.path)
+        kept = named(lock) | needed(self.path) if lock else required(self.path, listed, python)
+        if exact and lock:
+            return [name for name, (_, entry) in there.items() if name not in kept and not editable(entry)]
+        if self.wanted["owner"] != "root":
+            # The owner may add packages. They stay, with all that they need.
+            before = read_listed(self.path)
+            ours = required(self.path, before.requirements or before.constraints, python)
+            kept |= required(self.path, [name for name in there if name not in ours], python)
+        # People's own projects stay.
+        return [name for name, (_, entry) in there.items() if name not in kept and from_index(entry)]
 
     def is_forbidden(self, name: str) -> bool:
         """Return whether the pattern `forbidden` excludes a package from the environment."""
@@ -283,8 +281,8 @@ class Environment:
     def resolve(self) -> str:
         """Return the text of a lock that meets the requirements; installed versions that meet them are kept.
 
-        The lock also contains the requirements of the environment's projects and its other packages from the package
-        index, since other workers get the same packages.
+        The lock also contains the requirements of the environment's projects. Other packages of the environment are not
+        in it: all workers get the lock, and nobody has listed these packages.
         """
         with tempfile.TemporaryDirectory() as directory:
             there = {} if self.is_fresh() else packages(self.path)
@@ -296,7 +294,6 @@ class Environment:
                 return self.compiled(output, requirements, *constraints)
 
             lock: str = self.honouring(compiled)[0]
-            lock += self.compiled_as_far_as_known(directory, self.beyond(lock))
         self.allow(lock)
         return lock
 
@@ -307,20 +304,6 @@ class Environment:
         self.uv.run(*arguments, "--output-file", output, "--", requirements)
         with open(output, encoding="utf-8") as stream:
             return stream.read()
-
-    def compiled_as_far_as_known(self, directory: str, pinned: list[str]) -> str:
-        """Return the lock of packages, without those that the package index lost: other workers cannot get them."""
-        while pinned:
-            names = written(directory, "beyond.txt", "\n".join(pinned))
-            try:
-                return self.compiled(os.path.join(directory, "beyond-lock.txt"), names, "--no-deps")
-            except Fault as exc:
-                unknown = {*NO_VERSION.findall(str(exc)), *NO_PACKAGE.findall(str(exc))}
-                left = [pin for pin in pinned if pin.partition("==")[0] not in unknown]
-                if left == pinned:
-                    raise
-                pinned = left
-        return ""
 
     def allow(self, lock: str) -> None:
         """Reject a lock with forbidden packages.

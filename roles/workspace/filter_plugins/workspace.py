@@ -25,6 +25,19 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*\])?")
 MODE = re.compile(r"0?[0-7]{3}")
+#: Directory of a person's dotfiles in the home, and the programs of which the first one installs them. The names are
+#: those that GitHub Codespaces looks for.
+DOTFILES = ".dotfiles"
+SCRIPTS = (
+    "install.sh",
+    "install",
+    "bootstrap.sh",
+    "bootstrap",
+    "script/bootstrap",
+    "setup.sh",
+    "setup",
+    "script/setup",
+)
 #: The same pattern as in `path_faults` of the role facts: filters cannot import another role's filters.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 ABSOLUTE = "give a path that starts with /, without spaces or .."
@@ -114,6 +127,44 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
     return faults
 
 
+def dotfiles_faults(people: list[dict[str, Any]]) -> list[str]:
+    """Return every fault of the dotfiles of people, given the listed people who have an account on the worker."""
+    faults = []
+    for person in people:
+        dotfiles = person.get("dotfiles")
+        # The specification of the arguments refuses everything but a dictionary.
+        if dotfiles and isinstance(dotfiles, dict):
+            where = f"users_people: {person.get('name')}: dotfiles"
+            if fault := url_fault(str(dotfiles.get("repository", ""))):
+                faults.append(f"{where}: repository {fault}")
+            if BAD_REF.search(ref := str(dotfiles.get("ref") or "HEAD")):
+                faults.append(f"{where}: ref '{ref}' is not the name of a branch, a tag or a commit")
+    return faults
+
+
+def dotfiles_projects(people: list[dict[str, Any]], accounts: Mapping[str, Mapping[str, Any]]) -> list[Project]:
+    """Return the dotfiles of people as projects, in the form of workspace_projects.
+
+    Args:
+        people: The listed people who have an account on the worker.
+        accounts: The worker's accounts before this run.
+    """
+    return [
+        {
+            "name": f"dotfiles of {person['name']}",
+            "url": person["dotfiles"]["repository"],
+            "ref": person["dotfiles"].get("ref") or "HEAD",
+            "path": f"{accounts.get(person['name'], {}).get('home') or '/home/' + person['name']}/{DOTFILES}",
+            "owner": person["name"],
+            "mode": "0700",
+            "scripts": list(SCRIPTS),
+            "optional": True,
+        }
+        for person in people
+        if person.get("dotfiles")
+    ]
+
+
 def environment_paths(environments: Any) -> dict[str, str]:
     """Given python_environments, return name -> path of each environment; invalid entries are ignored.
 
@@ -201,7 +252,7 @@ def named(only: str) -> tuple[str | None, str]:
 
 
 def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
-    """Given workspace_projects and workspace_only, return the projects to check out, with their refs."""
+    """Given projects and workspace_only, return those to check out, with their refs; dotfiles only without it."""
     if not only:
         return projects
     name, ref = named(only)
@@ -209,13 +260,14 @@ def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
         project | {"ref": ref}
         for project in projects
         if project.get("state", "present") == "present" and name in (None, project["name"])
+        if not project.get("optional")
     ]
 
 
 def workspace_everywhere(
     workers: list[str], hostvars: Mapping[str, Mapping[str, Any]], own: Mapping[str, list[Project]]
 ) -> dict[str, list[Project]]:
-    """Return the projects of each worker in a play.
+    """Return the projects of each worker in a play, and the dotfiles of its people.
 
     Args:
         workers: The workers' names in the inventory.
@@ -227,8 +279,10 @@ def workspace_everywhere(
         variables = hostvars[worker]
         if worker in own:
             found[worker] = own[worker]
-        elif "workspace_projects" in variables:
-            found[worker] = variables["workspace_projects"]
+        elif "workspace_projects" in variables or "__workspace_dotfiles" in variables:
+            found[worker] = variables.get("workspace_projects", [])
+        if worker in found:
+            found[worker] = found[worker] + variables.get("__workspace_dotfiles", [])
     return found
 
 
@@ -242,15 +296,16 @@ def workspace_questions(projects: Mapping[str, list[Project]], only: str) -> lis
         projects: Worker -> its projects.
         only: workspace_only.
     """
-    asked: dict[tuple[str, str], tuple[str, str]] = {}
+    asked: dict[tuple[str, str, bool], tuple[str, str]] = {}
     for worker, listed in projects.items():
         for project in workspace_chosen(listed, only):
             ref = str(project.get("ref") or "HEAD")
             if project.get("state", "present") == "present" and not COMMIT.fullmatch(ref):
-                asked.setdefault((project["url"], ref), (worker, project.get("owner") or "root"))
+                question = (project["url"], ref, project.get("optional", False))
+                asked.setdefault(question, (worker, project.get("owner") or "root"))
     found: dict[str, list[Project]] = {worker: [] for worker in projects}
-    for (url, ref), (worker, owner) in sorted(asked.items()):
-        found[worker].append({"url": url, "ref": ref, "owner": owner})
+    for (url, ref, optional), (worker, owner) in sorted(asked.items()):
+        found[worker].append({"url": url, "ref": ref, "owner": owner} | ({"optional": True} if optional else {}))
     return [{"worker": worker, "questions": questions} for worker, questions in found.items() if questions]
 
 
@@ -304,6 +359,8 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
+            "dotfiles_faults": dotfiles_faults,
+            "dotfiles_projects": dotfiles_projects,
             "workspace_chosen": workspace_chosen,
             "workspace_environment_faults": workspace_environment_faults,
             "workspace_environment_warnings": workspace_environment_warnings,

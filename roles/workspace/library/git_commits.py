@@ -35,6 +35,10 @@ options:
         description: The account that asks, with its keys.
         type: str
         required: true
+      optional:
+        description: Whether a forge that does not answer, or has no such ref, is only a warning.
+        type: bool
+        default: false
   timeout:
     description: Seconds that one question may take.
     type: int
@@ -102,7 +106,7 @@ def main() -> None:
                 "type": "list",
                 "elements": "dict",
                 "required": True,
-                "options": {"url": text, "ref": text, "owner": text},
+                "options": {"url": text, "ref": text, "owner": text, "optional": {"type": "bool", "default": False}},
             },
             "timeout": {"type": "int", "default": 600},
         },
@@ -111,8 +115,9 @@ def main() -> None:
     commits: dict[str, str] = {}
     shown: list[str] = []
     faults: list[str] = []
-    unanswered = module.warn if module.check_mode else faults.append
     for question in module.params["questions"]:
+        fault = module.warn if question["optional"] else faults.append
+        unanswered = module.warn if module.check_mode else fault
         url, ref, owner = question["url"], question["ref"], question["owner"]
         try:
             account = pwd.getpwnam(owner)
@@ -127,7 +132,7 @@ def main() -> None:
         try:
             commit = chosen(answer, ref)
         except PersonFault as exc:
-            faults.append("%s, asked by %s: %s" % (url, owner, exc))
+            fault("%s, asked by %s: %s" % (url, owner, exc))
             continue
         commits["%s %s" % (url, ref)] = commit
         shown.append("%s %s is commit %s" % (url, ref, commit))

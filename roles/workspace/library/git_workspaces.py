@@ -52,6 +52,12 @@ options:
       environment: { description: The virtual environment., type: path, required: true }
       constraints: { description: Files of constraints., type: list, elements: str, default: [] }
       state: { description: Whether it should exist., type: str, choices: [present, absent], default: present }
+      scripts:
+        description: Programs below the clone. The owner runs the first one that exists, once at each commit.
+        type: list
+        elements: str
+        default: []
+      optional: { description: Whether what fails and local changes are only warnings., type: bool, default: false }
   uv:
     description: The program uv.
     type: path
@@ -211,13 +217,31 @@ class Workspace:
             self.commit, kept = done["commit"], done["kept"]
             for text in done["warnings"]:
                 self.module.warn(text)
-        if kept and self.module.params["on_local_changes"] == "fail":
+        optional = self.project["optional"]
+        if kept and self.module.params["on_local_changes"] == "fail" and not optional:
             raise PersonFault(kept)
         if kept:
             self.module.warn(kept)
         self.set_rights()
         if self.project["editable"]:
             self.install()
+        if self.project["scripts"] and not kept:
+            self.run_script()
+
+    def run_script(self) -> None:
+        """Run the first of the project's scripts that the clone has, unless it has run at this commit.
+
+        Raises:
+            PersonFault: The script fails; the next run of the module starts it again.
+        """
+        if self.check and self.as_keeper(lambda: is_free(self.path)):
+            return
+        scripts = self.project["scripts"]
+        name = self.as_owner(lambda: self.clone(self.path).script_to_run(scripts))
+        if name and not self.check:
+            self.as_owner(lambda: self.clone(self.path).run_script(name))
+        if name:
+            self.actions.append("run %s" % os.path.join(self.path, name))
 
     def must_have_disk(self) -> None:
         """Reject a project whose disk is not mounted: a later mount would hide the clone.
@@ -406,6 +430,8 @@ def main() -> None:
                     "environment": {"type": "path", "required": True},
                     "constraints": texts,
                     "state": dict(text, choices=["present", "absent"], default="present"),
+                    "scripts": texts,
+                    "optional": {"type": "bool", "default": False},
                 },
             },
             "uv": {"type": "path", "required": True},
@@ -420,13 +446,15 @@ def main() -> None:
     )
     take_turn(module, PROJECTS)
     os.umask(0o022)
-    actions, faults, gone, commits = [], [], [], {}
+    faults: list[str] = []
+    actions, gone, commits = [], [], {}
     for position, project in enumerate(module.params["projects"], 1):
         account = account_of(project)
         name = project["name"]
+        fault = module.warn if project["optional"] else faults.append
         if account is None:
             if project["state"] == "present" and not module.check_mode:
-                faults.append(
+                fault(
                     "%s: the owner %s has no account; set owner in workspace_projects, or create the account"
                     % (name, project["owner"])
                 )
@@ -442,7 +470,7 @@ def main() -> None:
                 workspace.remove()
                 gone.append(project["path"])
         except (PersonFault, OSError) as exc:
-            faults.append("%s: %s" % (name, exc))
+            fault("%s: %s" % (name, exc))
         actions += ["%s: %s" % (name, action) for action in workspace.actions]
         if workspace.commit:
             commits[name] = workspace.commit

@@ -7,7 +7,7 @@ import stat
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault
-from ansible.module_utils.programs import Git, at_remote
+from ansible.module_utils.programs import Git, at_remote, program
 
 #: The ref of the last commit that the role checked out. If its branch is rewritten, this ref shows that the commit is
 #: not somebody's work.
@@ -16,6 +16,9 @@ DEPLOYED = "refs/tpu_ops/deployed"
 #: The ref of the commit that is being checked out. If an interrupted run leaves this ref, the working tree is a mixture
 #: of two commits.
 MOVING = "refs/tpu_ops/moving"
+
+#: The ref of the last commit whose script (`Clone.run_script`) has ended well.
+INSTALLED = "refs/tpu_ops/installed"
 
 #: Names of ignored directories that programs recreate.
 CACHES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints")
@@ -317,6 +320,20 @@ class Clone:
         if local.unknown:
             warnings.append("%s has untracked files; they stay: %s" % (self.path, listed(local.unknown)))
         return {"actions": actions, "warnings": warnings, "kept": kept, "commit": now}
+
+    def script_to_run(self, names: list[str]) -> str:
+        """Return the first program that the clone has; empty if it has none, or if one has run at this commit."""
+        found = [
+            name for name in names if os.path.isfile(path := os.path.join(self.path, name)) and os.access(path, os.X_OK)
+        ]
+        ran = self.git("for-each-ref", "--format=%(objectname)", INSTALLED).strip()
+        return found[0] if found and ran != head(self.git) else ""
+
+    def run_script(self, name: str) -> None:
+        """Run a program of the clone in the clone, and record the commit."""
+        now = head(self.git)
+        program([os.path.join(self.path, name)], self.timeout, errors_too=True, directory=self.path)
+        self.git("update-ref", INSTALLED, now)
 
     def must_be_empty_of_work(self) -> None:
         """Reject the removal of a clone with work that exists nowhere else.

@@ -31,7 +31,14 @@ TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identificati
 PATIENCE, PAUSE = 60.0, 5.0
 
 
-def program(command: list[str], timeout: int, *, errors_too: bool = False, output: IO[bytes] | None = None) -> str:
+def program(
+    command: list[str],
+    timeout: int,
+    *,
+    errors_too: bool = False,
+    output: IO[bytes] | None = None,
+    directory: str | None = None,
+) -> str:
     """Run a program and return its output.
 
     Args:
@@ -39,6 +46,7 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
         timeout: The time limit in seconds.
         errors_too: Whether to include stderr in the result.
         output: A file to which the output is written as bytes; the result is then empty.
+        directory: The directory to run in; by default the present one.
 
     Raises:
         PersonFault: The program is missing, fails or takes too long; the message ends with its last output.
@@ -54,6 +62,7 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
             errors="surrogateescape",
             env=dict(os.environ, **ENVIRONMENT),
             timeout=timeout,
+            cwd=directory,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -1,0 +1,205 @@
+"""What a person needs to log in to the fleet's workers: the check of the person's entry, and the message to send."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops import texts
+from tpu_ops.ansible import playbook
+from tpu_ops.ansible.failures import fix_of
+from tpu_ops.ansible.playbook import Said, Step
+from tpu_ops.cloud.node import SERVING_STATES, Worker
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import selection
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.ssh import host_keys, known_hosts
+from tpu_ops.ssh.portable import Portable, portable
+
+#: The playbook that reads a person's entry.
+_PLAYBOOK = "invite"
+#: Ansible's variable for directories of filters; the playbook needs those of the role users.
+_FILTERS = "ANSIBLE_FILTER_PLUGINS"
+#: What a person may do, by the key `sudo` of the entry.
+_RIGHTS = {
+    "none": "You can log in.",
+    "launcher": "You can log in, and start and stop training runs of your own.",
+    "full": "You can log in, start training runs, and become root with sudo.",
+}
+#: Parts of the message.
+_KEYS = """\
+Your login works with the private half of {which} (`ssh-keygen -lf FILE` shows it):
+
+{keys}"""
+_CONFIG = """\
+1. Put this at the very top of your file ~/.ssh/config. On Windows, this is C:\\Users\\YOU\\.ssh\\config, without an
+   extension. Make the file if it does not exist. If your key has another name than id_ed25519, id_ecdsa or id_rsa, add
+   a line `IdentityFile ~/.ssh/NAME` below each line `User`."""
+_KNOWN_HOSTS = """\
+2. Add these lines to the file known_hosts in the same directory. ssh then recognizes the machines."""
+_COMMANDS = """\
+3. First commands, in a terminal (on Windows: PowerShell):
+
+    ssh {host}
+    ssh {host} {python} --version
+    scp train.py {host}:
+
+VS Code: install the extension Remote - SSH, choose `Remote-SSH: Connect to Host...`, then {host}.
+There, `Python: Select Interpreter`: {python}."""
+_POD = """\
+On a node of several workers, JAX needs one process on each of them, started at the same moment."""
+_RUNS = """\
+Training runs on all workers of a node at once, from Linux and macOS:
+
+    uv tool install tpu-ops
+    tpu_ops init my-fleet --snapshot {source} --user {name} && cd my-fleet
+    tpu_ops train {node} --sync my-code -- python train.py"""
+_LATER = "Maintenance may change the addresses of the workers. Then you get a new text for step 1."
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """A person's place in the fleet.
+
+    Attributes:
+        name: The login name.
+        person: The entry in `users_people`, with a value for every key.
+        workers: The workers where the person belongs, of nodes that are running.
+        away: Nodes that are not running, so that the inventory does not have them -> their state.
+        venv: The Python environment with JAX on the workers.
+        ssh: The person's ssh configuration for these workers.
+    """
+
+    name: str
+    person: Mapping[str, Any]
+    workers: Sequence[Worker]
+    away: Mapping[str, str]
+    venv: str
+    ssh: Portable
+
+
+def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invitation:
+    """Read the person's entry, and check that the person could log in with it.
+
+    Args:
+        fleet: The fleet.
+        name: The login name.
+        told: Shows the steps of the playbook that reads the inventory's variables.
+
+    Raises:
+        UsageError: The entry is missing, faulty, without a key, or for no node; or Ansible cannot read the inventory.
+    """
+    settings = fleet.settings
+    project = playbook.project_of(settings.path, settings.file)
+    # A fleet with playbooks of its own need not have this one, which changes nothing.
+    tool = playbook.tool_root()
+    file = tool / "playbooks" / f"{_PLAYBOOK}.yml"
+    filters = filter(None, (os.environ.get(_FILTERS), str(tool / "roles" / "users" / "filter_plugins")))
+    environ = os.environ | {_FILTERS: os.pathsep.join(filters)}
+    given = ["-e", json.dumps({"invite_name": name})]
+    outcome = playbook.run(project, file, options=given, told=told, environ=environ)
+    if fix := fix_of(outcome, file, "the fleet", settings):
+        raise UsageError("the lists of people cannot be read; see above", where=str(settings.file.parent), fix=fix)
+    told_by: dict[str, dict[str, Any]] = outcome.data.get(_PLAYBOOK) or {}
+    where = f"{name} in users_people ({settings.file.parent / 'group_vars'})"
+    if faults := list(dict.fromkeys(fault for found in told_by.values() for fault in found["faults"])):
+        raise UsageError("the person's entry is faulty", where=where, fix="correct it", details=faults)
+    listed = {found["worker"]: found for found in told_by.values() if found["entries"]}
+    here = _checked(name, where, listed, {other for found in told_by.values() for other in found["names"]})
+    workers = [worker for worker in fleet.workers if worker.host in here]
+    away = {fleet.labels[node.full_name]: node.state for node in fleet.nodes if node.state not in SERVING_STATES}
+    if not workers:
+        what = "the person belongs only on hosts that are no workers of the fleet's nodes"
+        raise UsageError(what, where=where, fix="`tpu_ops list` shows the fleet's nodes")
+    found = here[workers[0].host]
+    ways = selection.ways_of(settings, fleet.listed)
+    keys = host_keys.keys_of(settings)
+    if ways.jump and ways.jump not in here and any(ways.of(worker).proxy for worker in workers):
+        what = f"workers are reached through {ways.jump} (proxy_jump), where the person does not belong"
+        raise UsageError(what, where=where, fix=f"add the node of {ways.jump} to nodes of the entry")
+    ssh = portable(ways, settings, workers, user=name, keys=keys)
+    if not ssh.known_hosts:
+        host, why = next(iter(ssh.left_out.items()))
+        raise UsageError(f"no worker can be reached: {host} {why}", where=where, fix="tpu_ops refresh")
+    return Invitation(name, found["entries"][0], workers, away, found["venv"], ssh)
+
+
+def _checked(
+    name: str, where: str, listed: Mapping[str, Mapping[str, Any]], names: set[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the part of ``listed`` where the person has an account.
+
+    Args:
+        name: The login name.
+        where: The place of the entry, for messages.
+        listed: Worker -> what the playbook has told, for all workers that have an entry of the person.
+        names: All names in the lists.
+
+    Raises:
+        UsageError: The person is not listed for any worker, or has no key.
+    """
+    example = f"- {{name: {name}, keys: [ssh-ed25519 AAAA...], sudo: launcher}}"
+    if not listed and name in names:
+        raise UsageError(
+            "the person's entry is for nodes that the fleet does not have, or that are not running",
+            where=where,
+            fix="correct nodes or groups_of_nodes in it; `tpu_ops list` shows the fleet's nodes",
+        )
+    if not listed:
+        near = difflib.get_close_matches(name, sorted(names), 1)
+        hint = f"; or did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            "the person is not listed", where=where, fix=f"add an entry, with the person's public key: {example}{hint}"
+        )
+    here = {host: found for host, found in listed.items() if found["entries"][0]["state"] == "present"}
+    if not here:
+        raise UsageError("the entry says state: absent", where=where, fix="remove the line state: absent")
+    if not all(found["entries"][0]["keys"] for found in here.values()):
+        raise UsageError(
+            "the entry has no key, so nobody could log in with it",
+            where=where,
+            fix="ask for the content of the person's ~/.ssh/id_ed25519.pub (`ssh-keygen -t ed25519` makes one), and "
+            f"list it under keys: {example}",
+        )
+    return here
+
+
+def message(invitation: Invitation, source: str = "") -> str:
+    """Return the message to send to the person.
+
+    Args:
+        invitation: The person's place in the fleet.
+        source: Where a snapshot of the fleet is published; empty if it is not.
+    """
+    name, person, workers = invitation.name, invitation.person, invitation.workers
+    first = workers[0]
+    called = first.label if first.node.worker_count == 1 else first.host
+    python = f"{invitation.venv}/bin/python"
+    nodes = {worker.label: worker.node for worker in workers}
+    places = [
+        f"    {label}: {node.accelerator_type} in {node.zone}, "
+        f"{texts.folded([worker.host for worker in workers if worker.label == label])}"
+        for label, node in nodes.items()
+    ]
+    prints = [f"    {key.split()[0]} {known_hosts.fingerprint(key.split()[1])}" for key in person["keys"]]
+    parts = [
+        f"Hello {person['comment'] or name},",
+        f"you have the account {name} on {texts.count(len(workers), 'TPU worker')}. {_RIGHTS[person['sudo']]}",
+        "\n".join(places),
+        _KEYS.format(keys="\n".join(prints), which="this key" if len(prints) == 1 else "one of these keys"),
+        _CONFIG,
+        invitation.ssh.config.strip(),
+        _KNOWN_HOSTS,
+        invitation.ssh.known_hosts.strip(),
+        *filter(None, [invitation.ssh.needs]),
+        _COMMANDS.format(host=called, python=python),
+    ]
+    if any(node.worker_count > 1 for node in nodes.values()):
+        parts.append(_POD)
+    if source and person["sudo"] != "none":
+        parts.append(_RUNS.format(source=source, name=name, node=first.label))
+    return "\n\n".join([*parts, _LATER]) + "\n"

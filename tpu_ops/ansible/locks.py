@@ -1,0 +1,201 @@
+"""The fleet's locks: which packages and versions each environment's list means, resolved once with uv."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpu_ops import files, texts
+from tpu_ops.ansible import playbook
+from tpu_ops.ansible.playbook import Outcome, Said, Step
+from tpu_ops.config import Settings
+from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.files import unwritable
+
+#: Directory of the locks beside the fleet's file. The role jax looks for them there.
+DIRECTORY = "locks"
+#: The oldest C library of the images of TPU VMs, that of Ubuntu 20.04: wheels have to work with it.
+_LIBRARY = "manylinux_2_31"
+#: Beginning of each lock of the fleet; other files in the directory are users' own.
+_MARK = "# Lock of "
+#: A pinned package in a lock.
+_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one kind of environment lists, as the role tells it (roles/python/filter_plugins/fleet_locks.py).
+
+    Attributes:
+        header: The first lines of the lock, which are equal for equal lists only.
+        name: The environment's name.
+        python_version: Python as major.minor.
+        machine: The processor architecture.
+        requirements: The requirements.
+        constraints: The constraints.
+        find_links: Pages to search for packages in addition to the index.
+        index: URL of the package index; empty means uv's default.
+    """
+
+    header: str
+    name: str
+    python_version: str
+    machine: str
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...]
+    find_links: tuple[str, ...]
+    index: str
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock of the fleet.
+
+    Attributes:
+        path: Its file.
+        wanted: The list that it is resolved from.
+        workers: The workers with this list.
+        before: The text of the file before; empty if there was none.
+        text: The text of the file now.
+    """
+
+    path: Path
+    wanted: Wanted
+    workers: tuple[str, ...]
+    before: str = ""
+    text: str = ""
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """The locked packages: name -> version."""
+        return dict(_PIN.findall(self.text))
+
+    @property
+    def changes(self) -> list[str]:
+        """One line for each package that differs from the lock before."""
+        was, now = dict(_PIN.findall(self.before)), self.packages
+        changed = [f"~ {name} {was[name]} -> {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
+        added = [f"+ {name} {now[name]}" for name in now if name not in was]
+        return changed + added + [f"- {name}" for name in was if name not in now]
+
+
+def listed(settings: Settings, told: Callable[[Step | Said], None]) -> Outcome:
+    """Ask all workers which packages their environments list; `lists_of` reads the outcome."""
+    project = playbook.project_of(settings.path, settings.file)
+    # A fleet with a site.yml of its own has no such playbook.
+    return playbook.run(project, replace(project, root=playbook.tool_root()).playbook("lock"), told=told)
+
+
+def lists_of(outcome: Outcome) -> dict[Wanted, tuple[str, ...]]:
+    """Return each list with its workers."""
+    found: dict[Wanted, list[str]] = {}
+    told: Mapping[str, Sequence[Mapping[str, Any]]] = outcome.data.get("lists") or {}
+    for host in sorted(told, key=texts.natural):
+        for entry in told[host]:
+            several = {key: tuple(entry[key]) for key in ("requirements", "constraints", "find_links")}
+            found.setdefault(Wanted(**{**entry, **several}), []).append(host)
+    return {each: tuple(hosts) for each, hosts in found.items()}
+
+
+def planned(directory: Path, lists: Mapping[Wanted, tuple[str, ...]]) -> list[Lock]:
+    """Return the lock of each list, with the file that it has or gets, before it is resolved.
+
+    A list that has changed gets a file that no other list has, which is that of the list before.
+
+    Raises:
+        OpsError: A lock cannot be read.
+    """
+    paths = sorted(directory.glob("*.txt"), key=lambda path: texts.natural(path.name))
+    try:
+        there = {path: path.read_text(encoding="utf-8") for path in paths}
+    except (OSError, UnicodeDecodeError) as exc:
+        raise OpsError(f"a lock cannot be read: {exc}", where=str(directory), fix="delete it, or correct it") from exc
+    own = {each: next((path for path, text in there.items() if text.startswith(each.header)), None) for each in lists}
+    taken = {path for path in own.values() if path}
+    foreign = {path for path, text in there.items() if not text.startswith(_MARK)}
+    locks = []
+    for each, workers in lists.items():
+        path = own[each] or _free(directory, each, {*taken, *foreign})
+        taken.add(path)
+        locks.append(Lock(path, each, workers, there.get(path, "")))
+    return locks
+
+
+def _free(directory: Path, wanted: Wanted, taken: Iterable[Path]) -> Path:
+    name, number = f"{wanted.name}-{wanted.python_version}-{wanted.machine}", 1
+    while (path := directory / f"{name}{f'-{number}' if number > 1 else ''}.txt") in taken:
+        number += 1
+    return path
+
+
+def resolved(lock: Lock, uv: str, *, upgrade: bool) -> Lock:
+    """Return a lock with its text: the versions of the lock before where the list allows it.
+
+    Args:
+        lock: The lock.
+        uv: The program uv.
+        upgrade: Whether to take the newest versions instead.
+
+    Raises:
+        OpsError: uv found no set of packages, or did not reach the index.
+    """
+    wanted = lock.wanted
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        output = _written(folder / "lock.txt", [lock.before])
+        arguments = [uv, "pip", "compile", "--quiet", "--no-header", "--generate-hashes", "--python", sys.executable]
+        arguments += ["--python-version", wanted.python_version]
+        arguments += ["--python-platform", f"{wanted.machine}-{_LIBRARY}", "--output-file", output]
+        arguments += ["--constraints", _written(folder / "constraints.txt", wanted.constraints)]
+        arguments += [word for link in wanted.find_links for word in ("--find-links", link)]
+        arguments += ["--upgrade"] if upgrade else []
+        environ = {**os.environ, "NO_COLOR": "1"} | ({"UV_DEFAULT_INDEX": wanted.index} if wanted.index else {})
+        command = [*arguments, "--", _written(folder / "list.txt", wanted.requirements)]
+        # In an empty directory, so that uv reads no settings of a project.
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            where = f"{', '.join(wanted.requirements)}, Python {wanted.python_version} on {wanted.machine}"
+            fix = "correct the list in group_vars, or the way to the package index; no lock was changed"
+            raise OpsError(f"uv could not resolve the list: {done.stderr.strip()}", where=where, fix=fix)
+        return replace(lock, text=wanted.header + Path(output).read_text(encoding="utf-8"))
+
+
+def _written(path: Path, lines: Sequence[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def write(locks: Sequence[Lock]) -> None:
+    """Write the locks to their files.
+
+    Raises:
+        OpsError: A file cannot be written.
+    """
+    for lock in locks:
+        try:
+            lock.path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(lock.path, lock.text, 0o644)
+        except OSError as exc:
+            raise unwritable(lock.path, exc) from exc
+
+
+def find_uv() -> str:
+    """Return the path of uv: on PATH, beside this Python, or where `make env` installs it.
+
+    Raises:
+        UsageError: uv is not installed.
+    """
+    own = [Path(sys.executable).parent / "uv", playbook.tool_root() / ".build/uv/bin/uv"]
+    found = shutil.which("uv") or next((str(path) for path in own if os.access(path, os.X_OK)), "")
+    if not found:
+        fix = "install it, for example with `pipx install uv`"
+        raise UsageError("uv is not installed on this machine, and it resolves the packages", where="PATH", fix=fix)
+    return found

@@ -1,0 +1,119 @@
+"""`tpu_ops completion`: print what completes command lines in a shell. argcomplete does the work, at each press of Tab.
+
+Names of nodes, workers, groups and runs come from files of this machine, so that completion asks nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Callable, Iterable
+
+import argcomplete
+from argcomplete.completers import FilesCompleter
+from argcomplete.shell_integration import shellcode
+
+from tpu_ops import config
+from tpu_ops.cli import inventory, output
+from tpu_ops.cli.commands import COMMANDS
+from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.fleet import view
+from tpu_ops.runs import records
+
+SHELLS = ("bash", "zsh", "fish")
+#: Words in the metavar or name of an argument that is a file or directory of this machine.
+_FILES = ("FILE", "DIR", "PATH")
+#: Characters that join the parts of a target.
+_JOINS = ",!&^"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops completion`."""
+    parser.add_argument("shell", choices=SHELLS, help="your shell")
+    parser.epilog = "It completes commands, options, and the names of nodes, workers, groups and runs known here."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the code for the shell's start-up file."""
+    output.as_it_is(shellcode(["tpu_ops"], use_defaults=False, shell=args.shell).strip("\n"))
+    return ExitCode.OK
+
+
+def answer() -> None:
+    """Answer a shell that asks for completions, and end this process."""
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    # A word that is just begun, and therefore empty, counts too.
+    parser = _parser([*line.split(), *([""] if line.endswith(" ") else [])])
+    # Options are many: only those that are asked for, by a dash.
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _parser(words: list[str]) -> argparse.ArgumentParser:
+    """Return a parser for a command line; only the command in it has arguments, since importing all takes long."""
+    parser = argparse.ArgumentParser("tpu_ops")
+    parser.add_argument("--version", action="store_true", help="show the version")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, (module_name, text) in COMMANDS.items():
+        chosen = name in words[1:2]
+        module = importlib.import_module(f"tpu_ops.cli.{module_name}") if chosen else None
+        of_workers = getattr(module, "TAKES_COMMAND", False) and "--" in words[:-1]
+        command = commands.add_parser(name, help=text, add_help=not of_workers)
+        if module and not of_workers:
+            module.add_arguments(command)
+        elif of_workers:
+            command.add_argument("command", nargs="*")
+        _complete(command)
+    return parser
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Say how the arguments of a command and of its subcommands are completed."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _complete(below)
+        elif action.choices is None:
+            action.completer = _completer(action)  # type: ignore[attr-defined] # argcomplete's way
+
+
+def _completer(action: argparse.Action) -> Callable[..., Iterable[str]]:
+    """Return what completes an argument."""
+    called = str(action.metavar or action.dest).upper()
+    if called in ("TARGET", "NODE", "NODE|PROJECT"):
+        return _targets
+    if called in ("RUN", "RUN|TARGET"):
+        return _runs_and_targets
+    if called == "COMMAND" or any(word in called for word in _FILES):
+        return FilesCompleter()
+    return lambda **_: ()
+
+
+def _settings(given: argparse.Namespace) -> config.Settings | None:
+    """Return the settings of the fleet that the command line means; None if there is none."""
+    try:
+        return config.load(getattr(given, "fleet", None))
+    except (OpsError, OSError):
+        return None
+
+
+def _targets(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Return the nodes, workers and groups of the fleet as it was seen last, behind the beginning of a target."""
+    settings = _settings(parsed_args)
+    fleet = view.stored(settings) if settings else None
+    if not fleet:
+        return []
+    last = max(prefix.rfind(join) for join in _JOINS) + 1
+    names = {worker.label: None for worker in fleet.workers} | {worker.host: None for worker in fleet.workers}
+    # Groups are many: only those that are asked for.
+    groups = [f"@{name}" for name in inventory.groups(fleet, fleet.workers)] if prefix[last:].startswith("@") else []
+    return [prefix[:last] + name for name in (*names, *groups)]
+
+
+def _runs_and_targets(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Return the runs that this machine has started, newest first, and targets."""
+    settings = _settings(parsed_args)
+    if not settings:
+        return []
+    runs = [record.run_id for record in records.recent(settings.state_dir, records.KEPT)]
+    return [*runs, *_targets(prefix, parsed_args)]

@@ -1,0 +1,131 @@
+"""Tells that a run has ended: to a command of the user, or to a webhook."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tpu_ops.errors import UsageError
+
+#: Seconds that a command has.
+COMMAND_LIMIT = 60.0
+#: Seconds without an answer after which a webhook has failed.
+WEBHOOK_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The end of a run.
+
+    Attributes:
+        run_id: The run.
+        state: Its state, as in `outcomes.run_state`.
+        exit_code: The exit code of the command that followed the run.
+        targets: The nodes of the run.
+        duration: Seconds that the last attempt ran; None if no worker has told.
+        reason: Why the run failed; empty if it did not fail or this is not known.
+    """
+
+    run_id: str
+    state: str
+    exit_code: int
+    targets: Sequence[str]
+    duration: float | None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the notice with its ``text``, the key that Slack and services like it show."""
+        lasted = "" if self.duration is None else f" after {self.duration:.0f} s"
+        text = f"run {self.run_id} on {', '.join(self.targets)}: {self.state}{lasted}"
+        return {**asdict(self), "text": f"{text}: {self.reason}" if self.reason else text}
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a command."""
+        return {
+            "TPU_OPS_RUN_ID": self.run_id,
+            "TPU_OPS_RUN_STATE": self.state,
+            "TPU_OPS_RUN_EXIT_CODE": str(self.exit_code),
+            "TPU_OPS_RUN_TARGETS": ",".join(self.targets),
+            "TPU_OPS_RUN_DURATION": "" if self.duration is None else f"{self.duration:.0f}",
+        }
+
+
+def _is_url(to: str) -> bool:
+    return to.lower().startswith(("http://", "https://"))
+
+
+def check(to: str) -> None:
+    """Check the value of --notify.
+
+    Raises:
+        UsageError: It is empty, or a URL without a host.
+    """
+    if not to.strip():
+        raise UsageError("this is no command", where="--notify", fix="name a command, or a URL that begins with https")
+    if _is_url(to):
+        try:
+            host = urllib.parse.urlsplit(to).hostname
+        except ValueError:
+            host = None
+        if not host or not to.isprintable() or " " in to:
+            raise UsageError("this is no URL", where="--notify", fix="check it: https://HOST/PATH")
+
+
+def named(to: str) -> str:
+    """Return the receiver for messages: of a URL only the host, since its path is a password to many services."""
+    return f"webhook of {urllib.parse.urlsplit(to).hostname}" if _is_url(to) else f"command {to!r}"
+
+
+def send(notice: Notice, to: str) -> str:
+    """Send a notice to a command or a URL; return what failed, or an empty text."""
+    body = json.dumps(notice.to_json())
+    return _post(body, to) if _is_url(to) else _call(notice, body, to)
+
+
+def _call(notice: Notice, body: str, command: str) -> str:
+    try:
+        # Its output goes to standard error, since standard output may be for JSON.
+        done = subprocess.run(  # noqa: S602 - the user's own command line, on the user's machine
+            command,
+            shell=True,
+            check=False,
+            input=body,
+            text=True,
+            stdout=2,
+            timeout=COMMAND_LIMIT,
+            env={**os.environ, **notice.environment()},
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {COMMAND_LIMIT:.0f} s"
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return f"exit code {done.returncode}" if done.returncode else ""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the second request would be a GET, without the notice."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request, so that the answer counts as an error."""
+
+
+def _post(body: str, url: str) -> str:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, body.encode(), headers)  # noqa: S310 - http or https, by `_is_url`
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=WEBHOOK_LIMIT):
+            return ""
+    except urllib.error.HTTPError as exc:
+        return f"HTTP {exc.code} {exc.reason}"
+    except urllib.error.URLError as exc:
+        return str(exc.reason)
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        return str(exc) or type(exc).__name__
