@@ -22,6 +22,7 @@ import pytest
 from tests.support.desk import Lab, lab_name
 from tests.support.fleet import ROOT
 from tests.support.folded import lines_of
+from tests.support.wheel import installed, succeed
 from tpu_ops.lab.engine import find as find_engine
 
 pytestmark = pytest.mark.lab
@@ -287,6 +288,31 @@ def test_a_detached_run_goes_on_and_is_stopped_by_name(desk):
     assert "sleeper" in refused.stderr
     desk.do("tpu_ops", "stop", "sleeper")
     assert not any("sleep 3600" in desk.inside(name, "ps", "axww") for name in containers)
+
+
+@pytest.mark.index
+def test_a_researcher_gets_a_result_with_the_installed_wheel_alone(desk, tmp_path):
+    """From an empty directory to a file of the training here; the node is configured by another fleet's site.yml."""
+    place, home = tmp_path / "fleet", tmp_path / "home"
+    home.mkdir()
+    there = {name: value for name, value in desk.environ.items() if name in ("TPU_OPS_STATE", "TPU_OPS_LAB")}
+    there |= {"HOME": str(home), "PATH": f"{installed(tmp_path, home)}:{desk.environ['PATH']}"}
+    words = ("--project", "lab", "--key", desk.environ["TPU_OPS_PRIVATE_KEY"], "--packages", "scikit-learn")
+    succeed("tpu_ops", "init", place, *words, cwd=home, **there)
+    there |= json.loads(succeed("tpu_ops", "lab", "env", "--json", cwd=place, **there))
+
+    def tpu_ops(*argv: str | Path) -> str:
+        return succeed("tpu_ops", *argv, cwd=place, **there)
+
+    assert there["TPU_OPS_FLEET"] == str(place)
+    assert "solo-w0" in tpu_ops("list")
+    tpu_ops("configure", "solo")
+    train = ("--sync", ROOT / "examples/digits", "--install", "--fetch", "checkpoints")
+    log = tpu_ops("train", "solo", "--name", "result", *train, "--", "python", "train.py", "--epochs", "2")
+    assert "[0] epoch 2 " in log
+    assert (place / "result/checkpoints/digits.npz").is_file()
+    said = tpu_ops("invite", "ada", "--no-configure")
+    assert "Host solo" in said
 
 
 def test_new_addresses_are_found_and_the_host_keys_are_the_old_ones(desk):
