@@ -96,6 +96,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops drift", "the whole fleet"),
         ("tpu_ops drift pod --tags users,python", "these roles on one node"),
     ),
+    "lock": (
+        ("tpu_ops lock", "after a change of jax_packages, keeping other versions"),
+        ("tpu_ops lock --upgrade", "the newest versions that the lists allow"),
+    ),
+    "invite": (
+        ("tpu_ops invite ada", "create her accounts, and print the message to send"),
+        ("tpu_ops invite ada --no-configure --file ada.txt", "only write the message"),
+    ),
     "ssh": (
         ("tpu_ops ssh pod-w2", "log in"),
         ("tpu_ops ssh pod nvtop", "one command, on worker 0"),
@@ -202,6 +210,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 def of(words: str) -> str:
     """Return the last part of a command's help, given its words after `tpu_ops`."""
     lines = ["examples:"]
-    for command, what in EXAMPLES[words]:
+    for command, what in EXAMPLES.get(words, ()):
         lines += [f"  {command}", f"      {what}"] if what else [f"  {command}"]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tpu_ops import files
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import options, output, progress, runs_output
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import notices, results
@@ -133,7 +133,9 @@ class RunEnd:
                 into = files.resolved(self._args.fetch_to, "--fetch-to") if self._args.fetch_to else Path(run.run_id)
                 fleet = self._fleet()
                 fanout, login = self._connect(fleet), fleet.settings.user
-                (found,) = asyncio.run(results.of_run(fanout, run, path, [0], into.absolute(), login=login))
+                with progress.transfers("fetching") as moved:
+                    copying = results.of_run(fanout, run, path, [0], into.absolute(), login=login, moved=moved)
+                    (found,) = asyncio.run(copying)
                 if found.problem:
                     raise found.error(path)
                 output.info(found.words(path))
