@@ -62,10 +62,14 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_the_lists_of_all_workers_are_resolved_once_and_kept_until_they_change(desk: Desk) -> None:
-    desk.set("node_solo", jax_packages=["optax"])
+    tools = {"name": "tools", "requirements": ["six"]}
+    desk.set("node_solo", jax_packages=["optax"], python_environments=[tools])
     done = desk.lock("--json")
     assert done.returncode == 0, done.stderr
-    found = {",".join(one["workers"]): one for one in json.loads(done.stdout)}
+    told = json.loads(done.stdout)
+    (of_tools,) = (one for one in told if one["environment"] == "tools")
+    assert (of_tools["workers"], of_tools["packages"]) == (["solo-w0"], {"six": "1"})
+    found = {",".join(one["workers"]): one for one in told if one["environment"] == "jax"}
     assert {workers: one["packages"] for workers, one in found.items()} == {
         "pod-w0": {"jax": "0.12.0.1", "six": "1", "flax": "1"},
         "solo-w0": {"jax": "0.12.0.1", "six": "1", "optax": "1"},
@@ -82,6 +86,7 @@ def test_the_lists_of_all_workers_are_resolved_once_and_kept_until_they_change(d
         f"{first}: 4 packages for pod-w0",
         "  + optax 1",
         f"{last}: 3 packages for solo-w0, no change",
+        f"{of_tools['file']}: 1 package for solo-w0, no change",
     ]
     assert last.read_text() == text
 
@@ -115,7 +120,7 @@ def wanted(*requirements: str, lock: str = "") -> list[dict[str, Any]]:
 
 def locked(directory: Path, lists: list[dict[str, Any]]) -> list[locks.Lock]:
     """Return the locks that the command would write for a worker w0, with the list instead of uv's output."""
-    told = locks.lists_of(Outcome(data={"lists": {"w0": lists}}))
+    told = locks.lists_of(Outcome(data={"lists": {"w0": {"jax": lists}}}))
     found = []
     for lock in locks.planned(directory, told):
         pins = [line.partition("==")[0].partition("[")[0] + "==1" for line in lock.wanted.requirements]
@@ -130,7 +135,9 @@ def test_the_role_installs_the_lock_of_its_very_list(tmp_path: Path) -> None:
     assert path.name == "jax-3.12-x86_64.txt"
     texts = [path.read_text()]
     (entry,) = fleet_locked(wanted("flax"), "x86_64", texts)
-    assert (pinned(entry["lock"]), entry["exact"]) == ({"jax": "1", "flax": "1"}, True)
+    assert (pinned(entry["lock"]), entry["exact"], entry["agreed"]) == ({"jax": "1", "flax": "1"}, True, False)
+    (owned,) = fleet_locked([wanted("flax")[0] | {"owner": "ada"}], "x86_64", texts)
+    assert (owned["lock"], owned["exact"], owned["agreed"]) == (entry["lock"], False, True)
     for others in (wanted("optax"), wanted("flax", "optax")):
         assert fleet_locked(others, "x86_64", texts) == others
     assert fleet_locked(wanted("flax"), "aarch64", texts) == wanted("flax")

@@ -97,9 +97,9 @@ def listed(settings: Settings, told: Callable[[Step | Said], None]) -> Outcome:
 def lists_of(outcome: Outcome) -> dict[Wanted, tuple[str, ...]]:
     """Return each list with its workers."""
     found: dict[Wanted, list[str]] = {}
-    told: Mapping[str, Sequence[Mapping[str, Any]]] = outcome.data.get("lists") or {}
+    told: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = outcome.data.get("lists") or {}
     for host in sorted(told, key=texts.natural):
-        for entry in told[host]:
+        for entry in [each for role in sorted(told[host]) for each in told[host][role]]:
             several = {key: tuple(entry[key]) for key in ("requirements", "constraints", "find_links")}
             found.setdefault(Wanted(**{**entry, **several}), []).append(host)
     return {each: tuple(hosts) for each, hosts in found.items()}

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the lists allow")
     parser.epilog = (
-        "Writes inventory/locks/jax-PYTHON-MACHINE.txt, for each list, Python and processor architecture that the "
-        "workers have. `tpu_ops configure` then installs exactly these packages (docs/environments.md). Without "
+        "Writes inventory/locks/ENVIRONMENT-PYTHON-MACHINE.txt, for each list, Python and processor architecture that "
+        "the workers have. `tpu_ops configure` then installs exactly these packages (docs/environments.md). Without "
         "--upgrade, versions in these files stay as far as the lists allow."
     )
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             for lock in done:
                 show(lock)
     if not done:
-        output.info("no lock was written: every worker has a lock file of its own in jax_lock")
+        output.info("no lock was written: all environments have lock files of their own, or list nothing")
     elif any(lock.changes for lock in done):
         output.info("`tpu_ops configure` installs this; keep the files with the fleet's other files, as in git")
     return ExitCode.OK

@@ -389,7 +389,7 @@ def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str,
             raise AnsibleFilterError(
                 f"{leader} did not resolve the environment {name} for all workers; fix the error on that worker first"
             )
-        found.append(entry | {"lock": lock, "agreed": not entry["lock"]})
+        found.append(entry | {"lock": lock, "agreed": entry.get("agreed") or not entry["lock"]})
     return found
 
 

@@ -46,15 +46,17 @@ def fleet_locked(wanted: list[Words], machine: str, locks: list[str]) -> list[Wo
         machine: The processor architecture of the worker.
         locks: The texts of the fleet's locks.
     """
-    return [entry if entry["lock"] else entry | _locked(lock_header(entry, machine), locks) for entry in wanted]
+    return [entry if entry["lock"] else entry | _locked(entry, machine, locks) for entry in wanted]
 
 
-def _locked(header: str, locks: list[str]) -> Words:
-    found = [text for text in locks if text.startswith(header)]
-    return {"lock": found[0], "exact": True} if found else {}
+def _locked(entry: Words, machine: str, locks: list[str]) -> Words:
+    found = [text for text in locks if text.startswith(lock_header(entry, machine))]
+    # What an owner other than root added stays, as without a lock.
+    exact = entry["owner"] == "root"
+    return {"lock": found[0], "exact": exact, "agreed": not exact} if found else {}
 
 
-def fleet_lock_faults(wanted: list[Words], machine: str, locks: list[str], variable: str) -> list[str]:
+def fleet_lock_faults(wanted: list[Words], machine: str, locks: list[str], variable: str = "") -> list[str]:
     """Return a fault for each environment whose list has changed since the fleet's lock was resolved.
 
     No lock for this Python and processor architecture is no fault: one worker then resolves the list.
@@ -63,20 +65,21 @@ def fleet_lock_faults(wanted: list[Words], machine: str, locks: list[str], varia
         wanted: The environments, as for `fleet_locked`.
         machine: The processor architecture of the worker.
         locks: The texts of the fleet's locks.
-        variable: The variable with the list, for messages.
+        variable: The variable with the list, for messages; empty if the lists are those of python_environments.
     """
     faults = []
     for entry in wanted:
-        first, *now = _list_of(header := lock_header(entry, machine))
+        first, *now = _list_of(lock_header(entry, machine))
         lists = [found for found in map(_list_of, locks) if found[0] == first]
-        if entry["lock"] or not lists or _locked(header, locks):
+        if entry["lock"] or not lists or _locked(entry, machine, locks):
             continue
         before = min((found[1:] for found in lists), key=lambda lines: len({*lines} ^ {*now}))
         changes = [f"now also {line}" for line in now if line not in before]
         changes += [f"no longer {line}" for line in before if line not in now]
+        kind = f"{entry['name']} for Python {entry['python_version']} on {machine}"
         faults.append(
-            f"{variable}: the fleet's lock of {entry['name']} for Python {entry['python_version']} on {machine} is for"
-            f" another list ({', '.join(changes) or 'in another order'}); run `tpu_ops lock`, and try again"
+            f"{variable or entry['variable'] + '.requirements'}: the fleet's lock of {kind} is for another list"
+            f" ({', '.join(changes) or 'in another order'}); run `tpu_ops lock`, and try again"
         )
     return faults
 
