@@ -369,7 +369,8 @@ role's variables; set them in `inventory/group_vars/`.
 and 13, and on Ubuntu 22.04 and 24.04 if an image registry answers. In each scenario, check mode has to report what
 converge then changes, and a second run must change nothing. The scenario of a role
 also breaks workers by hand, and the role has to repair them.
-[unproved.md](unproved.md) lists what no test here executes.
+[unproved.md](unproved.md) lists what no test here executes. [own-packages.md](own-packages.md) says which `python` and
+`pip` people get on a worker.
 
 ## When variables are at fault
 

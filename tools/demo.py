@@ -214,7 +214,7 @@ def train(shell: Shell) -> str:
     require(f"process 0 of {POD_WORKERS}," in log, "the ranks did not form one group of four processes")
     again = shell.show(
         *("tpu_ops", "run", "pod-w0", "--"),
-        *("sh", "-c", "cd ~/tpu_ops/digits && exec /opt/venvs/jax/bin/python evaluate.py"),
+        *("sh", "-c", "cd ~/tpu_ops/digits && exec python evaluate.py"),
     )
     found = re.search(r"\{.*\}", again)
     require(found is not None, "the evaluation printed no result")

@@ -246,8 +246,13 @@ class Places:
 
 def _composed(file: Path, loader: Any) -> Any:
     """Parse a YAML file into nodes, which know their line numbers; return None if the file is not YAML."""
+    return _nodes(loader.get_text_file_contents(str(file)).encode())
+
+
+def _nodes(text: bytes) -> Any:
+    """Parse YAML into nodes; return None if the text is not YAML."""
     try:
-        return yaml.compose(loader.get_text_file_contents(str(file)).encode(), LOADER)
+        return yaml.compose(text, LOADER)
     except yaml.YAMLError:
         return None
 
@@ -450,8 +455,8 @@ def overridden_faults(
 ) -> list[tuple[str, str]]:
     """Return type faults of values that have no effect now, since a value of higher precedence overrides them.
 
-    Without this check, such a fault appears only on the day when the other value is removed. Templates and encrypted
-    values are left out: their type is not known.
+    Without this check, such a fault appears only on the day when the other value is removed. Templates, and values
+    that are encrypted or in encrypted files, are left out.
 
     Args:
         variables: The variables of a host, with their untemplated values.
@@ -466,7 +471,8 @@ def overridden_faults(
     for file in files:
         if not {"group_vars", "host_vars"} & set(file.parts):
             continue
-        for key, node in _pairs(_composed(file, loader)):
+        # Encrypted files are not decrypted for this: that takes time, for each host.
+        for key, node in _pairs(_nodes(file.read_bytes())):
             name = key.value
             if name not in options or _may_be(node, variables.get(name)):
                 continue

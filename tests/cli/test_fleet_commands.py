@@ -748,7 +748,7 @@ def test_no_command_advises_to_recreate_a_node_that_a_recovery_brings_back(fleet
 
     with recovery.alone(state_dir, "r1"):
         assert that_advise("`tpu_ops create off") == []
-        assert that_advise("wait until run r1 has started, or end it: `tpu_ops stop r1`") == [
+        assert that_advise("wait until run r1 has started again, or end it: `tpu_ops stop r1`") == [
             one[0] for one in commands
         ]
     assert that_advise("`tpu_ops create off") == [words[0] for words in commands]

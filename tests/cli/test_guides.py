@@ -1,4 +1,4 @@
-"""The guides to the grant and to nodes: their commands and examples are valid, and their first commands work."""
+"""The guides to the grant, nodes and notebooks: their commands and examples are valid, and the first commands work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fleet import ROOT
 from tpu_ops.fleet import grant
 from tpu_ops.runs import declared_nodes
 
-GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("trc", "grant", "nodes")}
+GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("trc", "grant", "nodes", "notebooks")}
 MAIL = """Dear Ada, you have access for the next 30 days to:
 - 32 on-demand Cloud TPU v4 chips in zone us-central2-b
 - 64 spot Cloud TPU v5e chips in zone europe-west4-b

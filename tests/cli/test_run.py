@@ -19,7 +19,7 @@ from tpu_ops.ssh import envelope
 from tpu_ops.ssh.replies import Output, Result, result_of
 
 LINE = "; for a shell line: --shell -- 'LINE'"
-WHOLE = "; give the full path of an environment's, as in /opt/venvs/jax/bin/python"
+WHOLE = "; `tpu_ops configure` puts it on PATH, or give its full path: /opt/venvs/jax/bin/python"
 
 
 def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Result:
@@ -48,10 +48,7 @@ def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Resul
         ("*", f"command not found: *{LINE}"),
         ("cd", f"command not found: cd{LINE}"),
         ("A=1", f"command not found: A=1{LINE}"),
-        (
-            "python",
-            "command not found: python; give the full path of an environment's, as in /opt/venvs/jax/bin/python",
-        ),
+        ("python", f"command not found: python{WHOLE}"),
     ],
 )
 def test_a_command_that_is_not_there_is_named_plainly(program: str, shown: str) -> None:

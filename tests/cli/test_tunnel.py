@@ -1,4 +1,4 @@
-"""What `tpu_ops tunnel` refuses before it opens a connection."""
+"""What `tpu_ops tunnel`, `jupyter` and `tensorboard` refuse before they open a connection."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def test_a_node_that_is_not_running_is_named(fleet, tpu_ops):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     failed(tpu_ops("tunnel", "pod", "8888", port), 4, "its node is STOPPED")
+
+
+def test_the_commands_of_servers_refuse_what_is_wrong_before_they_connect(fleet, tpu_ops):
+    failed(tpu_ops("tensorboard", "pod"), 2, "--logdir", "as in --logdir runs")
+    failed(tpu_ops("jupyter", "pod", "--stop", "--detach"), 2, "not allowed with")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        failed(tpu_ops("jupyter", "pod", str(port)), 2, f"port {port} cannot be used here", "name another one")

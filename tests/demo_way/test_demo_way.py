@@ -6,6 +6,7 @@ the demo has four. Runs on four workers are tested in tests/runs.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,10 +16,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.support.desk import Lab, lab_name
+from tests.support.fleet import ROOT
 from tests.support.folded import lines_of
+from tests.support.wheel import installed, succeed
 from tpu_ops.lab.engine import find as find_engine
 
 pytestmark = pytest.mark.lab
@@ -164,6 +168,57 @@ def test_a_person_of_group_vars_logs_in_and_may_start_runs_but_nothing_else(desk
         desk.do("tpu_ops", "refresh")
 
 
+async def output_of(code: str, server: str, token: str) -> str:
+    """Run a cell in a new notebook of a server, as editors do, and return what the cell prints."""
+    message = {
+        "channel": "shell",
+        "header": {"msg_id": "1", "msg_type": "execute_request", "session": "test", "username": "", "version": "5.3"},
+        "parent_header": {},
+        "metadata": {},
+        "content": {"code": code, "silent": False},
+    }
+    said = ""
+    async with aiohttp.ClientSession(server, headers={"Authorization": f"token {token}"}) as session:
+        async with session.post("/api/kernels", json={}) as answer:
+            kernel = (await answer.json())["id"]
+        async with asyncio.timeout(120), session.ws_connect(f"/api/kernels/{kernel}/channels") as channels:
+            await channels.send_json(message)
+            while (found := await channels.receive_json())["msg_type"] != "execute_reply":
+                said += found["content"].get("text", "") + "".join(found["content"].get("traceback", ()))
+    return said
+
+
+def test_a_person_s_notebook_runs_the_fleet_s_jax_and_keeps_runs_off_the_chips_until_it_ends(desk):
+    ada, worker = {"TPU_OPS_USER": "ada"}, desk.containers()["solo-w0"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    desk.do("tpu_ops", "refresh", **ada)
+    command = ["tpu_ops", "jupyter", "solo", port, "--no-lab"]
+    process = subprocess.Popen(command, cwd=ROOT, env=desk.environ | ada, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr
+        address = next(line.split()[0] for line in process.stderr if line.startswith("http://"))
+        server, token = address.split("/?token=")
+        code = "import jax; chip = open('/dev/accel0'); print(jax.__file__, jax.devices())"
+        said = asyncio.run(output_of(code, server, token))
+        assert re.search(r"^/opt/venvs/jax/.*CpuDevice", said), said
+        assert re.search(r"solo-w0 +ada +none .*/home/ada/", desk.do("tpu_ops", "who", "solo"))
+        refused = desk.try_("tpu_ops", "train", "solo", "--", "true")
+        assert (refused.returncode, "chips are held by pid" in refused.stderr) == (1, True)
+        assert "ask ada to end it" in refused.stderr
+        # Nobody else on the worker sees the token, or can open the server's socket.
+        assert token not in desk.inside(worker, "ps", "axwwe")
+        assert desk.inside(worker, "stat", "-c", "%U %a", "/run/tpu-jupyter-ada").split() == ["ada", "700"]
+    finally:
+        process.terminate()
+        end = process.communicate(timeout=60)[1]
+        desk.do("tpu_ops", "refresh")
+    assert (process.returncode, "solo-w0: jupyter has ended" in end) == (0, True), end
+    assert "kernel.py" not in desk.inside(worker, "ps", "axww")
+    assert "free: solo-w0" in desk.succeed("tpu_ops", "who", "solo").stderr
+
+
 def losses_of(log: str) -> list[float]:
     """Return the losses that rank 0 has printed, epoch by epoch."""
     return [float(value) for value in re.findall(r"^\[0\] epoch \d loss ([0-9.]+)", log, re.MULTILINE)]
@@ -182,7 +237,7 @@ def test_training_learns_on_two_processes_and_a_later_attempt_goes_on_from_its_c
     assert losses_of(log) == losses, "the curve is that of an undisturbed training"
     rows = desk.json(
         *("tpu_ops", "run", "pod-w0", "--json", "--"),
-        *("sh", "-c", "cd tpu_ops/digits && exec /opt/venvs/jax/bin/python evaluate.py"),
+        *("sh", "-c", "cd tpu_ops/digits && exec python evaluate.py"),
     )
     result = json.loads(rows[0]["stdout"])
     assert (result["epoch"], result["test_rows"]) == (5, 360)
@@ -233,6 +288,31 @@ def test_a_detached_run_goes_on_and_is_stopped_by_name(desk):
     assert "sleeper" in refused.stderr
     desk.do("tpu_ops", "stop", "sleeper")
     assert not any("sleep 3600" in desk.inside(name, "ps", "axww") for name in containers)
+
+
+@pytest.mark.index
+def test_a_researcher_gets_a_result_with_the_installed_wheel_alone(desk, tmp_path):
+    """From an empty directory to a file of the training here; the node is configured by another fleet's site.yml."""
+    place, home = tmp_path / "fleet", tmp_path / "home"
+    home.mkdir()
+    there = {name: value for name, value in desk.environ.items() if name in ("TPU_OPS_STATE", "TPU_OPS_LAB")}
+    there |= {"HOME": str(home), "PATH": f"{installed(tmp_path, home)}:{desk.environ['PATH']}"}
+    words = ("--project", "lab", "--key", desk.environ["TPU_OPS_PRIVATE_KEY"], "--packages", "scikit-learn")
+    succeed("tpu_ops", "init", place, *words, cwd=home, **there)
+    there |= json.loads(succeed("tpu_ops", "lab", "env", "--json", cwd=place, **there))
+
+    def tpu_ops(*argv: str | Path) -> str:
+        return succeed("tpu_ops", *argv, cwd=place, **there)
+
+    assert there["TPU_OPS_FLEET"] == str(place)
+    assert "solo-w0" in tpu_ops("list")
+    tpu_ops("configure", "solo")
+    train = ("--sync", ROOT / "examples/digits", "--install", "--fetch", "checkpoints")
+    log = tpu_ops("train", "solo", "--name", "result", *train, "--", "python", "train.py", "--epochs", "2")
+    assert "[0] epoch 2 " in log
+    assert (place / "result/checkpoints/digits.npz").is_file()
+    said = tpu_ops("invite", "ada", "--no-configure")
+    assert "Host solo" in said
 
 
 def test_new_addresses_are_found_and_the_host_keys_are_the_old_ones(desk):

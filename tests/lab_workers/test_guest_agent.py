@@ -71,13 +71,14 @@ def test_each_port_of_the_labs_storage_is_opened_once(tmp_path: Path, monkeypatc
     program.write_text(f'#!/bin/sh\necho "$@" >>{log}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    sockets, opened = tmp_path / "storage", set[str]()
+    sockets, opened = tmp_path / "storage", list[str]()
     guest_agent.open_storage(sockets, opened)  # the directory does not exist on workers of an older lab
     sockets.mkdir()
     for port in ("18471", "40001"):
         (sockets / f"{port}.sock").touch()
-        guest_agent.open_storage(sockets, opened)
-        guest_agent.open_storage(sockets, opened)
+        assert guest_agent.open_storage(sockets, opened)
+        assert not guest_agent.open_storage(sockets, opened)
+    assert opened == ["18471", "40001"]
     assert log.read_text().splitlines() == [
         "start tpu-lab-storage@18471.socket",
         "start tpu-lab-storage@40001.socket",

@@ -260,7 +260,7 @@ def test_a_run_has_what_its_project_lists_which_the_slice_downloads_once(desk, l
     (line,) = found  # the same on both workers
     place = r"/home/tpu/tpu_ops/\.environments/drawing/\w+"
     assert re.fullmatch(rf"{place}/lib/\S+/PIL/__init__.py \S+ /opt/venvs/jax/lib/\S+", line), line
-    assert re.search(rf"requirements.txt: 1 package over the fleet's, digest \w+, in {place} on 2 workers", said), said
+    assert re.search(rf": 1 package over the fleet's, digest \w+ of all, in {place} on 2 workers", said), said
     bytes_of = by_worker(desk, sent)
     assert bytes_of["pod-w0"] > 1_000_000
     assert bytes_of["pod-w1"] < bytes_of["pod-w0"] / 100

@@ -152,6 +152,7 @@ class Fleet:
             ROOT / "examples/fleet/inventory/group_vars/all", folder / "fleet/group_vars/all", dirs_exist_ok=True
         )
         shutil.copytree(ROOT / "examples/fleet/inventory/locks", folder / "fleet/locks")
+        write(folder / "fleet/locks/jax-3.12-x86_64.txt", "# Lock of jax\njax==1 {{ nobody }}\n")
         self.environ = {
             **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,20 +249,23 @@ def test_a_lock_without_what_is_asked_for_is_refused(lock: str, requirements: li
         ("", {"root": "a"}, "root", "/opt/venvs/a"),
     ],
 )
-def test_a_login_activates_the_users_environment_or_the_common_one(
-    tmp_path: Path, everybody: str, people: dict[str, str], person: str, active: str
+def test_the_active_environment_is_the_users_or_the_common_one(
+    everybody: str, people: dict[str, str], person: str, active: str
 ) -> None:
-    for name in ("a", "b"):
-        python = tmp_path / "opt" / "venvs" / name / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.touch(mode=0o755)
-    script = filters.login_script(everybody, people, [{"name": "a"}]).replace("/opt/", f"{tmp_path}/opt/")
-    shell = f"id() {{ echo {person}; }}\n{script}echo ${{VIRTUAL_ENV-}} ${{__venv-gone}} ${{PATH%%:*}}"
-    done = subprocess.run(
-        ["sh", "-c", shell], capture_output=True, text=True, check=True, timeout=10, env={"PATH": "/usr/bin:/bin"}
-    )
-    venv = f"{tmp_path}{active}" if active else ""
-    assert done.stdout.split() == ([venv, "gone", f"{venv}/bin"] if venv else ["gone", "/usr/bin"])
+    cases = filters.active_cases(everybody, people, [{"name": "a"}])
+    shell = f"id() {{ echo {person}; }}\n{cases}\necho ${{__venv-}}"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True, timeout=10)
+    assert done.stdout.strip() == active
+
+
+def test_without_an_active_environment_the_role_removes_only_its_own_commands() -> None:
+    made, gone = (filters.command_files(script, "/d") for script in (f"{filters.COMMAND}true\n", ""))
+    assert {entry["path"] for entry in made} == {entry["path"] for entry in gone}
+    contents = {entry["path"]: entry["content"] for entry in made if "content" in entry}
+    assert all(content.startswith(filters.COMMAND) for content in contents.values())
+    begins = {entry["path"] for entry in gone if entry.get("begins") == filters.COMMAND}
+    assert begins == set(contents)
+    assert {entry["state"] for entry in gone} == {"absent"}
 
 
 @pytest.mark.parametrize(

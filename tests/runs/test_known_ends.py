@@ -395,7 +395,7 @@ def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: Wor
     assert f"run r1: {note}" in err
     assert "run r1, attempt 2: recovering" in shown
     assert f"run r1: {note}" in shown
-    assert wrong.value.fix == "wait until run r1 has started, or end it: `tpu_ops stop r1`"
+    assert wrong.value.fix == "wait until run r1 has started again, or end it: `tpu_ops stop r1`"
     (row,) = json.loads(world(runs, "--json")[1])
     assert (row["state"], row["recovery"]) == ("unreachable", None), "no process of this machine recovers it"
 

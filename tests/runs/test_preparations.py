@@ -21,7 +21,7 @@ from tpu_ops.ssh.replies import Reply
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
 LOST = Reply("pod-w1", {}, "unreachable", "no route to host")
 NOTE = "run r1: a process on this machine is preparing attempt 2"
-WAIT = "wait until run r1 has started, or end it: `tpu_ops stop r1`"
+WAIT = "wait until run r1 has started again, or end it: `tpu_ops stop r1`"
 
 
 @pytest.fixture

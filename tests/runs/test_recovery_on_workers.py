@@ -105,7 +105,7 @@ def test_a_preempted_slice_is_made_anew_and_training_goes_on_from_its_checkpoint
     assert lab.call("POST", "storage/v1/b?project=lab", {"name": "checkpoints"})[0] == 200
     assert lab.call("POST", "upload/storage/v1/b/checkpoints/o?uploadType=media&name=state", [0, 0.0])[0] == 200
     train = ("tpu_ops", "train", "a,b", "--recover", "--json", "--name", "loop", "--max-preemptions", "1")
-    env = ("--venv", VENV, "--env", f"STORAGE_EMULATOR_HOST={lab.rest}")
+    env = ("--venv", VENV)
     with begun(desk, *train, *env, "--", "python", "-c", TRAINING) as first:
         lines_until(first, "attempt 1 saved step 20")
         # The shell that started the run ends; another shell takes the run over.

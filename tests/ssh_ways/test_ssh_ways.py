@@ -412,7 +412,7 @@ def test_a_person_without_tpu_ops_logs_in_by_the_texts_of_an_invitation(desk_wit
     """The home has nothing but the person's key and the two texts; the inner workers are behind a jump."""
     desk = desk_with(proxy_jump="gate")
     if not desk.entry:
-        pytest.skip("no password file of the test's own can be put in place here, and ssh reads no other known_hosts")
+        pytest.skip("no password file of the test's own can be put in place here, and ssh reads no other config")
     key = Path(desk.environ["TPU_OPS_PRIVATE_KEY"])
     variables = desk.folder / "fleet" / "inventory" / "group_vars" / "all.yml"
     variables.parent.mkdir()

@@ -31,7 +31,6 @@ LOCAL = {
     "ansible_connection": "local",
     "ansible_become": False,
     "ansible_python_interpreter": sys.executable,
-    "ansible_user": "{{ omit }}",
 }
 PLAY = """\
 - hosts: node_solo

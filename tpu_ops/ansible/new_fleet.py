@@ -16,8 +16,6 @@ from tpu_ops.config import FLEET_FILE
 VARIABLES = Path("inventory/group_vars/all/main.yml")
 #: The files that lead plain Ansible to the playbooks, roles and the inventory plugin of tpu_ops.
 FOR_ANSIBLE = (Path("ansible.cfg"), Path("site.yml"))
-#: Where JAX is: the default of jax_venv.
-_ENVIRONMENT = "/opt/venvs/jax"
 
 _FLEET = """\
 # Which nodes are in this fleet, and how their workers are reached. docs/inventory.md describes all keys.
@@ -37,8 +35,6 @@ python_version: "{python}"
 # JAX with libtpu, and further packages beside it, as in [flax, optax==0.2.5].
 jax_platform: tpu
 jax_packages: {packages}
-# `python` and `pip` after login are those of this environment.
-python_active_environment: {environment}
 shell_packages: [mosh, tmux, zsh]
 # More people than you, with their keys:
 # users_people:
@@ -91,7 +87,6 @@ def files_of(choices: Choices) -> dict[Path, str]:
             source=choices.source,
             python=choices.python,
             packages=_flow(choices.packages),
-            environment=_ENVIRONMENT,
         ),
         FLEET_FILE: _FLEET.format(nodes="\n".join(nodes), **named),
     }

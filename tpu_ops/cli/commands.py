@@ -32,6 +32,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "invite": ("invite", "check a person's entry, create the account, print the message to send"),
         "ssh": ("ssh", "log in to a worker"),
         "tunnel": ("tunnel", "reach a port of a worker on this machine"),
+        "jupyter": ("jupyter", "run a notebook server on a worker, and reach it on this machine"),
+        "tensorboard": ("tensorboard", "run TensorBoard on a worker, and reach it on this machine"),
         "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
         "keys": ("keys", "add your ssh key to the metadata of a node or of a project"),
         "firewall": ("firewall", "let ssh or mosh reach the workers from given addresses"),

@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = (
         "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'. The command gets "
-        "no input, and its output is shown once it has ended on all workers. Unlike in `train`, the training "
-        "environment is not on PATH: give the full path of its Python, /opt/venvs/jax/bin/python."
+        "no input, and its output is shown once it has ended on all workers. `python` and `pip` are your own "
+        "environment's, or the fleet's; other programs of an environment need their full path."
     )
 
 
@@ -208,7 +208,7 @@ def said_by(stderr: bytes) -> bytes:
         what = b"permission denied: " if why.startswith(b"Permission") else b"command not found: "
         line = _HINT if _OF_A_SHELL.search(name) else b""
         if re.search(rb"^(python3?|pip3?)$", name):
-            line = b"; give the full path of an environment's, as in /opt/venvs/jax/bin/" + name
+            line = b"; `tpu_ops configure` puts it on PATH, or give its full path: /opt/venvs/jax/bin/" + name
         return what + name + line
 
     return _NOT_STARTED.sub(not_started, stderr)

@@ -5,38 +5,49 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
-import socket
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tpu_ops import config
 from tpu_ops.cli import interrupts, options, output, ssh
 from tpu_ops.cloud.node import Worker
-from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.ssh import openssh
+from tpu_ops.ssh import tunnels
 
-_HERE = "127.0.0.1"
-#: Seconds between two looks at the tunnel, for its beginning, and before a lost connection is tried again.
-_POLL, _LIMIT, _PAUSE = 0.1, 30.0, 5.0
+#: Seconds before a lost connection is tried again.
+_PAUSE = 5.0
 #: Largest number of a port.
 _PORTS = 65535
+
+
+class Far(NamedTuple):
+    """The far end of a tunnel.
+
+    Attributes:
+        remote: A port as ``localhost:PORT``, or the path of a socket.
+        said: What to tell the user once the tunnel is open.
+        watch: A command for the worker that ends with exit code 0 once the tunnel is no longer needed.
+    """
+
+    remote: str
+    said: str
+    watch: Sequence[str] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops tunnel`."""
     options.add_fleet(parser)
     parser.add_argument("target", help="a worker (pod-w2) or a node (pod: its worker 0)")
-    parser.add_argument("port", type=_port, metavar="PORT", help="the port on the worker, where a program listens")
-    parser.add_argument("local", type=_port, nargs="?", metavar="LOCAL", help="the port here (default: the same)")
+    parser.add_argument("port", type=port, metavar="PORT", help="the port on the worker, where a program listens")
+    parser.add_argument("local", type=port, nargs="?", metavar="LOCAL", help="the port here (default: the same)")
     parser.epilog = "The tunnel stays until Ctrl-C. A connection that is lost is opened again, with the new address."
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """Return the number of a port, given an argument."""
     if text.isascii() and text.isdecimal() and 0 < int(text) <= _PORTS:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 1 to {_PORTS}")
@@ -46,79 +57,50 @@ def _port(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Keep the tunnel open until the user ends it."""
     local = args.local or args.port
-    _require_free(local)
-    settings, was_open = config.load(args.fleet), False
+    tunnels.require_free(local)
+
+    def far(fleet: Fleet, worker: Worker) -> Far:
+        said = f"http://localhost:{local} is port {args.port} of {worker.host}, until Ctrl-C"
+        return Far(f"localhost:{args.port}", said)
+
     with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            fleet, _ = contact.find(settings, args.target)
-            worker = ssh.named(fleet, args.target)
-            try:
-                ssh.check_serves(fleet, worker)
-                asyncio.run(ssh.reach(fleet, worker))
-                with _opened(fleet, worker, args.port, local) as end:
-                    output.info(f"http://localhost:{local} is port {args.port} of {worker.host}, until Ctrl-C")
-                    was_open = True
-                    said = end()
-            except OpsError as exc:
-                if not was_open:
-                    raise
-                said = exc.what
-            output.info(f"{worker.host}: {said}; trying again")
-            time.sleep(_PAUSE)  # between two attempts, until the user ends the command
+        keep(args, local, far)
     return ExitCode.OK
 
 
-def _require_free(local: int) -> None:
-    """Refuse a local port that a program uses, or that this user may not use."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HERE, local))
-        except OSError as exc:
-            reason = os.strerror(exc.errno) if exc.errno else str(exc)
-            fix = f"name another one as LOCAL, as in {local % 10000 + 10000}"
-            raise UsageError(f"port {local} cannot be used here: {reason}", where="LOCAL", fix=fix) from exc
+def keep(
+    args: argparse.Namespace, local: int, far: Callable[[Fleet, Worker], Far], patience: float = float("inf")
+) -> None:
+    """Keep a tunnel to a worker open until the user interrupts it or the watch of its far end has ended.
 
-
-@contextlib.contextmanager
-def _opened(fleet: Fleet, worker: Worker, port: int, local: int) -> Iterator[Callable[[], str]]:
-    """Run ssh with the tunnel for the length of a `with` block, once the tunnel is open.
-
-    The block gets a function that waits for the end of ssh, and returns why it ended.
+    Args:
+        args: Has the fleet and the target.
+        local: The port on this machine.
+        far: Returns the far end, once the worker answers; called again before a lost tunnel is opened again.
+        patience: Seconds in which a lost tunnel must be open again.
 
     Raises:
-        UnreachableError: ssh ended before.
+        OpsError: The tunnel could not be opened.
     """
-    argv = [
-        *("ssh", "-F", str(fleet.ssh_config), "-N", "-o", "ControlPath=none", "-o", "BatchMode=yes"),
-        *("-o", "ExitOnForwardFailure=yes", "-L", f"{_HERE}:{local}:localhost:{port}", worker.host),
-    ]
-    # A file, since nobody reads a pipe while the tunnel is open.
-    with tempfile.TemporaryFile() as errors:
+    settings, was_open = config.load(args.fleet), False
+    lost_at = time.monotonic()
+    while True:
+        fleet, _ = contact.find(settings, args.target)
+        worker = ssh.named(fleet, args.target)
         try:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=errors)
-        except OSError as exc:
-            raise openssh.absent(exc) from exc
-
-        def end() -> str:
-            code = process.wait()
-            errors.seek(0)
-            return openssh.reason(errors.read().decode(errors="replace"), code)
-
-        try:
-            limit = time.monotonic() + _LIMIT
-            while not _listens(local):
-                if process.poll() is not None or time.monotonic() > limit:
-                    process.kill()
-                    raise UnreachableError(end(), where=f"{worker.host}, port {port}")
-                time.sleep(_POLL)
-            yield end
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _listens(local: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((_HERE, local), timeout=_POLL):
-        return True
-    return False
+            ssh.check_serves(fleet, worker)
+            asyncio.run(ssh.reach(fleet, worker))
+            there = far(fleet, worker)
+            with tunnels.opened(fleet.ssh_config, worker.host, there.remote, local, there.watch) as end:
+                output.info(there.said)
+                was_open = True
+                ended = end()
+            if there.watch and ended.code == 0:
+                return
+            said, lost_at = ended.reason, time.monotonic()
+        except OpsError as exc:
+            if not was_open or isinstance(exc, UsageError) or time.monotonic() > lost_at + patience:
+                raise
+            said = exc.what
+        output.info(f"{worker.host}: {said}; trying again")
+        time.sleep(_PAUSE)  # between two attempts, until the user ends the command

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from urllib.error import HTTPError
 
 from tpu_ops import texts
+from tpu_ops.cloud import quotas
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
@@ -26,6 +27,8 @@ CLOCK_LIMIT = 60.0
 _GOOGLE = "https://tpu.googleapis.com/"
 #: Seconds for an answer.
 _TIMEOUT = 10.0
+#: Number of quotas that are named.
+_NAMED = 8
 
 
 class Check(NamedTuple):
@@ -63,6 +66,7 @@ def examine(load: Callable[[], Settings]) -> Iterator[Check]:
     if fault := identities.agent_fault():
         yield Check("agent", False, fault, "start an agent, or unset SSH_AUTH_SOCK if your key has no passphrase")
     yield _checked("api", lambda: _api(settings))
+    yield _quota(settings)
     yield _clock(settings)
 
 
@@ -104,6 +108,24 @@ def _api(settings: Settings) -> Check:
     count = texts.count(len(found.nodes), "node")
     where = f"project {texts.some(settings.projects)}"
     return Check("api", True, f"the Cloud TPU API answers for {where}: {count}")
+
+
+def _quota(settings: Settings) -> Check:
+    """Return whether a project has a quota for TPUs. An API that is not enabled is no fault: nothing else needs it."""
+    if settings.endpoint or not settings.projects or origin.source_of(settings):
+        return Check("quota", None, "not asked, since the fleet's nodes do not come from Google's API")
+    found = []
+    for project in settings.projects:
+        try:
+            found += quotas.of_project(project, settings.auth, timeout=_TIMEOUT)
+        except OpsError as exc:
+            fix = f"gcloud services enable cloudquotas.googleapis.com --project {project}"
+            return Check("quota", None, f"not known: {exc.what}", fix)
+    if not found:
+        return Check(
+            "quota", False, "the project has none for TPUs", "apply for a grant, or ask for quota (docs/trc.md)"
+        )
+    return Check("quota", True, texts.some([f"{each.name} {each.value} in {each.place}" for each in found], _NAMED))
 
 
 def _clock(settings: Settings) -> Check:

@@ -12,6 +12,10 @@ import os
 import re
 
 _DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+_SITE = "lib/python3*/site-packages"
+#: A file in an environment of a person or project, by which it has the packages of the fleet's as well. Its first line
+#: is `# ` and the directory of these packages (roles/python/templates/command.sh.j2, `runs/project_environment.py`).
+BASE = "_tpu_ops_base.pth"
 
 
 def normalised(name: str) -> str:
@@ -21,8 +25,13 @@ def normalised(name: str) -> str:
 
 def dist_infos(path: str) -> dict[str, tuple[str, str]]:
     """Return the packages of an environment: normalised name -> version, and directory with the package's metadata."""
+    return _dist_infos(os.path.join(glob.escape(path), _SITE))
+
+
+def _dist_infos(pattern: str) -> dict[str, tuple[str, str]]:
+    """Return the packages in all directories that match a pattern, as `dist_infos` does."""
     found = {}
-    for entry in sorted(glob.glob(os.path.join(glob.escape(path), "lib/python3*/site-packages/*.dist-info"))):
+    for entry in sorted(glob.glob(os.path.join(pattern, "*.dist-info"))):
         match = _DIST_INFO.fullmatch(os.path.basename(entry))
         if match:
             found[normalised(match.group("name"))] = (match.group("version"), entry)
@@ -30,8 +39,16 @@ def dist_infos(path: str) -> dict[str, tuple[str, str]]:
 
 
 def packages(path: str) -> dict[str, str]:
-    """Return the packages of an environment: normalised name -> version."""
-    return {name: version for name, (version, _) in dist_infos(path).items()}
+    """Return the packages of an environment: normalised name -> version.
+
+    For an environment of a person or project, they include the packages of the fleet's that it does not replace.
+    """
+    found = {}
+    for base in glob.glob(os.path.join(glob.escape(path), _SITE, BASE)):
+        with open(base, encoding="utf-8", errors="replace") as stream:
+            found.update(_dist_infos(glob.escape(stream.readline(4096)[2:].strip())))
+    found.update(dist_infos(path))
+    return {name: version for name, (version, _) in found.items()}
 
 
 def python_version(path: str) -> str:

@@ -61,6 +61,7 @@ _KEYS = {
     "requested": bool,
     "reserve": bool,
     "run_id": str,
+    "server": str,
     "since": _NUMBER,
     "user": str,
     "venv": str,

@@ -53,8 +53,8 @@ class Installed:
         path: Its path on the workers.
         base: The fleet's environment below it.
         pins: Its packages with versions and hashes, as pip reads them; those of the fleet's environment included.
-        digest: Digest of the packages that it has in addition to the fleet's environment.
-        packages: Their number.
+        digest: Digest of all its packages, those of the fleet's environment included.
+        packages: Number of the packages that it has in addition to the fleet's.
         anew: Whether it had to be made on a worker.
         missed: Worker -> why it did not take files from another worker of its slice.
     """
@@ -169,7 +169,7 @@ def text(made: Installed, listed: Listing, hosts: Sequence[str], seconds: float)
     where = f"{made.path} on {texts.count(len(hosts), 'worker')}"
     took = f"made in {seconds:.1f} s" if made.anew else "already there"
     aside = "".join(f"; {host} downloaded its files itself: {why}" for host, why in made.missed.items())
-    own = f"{texts.count(made.packages, 'package')} over the fleet's, digest {made.digest}"
+    own = f"{texts.count(made.packages, 'package')} over the fleet's, digest {made.digest} of all"
     return f"{listed.name}: {own}, in {where}, {took}{aside}"
 
 

@@ -224,7 +224,7 @@ def require_environment(before: Mapping[str, Any], probes: Mapping[str, Mapping[
         raise OpsError(
             f"the environment is not that of attempt 1: {what}",
             where=f"run {run_id}, {texts.folded(others)}",
-            fix="name the versions of attempt 1 in jax_packages or jax_constraints, run "
+            fix="bring the versions of attempt 1 back, by the lock in inventory/locks or by jax_constraints, run "
             f"`{configure(texts.target(list(probes)))}` and `tpu_ops attach {run_id} --recover`; or "
             f"`tpu_ops stop {run_id}`, and start a new run from the last checkpoint",
         )

@@ -42,7 +42,7 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
         recoverer = recovery.recoverer(state_dir, run_id)
         if recoverer and recoverer.held:
             note = advice.recovery(recoverer)
-            fix = f"wait until run {run_id} has started, or end it: `tpu_ops stop {run_id}`"
+            fix = f"wait until run {run_id} has started again, or end it: `tpu_ops stop {run_id}`"
             work = Work(f"{note}; this process configures new workers itself", fix)
             found.update({host: work for host in hosts if host in known.hosts})
     return found

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tpu_ops.protocol.installed_packages import digest, normalised, packages, python_version
+from tpu_ops.protocol.installed_packages import BASE, digest, dist_infos, normalised, packages, python_version
 
 #: Directory of all projects' environments below the user's home.
 PLACE = "tpu_ops/.environments"
@@ -111,9 +111,9 @@ def build(project: str, inputs: str, base: str, pins: str, index: str, editable:
         if not recorded(path):
             shutil.rmtree(path, ignore_errors=True)
             run_uv(project, "venv", "--quiet", "--python", base + "/bin/python", path)
-            with open(os.path.join(site_packages(path), "_fleet.pth"), "w", encoding="utf-8") as file:
+            with open(os.path.join(site_packages(path), BASE), "w", encoding="utf-8") as file:
                 # Python then finds what is missing here in the fleet's environment.
-                file.write("import site; site.addsitedir(%r)\n" % site_packages(base))
+                file.write("# %s\nimport site; site.addsitedir(%r)\n" % ((site_packages(base),) * 2))
             missed = fill(project, path, lacking(pins, packages(base)), index)
             if editable:
                 into = ["--python", path + "/bin/python", "--no-deps", "--quiet"]
@@ -246,9 +246,9 @@ def recorded(path: str) -> Any:
 
 
 def facts(path: str, base: str) -> dict[str, Any]:
-    """Return the paths of an environment and of the fleet's, the number of its own packages, and their digest."""
-    own = packages(path)
-    return {"path": path, "base": base, "packages": len(own), "digest": digest(python_version(path), own)}
+    """Return the paths of an environment and of the fleet's, the number of its own packages, and the digest of all."""
+    own, both = dist_infos(path), packages(path)
+    return {"path": path, "base": base, "packages": len(own), "digest": digest(python_version(path), both)}
 
 
 def base_digest(base: str) -> str:

@@ -80,11 +80,12 @@ def test_libtpu_s_logs_have_a_directory_for_all_users(root: Host) -> None:
     assert root.check_output("stat -c '%a %U' /tmp/tpu_logs") == "1777 root"
 
 
-def test_needrestart_would_leave_a_run_alone(root: Host) -> None:
+def test_needrestart_would_leave_runs_and_people_s_servers_alone(root: Host) -> None:
     read = "eval do { local (@ARGV, $/) = q(/etc/needrestart/conf.d/tpu_ops.conf); <> }; die $@ if $@;"
     asked = "print join q( ), map { my $unit = $_; grep { $unit =~ /$_/ && !$kept{$_} } keys %kept } @ARGV"
     perl = f"our %nrconf; {read} our %kept = %{{$nrconf{{override_rc}}}}; {asked}"
-    assert root.check_output(f"perl -e '{perl}' tpu-run.service") != ""
+    for name in ("tpu-run", "tpu-jupyter-ada", "tpu-tensorboard-ada"):
+        assert root.check_output(f"perl -e '{perl}' {name}.service") != ""
     assert root.check_output(f"perl -e '{perl}' tpu-run.service.d ssh.service") == ""
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ import yaml
 from testinfra.host import Host
 
 SHOW = "import sys, json; from importlib.metadata import version; print(json.dumps([*sys.version_info[:2], {}]))"
+
+Ssh = Callable[..., subprocess.CompletedProcess[str]]
 
 #: What the first worker holds, by environment.
 LISTINGS: dict[str, str] = {}
@@ -73,13 +78,21 @@ def test_two_workers_hold_the_same(host: Host, name: str) -> None:
 def test_the_users_environment_is_active_at_login(host: Host, person: str, name: str) -> None:
     for shell in ("bash", "sh", "zsh"):
         with host.sudo(person):
-            found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc 'echo $VIRTUAL_ENV; command -v python'")
-        assert found.split() == [f"/opt/venvs/{name}", f"/opt/venvs/{name}/bin/python"], shell
+            shown = 'echo $VIRTUAL_ENV; command -v python; command -v pip; python -c "import sys; print(sys.prefix)"'
+            found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc {shlex.quote(shown)}").split()
+        commands = [f"/usr/local/lib/tpu_ops/python/{program}" for program in ("python", "pip")]
+        assert found == [f"/opt/venvs/{name}", *commands, f"/opt/venvs/{name}"], shell
 
 
 def test_root_s_login_has_none(host: Host) -> None:
     with host.sudo():
         assert host.check_output("bash -lc 'echo [$VIRTUAL_ENV]'") == "[]"
+        assert "no environment is active for root" in host.run("pip install idna").stderr
+
+
+def test_a_command_over_ssh_finds_python_and_uv(host: Host, ssh: Ssh) -> None:
+    done = ssh("python -c 'import sys; print(sys.prefix)' && uv --version", os.environ["TPU_OPS_USER"])
+    assert done.stdout.split()[:2] == ["/opt/venvs/locked", "uv"], done.stderr
 
 
 def test_the_archive_s_key_is_its_own(host: Host) -> None:

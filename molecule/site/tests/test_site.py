@@ -101,6 +101,24 @@ def test_each_person_logs_in_to_the_right_environment(host: Host) -> None:
     assert says(host, "lise", "python -c 'import jax, sys; print(sys.prefix)'") == "/opt/venvs/jax"
 
 
+def test_pip_installs_for_one_person_over_the_fleet_s_environment(ada: Ada, host: Host) -> None:
+    before = host.check_output("ls /opt/venvs/jax/lib/python3*/site-packages")
+    ada("pip install --quiet idna==3.7")
+    # Importing JAX takes seconds.
+    script = "import sys; from importlib.metadata import version as v; print(v('idna'), v('jax'), sys.prefix)"
+    for shell in ("zsh -c", "zsh -lc", "bash -lc"):
+        version, jax, prefix = ada(f"{shell} {shlex.quote(f'python -c {shlex.quote(script)}')}").split()
+        assert (version, jax, prefix.startswith("/home/ada/.venvs/own-jax-3.")) == ("3.7", "0.10.2", True), shell
+    assert host.check_output("ls /opt/venvs/jax/lib/python3*/site-packages") == before
+    assert says(host, "lise", "python -c 'import sys; print(sys.prefix)'") == "/opt/venvs/jax"
+
+
+def test_own_packages_do_not_replace_the_fleet_s(ssh: Ssh) -> None:
+    done = ssh("pip install numpy==1.26.4")
+    assert done.returncode != 0
+    assert "packages of the fleet's environment, /opt/venvs/jax, keep their versions" in done.stderr
+
+
 def test_the_environment_of_the_older_python_has_what_it_asks_for(host: Host) -> None:
     script = "import packaging, sys; print(packaging.__version__ < '25', sys.version_info < (3, 12))"
     assert says(host, "emmy", f"/opt/venvs/legacy/bin/python -c {shlex.quote(script)}") == "True True"

@@ -14,6 +14,11 @@ from packaging.version import InvalidVersion, Version
 
 Words = dict[str, Any]
 
+#: The commands that each login finds. python3 stays the system's: its own programs start it.
+_ON_PATH = ("python", "pip", "pip3", "uv")
+#: The first lines of the commands of `command_files`. A file of others, which begins differently, is not removed.
+COMMAND = "#!/bin/sh\n# Written by Ansible; changes are lost.\n"
+
 #: The newest uv whose list of Python builds was read (`uv python list --all-versions --only-downloads`), and the first
 #: and last minor version of Python 3 in this list, read on 2026-11-22. A newer uv may have newer Pythons.
 UV_KNOWN, UV_PYTHONS = "0.13.9", (8, 16)
@@ -408,8 +413,8 @@ def environment_report(hosts: list[str], hostvars: Mapping[str, Any]) -> list[st
     return lines
 
 
-def login_script(everybody: str, people: dict[str, str], environments: list[Words]) -> str:
-    """Return the shell script that activates people's environments at login; empty if no environment is active.
+def active_cases(everybody: str, people: dict[str, str], environments: list[Words]) -> str:
+    """Return shell code that sets __venv to the path of a person's active environment; empty if none is active.
 
     Args:
         everybody: Name or path of the environment for everybody except root; empty for none.
@@ -420,20 +425,24 @@ def login_script(everybody: str, people: dict[str, str], environments: list[Word
     cases = [f"  {person}) __venv={paths.get(value, value)} ;;" for person, value in sorted(people.items())]
     if everybody:
         cases += ["  root) __venv= ;;", f"  *) __venv={paths.get(everybody, everybody)} ;;"]
-    if not cases:
-        return ""
-    return "\n".join(
-        [
-            '__venv=; case "$(id -un)" in',
-            *cases,
-            "esac",
-            'if [ -z "${VIRTUAL_ENV-}" ] && [ -n "$__venv" ] && [ -x "$__venv/bin/python" ]; then',
-            "  VIRTUAL_ENV=$__venv PATH=$__venv/bin:$PATH; export VIRTUAL_ENV PATH",
-            "fi",
-            "unset __venv",
-            "",
-        ]
-    )
+    return "\n".join(['__venv=; case "$(id -un)" in', *cases, "esac"]) if cases else ""
+
+
+def command_files(script: str, directory: str) -> list[Words]:
+    """Return the entries of managed_files for the commands that choose a person's environment.
+
+    Args:
+        script: The shell script that is all of these commands; empty to remove them.
+        directory: The commands' directory. Those that every login needs are in /usr/local/bin as well.
+    """
+    linked = [f"{directory}/{name}" for name in ("python3", "pip", "pip3", "uv", "uvx")]
+    files = {f"{directory}/python": script}
+    files |= {f"/usr/local/bin/{name}": f'{COMMAND}exec {directory}/{name} "$@"\n' for name in _ON_PATH}
+    if not script:
+        absent: list[Words] = [{"path": path, "state": "absent"} for path in linked]
+        return absent + [{"path": path, "state": "absent", "begins": COMMAND} for path in files]
+    contents: list[Words] = [{"path": path, "content": content, "mode": "0755"} for path, content in files.items()]
+    return contents + [{"path": path, "state": "link", "target": "python"} for path in linked]
 
 
 def login_faults(everybody: str, people: dict[str, str], environments: list[Words]) -> list[str]:
@@ -473,7 +482,8 @@ class FilterModule:
             moving_projects,
             agreed_environments,
             environment_report,
-            login_script,
+            active_cases,
+            command_files,
             login_faults,
         )
         return {function.__name__: function for function in functions}

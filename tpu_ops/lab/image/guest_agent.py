@@ -185,21 +185,32 @@ def bind_names(hosts: dict[str, str]) -> None:
         HOSTS.write_text(after)  # in place, because the file is a mount of the engine
 
 
-def open_storage(directory: Path, opened: set[str]) -> None:
+def open_storage(directory: Path, opened: list[str]) -> bool:
     """Listen on 127.0.0.1:PORT for each socket ``PORT.sock`` of the lab's Cloud Storage, and forward to the socket.
 
     Args:
         directory: The directory of the sockets.
         opened: The ports that this process has opened before; new ones are added.
+
+    Returns:
+        Whether there was a new one.
     """
-    for port in sorted({path.stem for path in directory.glob("*.sock")} - opened):
-        opened.add(port)
+    new = sorted({path.stem for path in directory.glob("*.sock")} - set(opened))
+    for port in new:
+        opened.append(port)
         command("systemctl", "start", f"tpu-lab-storage@{port}.socket")
+    return bool(new)
 
 
-def apply(data: dict[str, Any]) -> bool:
-    """Apply one version of the metadata. Return whether all succeeded."""
-    lines = "".join(f"{key}={value}\n" for key, value in data["environment"].items())
+def apply(data: dict[str, Any], storage: list[str]) -> bool:
+    """Apply one version of the metadata. Return whether all succeeded.
+
+    Args:
+        data: The metadata.
+        storage: The ports of the lab's Cloud Storage, newest last.
+    """
+    emulator = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{storage[-1]}"} if storage else {}
+    lines = "".join(f"{key}={value}\n" for key, value in {**data["environment"], **emulator}.items())
     if not ENVIRONMENT.exists() or ENVIRONMENT.read_text() != lines:
         write(ENVIRONMENT, lines)
     bind_names(data["hosts"])
@@ -260,9 +271,10 @@ def serve(status: Path) -> None:
     said: tuple[str, bool, str] | None = None
     data: dict[str, Any] = {}
     disks, disk_fault = DataDisks(), ""
-    storage: set[str] = set()
+    storage: list[str] = []
     while True:
-        open_storage(STORAGE, storage)
+        if open_storage(STORAGE, storage):
+            seen = None  # runs get the new port as well
         with contextlib.suppress(OSError, ValueError, KeyError):
             details = (STATE / "metadata.json").stat()
             changed = (details.st_ino, details.st_mtime_ns) != seen
@@ -271,7 +283,7 @@ def serve(status: Path) -> None:
                 retries = 5 if changed else retries - 1
                 data = json.loads(raw)
                 disk_fault = disks.sync(data.get("disks", []))
-                if apply(data):
+                if apply(data, storage):
                     retries = 0
                 if not retries:
                     if not applied:

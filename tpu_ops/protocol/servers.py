@@ -1,0 +1,18 @@
+"""The servers of people on workers, such as a notebook server: their names, and where their files and sockets are."""
+
+from __future__ import annotations
+
+#: The servers that a launcher starts.
+NAMES = ("jupyter", "tensorboard")
+#: Path of a server's directory below the person's home. The script ``start`` in it starts the server.
+DIRECTORY = ".local/share/tpu_ops/{}"
+
+
+def unit_of(name: str, user: str) -> str:
+    """Return the name of the systemd unit of a person's server."""
+    return "tpu-{}-{}.service".format(name, user)
+
+
+def socket_of(name: str, user: str) -> str:
+    """Return the path of the socket of a person's server. Only the person can enter its directory."""
+    return "/run/tpu-{}-{}/socket".format(name, user)

@@ -1,0 +1,307 @@
+"""Starts and ends a person's server on a worker: a notebook server or TensorBoard, on a socket that only they can open.
+
+A server has an environment of its own in the person's home, which uv fills on the worker. The fleet's environment stays
+as it is. It decides which Python the server gets, and the kernels of notebooks run in it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.protocol.servers import DIRECTORY, socket_of, unit_of
+from tpu_ops.runs.control import LIMIT
+from tpu_ops.ssh.replies import Reply, Result
+
+#: Seconds to install a server's packages, and seconds until it listens.
+_INSTALL_LIMIT, _START_LIMIT = 900.0, 90.0
+#: Exit code of `_PREPARE` if the server runs already, with other options.
+_DIFFERS = 4
+#: Prepares a server, whose start script is the input, and prints its token. A server that runs already stays as it is.
+#: Arguments: the unit, the server's directory, the fleet's environment, and packages.
+_PREPARE = r"""
+set -eu
+unit=$1 directory=$HOME/$2 fleet=$3/bin/python
+shift 3
+umask 077
+mkdir -p "$directory"
+cd "$directory"
+# An installation that was interrupted here may still be going on there.
+exec 9>lock
+flock 9
+cat >start.new
+if systemctl --quiet is-active "$unit"; then
+    cmp -s start.new start || exit 4
+    exec cat token
+fi
+export SSL_CERT_FILE="${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}"
+version='import sys; print(sys.version_info[:2])'
+[ "$(env/bin/python -c "$version" 2>/dev/null)" = "$("$fleet" -c "$version")" ] ||
+    /opt/uv/bin/uv venv --quiet --clear --python "$fleet" env
+/opt/uv/bin/uv pip install --quiet --python env/bin/python "$@"
+# Without a newline, since Jupyter would read it as part of the token.
+[ -s token ] || "$fleet" -c 'import secrets; print(secrets.token_hex(16), end="")' >token
+mv start.new start
+cat token
+"""
+#: Waits until a server listens. Arguments: the unit, the server's directory, its socket, and the seconds to wait.
+_AWAIT = r"""
+for ((i = 0; i < 10 * $4; i++)); do
+    [ -S "$3" ] && exit
+    systemctl --quiet is-active "$1" || break
+    sleep 0.1
+done
+tail -n 3 "$HOME/$2/log" >&2
+exit 1
+"""
+#: Ends with 0 once the unit in its argument has ended and the worker goes on, and with 1 when its input ends.
+_WATCH = r"""
+while read -rt 2 || (($? > 128)); do
+    case $(systemctl is-active "$1")-$(systemctl is-system-running) in
+        inactive-running | inactive-degraded | failed-running | failed-degraded) exit 0 ;;
+    esac
+done
+exit 1
+"""
+#: The beginning of a start script, which is in the server's directory. ``VENV`` stands for the fleet's environment.
+_BEGIN = """\
+cd "${0%/*}"
+exec >log 2>&1
+directory=$PWD
+export LANG=C.UTF-8 VIRTUAL_ENV=VENV PATH=VENV/bin:$PATH:/snap/bin
+export JUPYTER_PATH=$directory JUPYTER_TOKEN_FILE=$directory/token"""
+#: A kernel: the fleet's Python, with the packages of the server behind those of the fleet.
+_KERNEL = """\
+import os
+import sys
+
+if __name__ == "__main__":
+    here = sys.path.pop(0)
+    sys.path.append(os.path.join(here, "../../env/lib/python%d.%d/site-packages" % sys.version_info[:2]))
+    from ipykernel.kernelapp import launch_new_instance
+
+    launch_new_instance()
+"""
+#: TensorBoard's command line cannot listen on a socket in a directory; its Python interface takes a server that does.
+_BOARD = """\
+import os
+import sys
+
+from tensorboard import default, program
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
+
+
+class Handler(WSGIRequestHandler):
+    def log_request(self, *_):
+        pass
+
+
+class Server(ThreadedWSGIServer, program.TensorBoardServer):
+    def __init__(self, app, flags):
+        super().__init__("unix://" + os.environ["RUNTIME_DIRECTORY"] + "/socket", 0, app, Handler)
+
+    def get_url(self):
+        return "http://localhost:6006"
+
+    def print_serving_message(self):
+        pass
+
+
+board = program.TensorBoard(plugins=default.get_plugins(), server_class=Server)
+board.configure(sys.argv)
+sys.exit(board.main())
+"""
+
+
+class Workers(Protocol):
+    """Runs commands and sends requests on workers, as `Fanout` does."""
+
+    async def run(
+        self, hosts: Iterable[str], argv: Sequence[str], *, limit: float, stdin: bytes = b""
+    ) -> dict[str, Result]:
+        """Return the result of a command on each worker."""
+
+    async def call(self, requests: Mapping[str, Mapping[str, Any]], action: str, *, limit: float) -> dict[str, Reply]:
+        """Return the reply of each worker's launcher."""
+
+
+class Server(NamedTuple):
+    """A server to start.
+
+    Attributes:
+        name: Its name in the protocol.
+        packages: The requirements of its environment.
+        script: Its start script. Servers with other options have other scripts.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    script: str
+
+
+class Started(NamedTuple):
+    """A server that listens.
+
+    Attributes:
+        token: The token that the server asks for, if it asks for one.
+        anew: Whether it was started now; otherwise it was running already.
+    """
+
+    token: str
+    anew: bool
+
+
+def jupyter(venv: str, *, pages: bool = True, more: Sequence[str] = ()) -> Server:
+    """Return the notebook server.
+
+    Args:
+        venv: The environment of its kernels.
+        pages: Whether to install the pages of JupyterLab.
+        more: More packages for the server's environment.
+    """
+    kernel = {
+        "argv": [f"{venv}/bin/python", "{resource_dir}/kernel.py", "-f", "{connection_file}"],
+        "display_name": f"Python of {venv}",
+        "language": "python",
+    }
+    module = "jupyterlab" if pages else "jupyter_server"
+    return _server(
+        "jupyter",
+        venv,
+        (module, "ipykernel", *more),
+        {"kernels/python3/kernel.json": json.dumps(kernel), "kernels/python3/kernel.py": _KERNEL},
+        f"-m {module} --no-browser --ServerApp.sock=$RUNTIME_DIRECTORY/socket --ServerApp.sock_mode=0600",
+    )
+
+
+def tensorboard(venv: str, logdir: str, *, more: Sequence[str] = ()) -> Server:
+    """Return TensorBoard.
+
+    Args:
+        venv: The fleet's environment.
+        logdir: The directory of the event files: an absolute path, a path below the person's home, or a bucket's.
+        more: More packages for its environment.
+    """
+    # With load_fast, TensorBoard would start a second server, which listens on a port for all users of the worker.
+    return _server(
+        "tensorboard",
+        venv,
+        ("tensorboard", *(["gcsfs"] if logdir.startswith("gs://") else []), *more),
+        {"board.py": _BOARD},
+        f"$directory/board.py --load_fast=false --logdir={shlex.quote(logdir)}",
+    )
+
+
+def _server(name: str, venv: str, packages: tuple[str, ...], files: Mapping[str, str], command: str) -> Server:
+    """Return a server, given the files in its directory, and its command as a shell reads it after the Python."""
+    lines = [f"# packages: {shlex.join(packages)}", _BEGIN.replace("VENV", shlex.quote(venv))]
+    lines += [
+        f"mkdir -p {path.rpartition('/')[0] or '.'}\ncat >{path} <<'end of file'\n{text}\nend of file"
+        for path, text in files.items()
+    ]
+    return Server(name, packages, "\n".join([*lines, "cd", f"exec $directory/env/bin/python {command}", ""]))
+
+
+def log(name: str) -> str:
+    """Return the path of a server's messages on the worker, from the person's home on."""
+    return f"{DIRECTORY.format(name)}/log"
+
+
+def watch(name: str, user: str) -> list[str]:
+    """Return a command for the worker that ends with 0 once the server has ended, unless the worker itself ends."""
+    return ["bash", "-c", _WATCH, "bash", unit_of(name, user)]
+
+
+async def facts(workers: Workers, host: str, venv: str) -> Mapping[str, Any]:
+    """Return the launcher's description of a worker; ``venv`` is the environment that the user named, or empty.
+
+    Raises:
+        OpsError: The launcher does not answer, or the worker has no environment.
+    """
+    reply = (await workers.call({host: {"venv": venv}}, "probe", limit=LIMIT))[host]
+    found: Mapping[str, Any] = _value(reply)["probe"]
+    if not found["venv"]["exists"]:
+        path = found["venv"]["path"]
+        what = f"no environment at {path}" if path else "the worker has no environment"
+        raise HostError(what, where=host, fix="name one with --venv, or `tpu_ops configure` makes the fleet's")
+    return found
+
+
+async def start(workers: Workers, host: str, user: str, server: Server, venv: str) -> Started:
+    """Start a server on a worker and return once it listens; a server with the same options may be running already.
+
+    Args:
+        workers: Reaches the worker.
+        host: The worker.
+        user: The account of the person there.
+        server: The server.
+        venv: The fleet's environment on the worker.
+
+    Raises:
+        UsageError: The server is running with other options.
+        OpsError: The server could not be started.
+    """
+    unit, directory = unit_of(server.name, user), DIRECTORY.format(server.name)
+    argv = ["bash", "-c", _PREPARE, "bash", unit, directory, venv, *server.packages]
+    prepared = (await workers.run([host], argv, limit=_INSTALL_LIMIT, stdin=server.script.encode()))[host]
+    if prepared.code == _DIFFERS:
+        raise UsageError(
+            f"{server.name} runs there already, with other options",
+            where=host,
+            fix=f"end it with `tpu_ops {server.name} {host} --stop`",
+        )
+    if not prepared.ok:
+        fix = "uv, which `tpu_ops configure` brings, installs it from the package index (base_pip_index_url)"
+        raise _failed(prepared, f"{server.name} could not be installed", fix)
+    reply = (await workers.call({host: {"server": server.name}}, "server_start", limit=LIMIT))[host]
+    anew = bool(_value(reply)["started"])
+    try:
+        await _listens(workers, host, server.name, user)
+    except BaseException:  # also after Ctrl-C
+        if anew:
+            await stop(workers, host, server.name)
+        raise
+    return Started(prepared.stdout.decode().strip(), anew)
+
+
+async def _listens(workers: Workers, host: str, name: str, user: str) -> None:
+    """Return once a server listens."""
+    unit, place = unit_of(name, user), socket_of(name, user)
+    argv = ["bash", "-c", _AWAIT, "bash", unit, DIRECTORY.format(name), place, f"{_START_LIMIT:.0f}"]
+    found = (await workers.run([host], argv, limit=_START_LIMIT + LIMIT))[host]
+    if not found.ok:
+        raise _failed(found, f"{name} did not start", f"~/{log(name)} there has its messages")
+
+
+async def stop(workers: Workers, host: str, name: str) -> bool:
+    """End a server on a worker; return whether it was running.
+
+    Raises:
+        OpsError: The launcher does not answer or refuses.
+    """
+    reply = (await workers.call({host: {"server": name}}, "server_stop", limit=LIMIT))[host]
+    return bool(_value(reply)["stopped"])
+
+
+def _failed(result: Result, what: str, fix: str) -> OpsError:
+    if not result.reached:
+        return UnreachableError(result.problem, where=result.host)
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    said = result.problem or "; ".join(lines[-3:]) or f"exit code {result.code}"
+    return HostError(f"{what}: {said}", where=result.host, fix=fix)
+
+
+def _value(reply: Reply) -> Mapping[str, Any]:
+    if reply.ok:
+        return reply.value
+    if not reply.reached:
+        raise UnreachableError(reply.problem, where=reply.host, fix=reply.fix)
+    old = "unknown action" in reply.problem
+    raise HostError(
+        "the worker's launcher is too old for this" if old else reply.problem,
+        where=reply.host,
+        fix="`tpu_ops configure` brings the launcher of this version" if old else reply.fix,
+    )

@@ -1,0 +1,105 @@
+"""A port on this machine that leads to a port or a socket of a worker, through an ssh process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tpu_ops.errors import UnreachableError, UsageError
+from tpu_ops.ssh import envelope, openssh
+
+_HERE = "127.0.0.1"
+#: Seconds between two looks at the tunnel, and for its beginning.
+_POLL, _LIMIT = 0.1, 30.0
+
+
+class End(NamedTuple):
+    """How a tunnel ended: ssh's exit code, which is 0 only if a watch ended with 0; and ssh's reason in words."""
+
+    code: int
+    reason: str
+
+
+def require_free(port: int) -> None:
+    """Refuse a port of this machine that a program uses, or that this user may not use.
+
+    Raises:
+        UsageError: The port cannot be used.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HERE, port))
+        except OSError as exc:
+            reason = os.strerror(exc.errno) if exc.errno else str(exc)
+            fix = f"name another one as LOCAL, as in {port + 10000 if port < 50000 else port - 10000}"
+            raise UsageError(f"port {port} cannot be used here: {reason}", where="LOCAL", fix=fix) from exc
+
+
+def listens(port: int) -> bool:
+    """Return whether a program on this machine accepts connections at a port."""
+    with contextlib.suppress(OSError), socket.create_connection((_HERE, port), timeout=_POLL):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def opened(
+    ssh_config: Path, host: str, remote: str, local: int, watch: Sequence[str] = ()
+) -> Iterator[Callable[[], End]]:
+    """Run ssh with a tunnel for the length of a `with` block, once the tunnel is open.
+
+    The block gets a function that waits for the end of ssh.
+
+    Args:
+        ssh_config: The fleet's ssh configuration.
+        host: The worker.
+        remote: ``host:port`` as the worker resolves it, or the path of a socket on the worker.
+        local: The port on this machine.
+        watch: A command for the worker. The tunnel ends with it; its input ends with the tunnel.
+
+    Raises:
+        UnreachableError: ssh ended before the tunnel was open.
+    """
+    argv = [
+        *("ssh", "-F", str(ssh_config), "-o", "ControlPath=none", "-o", "BatchMode=yes"),
+        *("-o", "ExitOnForwardFailure=yes", "-L", f"{_HERE}:{local}:{remote}"),
+        *((host, "--", envelope.joined(watch)) if watch else ("-N", host)),
+    ]
+    # A file, since nobody reads a pipe while the tunnel is open.
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE if watch else subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if watch else None,
+                stderr=errors,
+            )
+        except OSError as exc:
+            raise openssh.absent(exc) from exc
+
+        def end() -> End:
+            code = process.wait()
+            errors.seek(0)
+            return End(code, openssh.reason(errors.read().decode(errors="replace"), code))
+
+        try:
+            limit = time.monotonic() + _LIMIT
+            while not listens(local):
+                if process.poll() is not None or time.monotonic() > limit:
+                    process.kill()
+                    raise UnreachableError(end().reason, where=f"{host}, {remote.replace('localhost:', 'port ')}")
+                time.sleep(_POLL)
+            yield end
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
