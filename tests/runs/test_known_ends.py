@@ -480,12 +480,13 @@ def test_the_last_run_is_shown_although_one_of_its_workers_is_silent(world: Worl
     assert (code, "the last one there was r1" in err, "a-w1" in err) == (ExitCode.OK, True, False)
     code, _, err = world(status, "a")
     assert (code, "the last one there was r1" in err) == (ExitCode.UNREACHABLE, True)
-    words = {"fleet": None, "run": "a", "rank": None, "since": None, "json": False, "recover": False}
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
     with pytest.raises(
         UnreachableError,
         match=r"could not tell.*once the workers answer;.*; the last run there was r1: `tpu_ops logs a`",
     ):
-        attach.run(argparse.Namespace(**words, outside_grant=False))
+        attach.run(parser.parse_args(["a"]))
 
 
 @pytest.mark.parametrize(("words", "shown"), [([], "3"), (["--rank", "0"], "0"), (["--rank", "all"], "0-3")])

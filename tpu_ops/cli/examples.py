@@ -112,6 +112,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops tunnel pod 6006", "http://localhost:6006 is TensorBoard's port of worker 0"),
         ("tpu_ops tunnel pod-w2 8888 9999", "its port 8888 is port 9999 here"),
     ),
+    "jupyter": (
+        ("tpu_ops jupyter pod", "a notebook on worker 0, in the environment of runs; prints its URL"),
+        ("tpu_ops jupyter pod-w2 8889 --with matplotlib --detach", "on another port here, with one more package"),
+    ),
+    "tensorboard": (
+        ("tpu_ops tensorboard pod --logdir tpu_ops/my-code/logs", "event files on worker 0"),
+        ("tpu_ops tensorboard pod --logdir gs://my-bucket/logs", "event files in a bucket"),
+    ),
     "ssh-config": (
         ("tpu_ops ssh-config --install", "then: ssh pod-w0, scp, rsync, VS Code"),
         ("tpu_ops ssh-config --print", "to copy parts of it"),
