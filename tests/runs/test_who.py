@@ -98,7 +98,14 @@ def test_the_user_who_started_a_run_as_another_user_is_named(asker: str, shown: 
         ("w[0-1]", "r1", shown),
         ("w0", "none", "ada"),
     ]
-    asked = {"state": "running", "since": 5.0, "person": {"uid": 1001, "name": "ada"}, "asker": asker}
+    asked = {
+        "state": "running",
+        "since": 5.0,
+        "attempt": 1,
+        "code_digest": "",
+        "person": {"uid": 1001, "name": "ada"},
+        "asker": asker,
+    }
     row = (control.RunRef("r1", ("w0",)), (outcome_of(0, "w0", asked),), 5.0)
     assert runs.show(overview.Overview((row,), control.Found([])), stand_in(Path()), as_json=False) == 0
     assert re.search(rf"r1 +{re.escape(shown)} +w0 +running", capsys.readouterr().out)

@@ -84,10 +84,11 @@ def resolve(project: str, listing: str, base: str) -> dict[str, Any]:
         with open(pins, "w", encoding="utf-8") as file:
             # uv keeps the versions of an existing list.
             file.writelines("%s==%s\n" % item for item in packages(base).items())
-        asked = ["pip", "compile", listing, "--generate-hashes", "--emit-index-url", "--emit-find-links"]
-        run_uv(project, *asked, "--quiet", "--output-file", pins, *plain)
+        run_uv(project, "pip", "compile", listing, "--generate-hashes", "--quiet", "--output-file", pins, *plain)
+        with open(os.path.join("tpu_ops", project, listing), encoding="utf-8") as asked:
+            own = "".join(line.strip() + "\n" for line in asked if OWN_INDEX.match(line))
         with open(pins, encoding="utf-8") as file:
-            return {"pins": file.read()}
+            return {"pins": own + file.read()}
 
 
 def build(project: str, inputs: str, base: str, pins: str, index: str, editable: bool) -> dict[str, Any]:  # noqa: PLR0917 - called with the request's values by name
