@@ -112,7 +112,7 @@ bench: engine ## Measure in the lab and with 512 sshd addresses, repeat tests of
 bench-docs: env ## Rewrite docs/benchmarks.md from the samples in docs/benchmarks/
 	@$(BIN)/python -m tools.bench --docs
 
-collection: env ## Build the Ansible collection tpu_ops.fleet, for Ansible projects that are no clone
+collection: env ## Build the Ansible collection tpu_ops.fleet, for Ansible projects outside of a clone
 	@$(BIN)/python -m tools.collection
 
 format: env ## Format the code and fix what ruff can fix

@@ -3,8 +3,8 @@
     python -m tools.collection [--output DIR]
 
 The tree is copied to DIR/tpu_ops/fleet, and `ansible-galaxy collection build` makes DIR/tpu_ops-fleet-VERSION.tar.gz of
-it, without a network. In a collection, plugins are not beside their role or playbook but below plugins/, and filters
-and `module_defaults` need full names. So these parts are moved and rewritten:
+it, without a network. A collection has its plugins below plugins/ and not beside their role or playbook. Filters and
+`module_defaults` need full names there. So these parts are moved and rewritten:
 
 - library/, module_utils/, filter_plugins/ and action_plugins/ of roles and playbooks become directories of plugins/;
 - imports of module_utils get the name of the collection;

@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a fleet that was seen once, and that cannot be asked any more; one run was started on it."""
+    """Variables for a stored fleet whose API cannot be reached, and on which one run was started."""
     published = tmp_path / "published.json"
     member = Member(tmp_path, snapshot=str(published))
     published.write_text(document([node(), node("box", node_id="2", count=1)]).text())
@@ -41,7 +41,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def completed(environ: dict[str, str], line: str, shell: str = "bash") -> list[str]:
-    """Return what completes a line, as the code of `tpu_ops completion` asks for it."""
+    """Return the completions of a line, requested as the code of `tpu_ops completion` does."""
     asks = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "_ARGCOMPLETE_IFS": "\n"}
     asks |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": ""}
     command = ["bash", "-c", "tpu_ops 8>&1 9>&2 1>/dev/null"]
@@ -70,7 +70,7 @@ def completed(environ: dict[str, str], line: str, shell: str = "bash") -> list[s
         ("tpu_ops create new --zone ", []),
     ],
 )
-def test_words_are_completed_without_asking_anybody(known: dict[str, str], line: str, words: list[str]) -> None:
+def test_words_are_completed_without_a_network(known: dict[str, str], line: str, words: list[str]) -> None:
     assert completed(known, line) == sorted(words)
 
 

@@ -130,7 +130,7 @@ def test_a_progress_line_is_not_in_pipes() -> None:
     assert sorted(in_pipe(PROGRESS.replace("TOLD", "None")).splitlines()) == ["a message", "a result", "the end"]
 
 
-def test_a_playbook_tells_from_time_to_time_in_pipes_how_far_it_is() -> None:
+def test_a_playbook_prints_its_progress_at_intervals_in_pipes() -> None:
     program = PROGRESS.replace("TOLD", "True").replace("DRAWN", "TOLD")
     said = in_pipe(program.replace("progress.True", "progress.TOLD"))
     assert said.startswith("a result\ncopying 1 x")
@@ -150,7 +150,7 @@ for elapsed, state in ((0, "working"), (1, "working"), (2, "CREATING")):
     assert in_pipe(program) == "node pod: working, 0 s\nnode pod: CREATING, 2 s\n"
 
 
-def test_copies_tell_bytes_rate_and_the_slowest_worker() -> None:
+def test_copies_show_bytes_rate_and_the_slowest_worker() -> None:
     moved = Transfers("syncing")
     assert moved.text(1.0) == "syncing, 1 s"
     for host, *state in (
@@ -165,7 +165,7 @@ def test_copies_tell_bytes_rate_and_the_slowest_worker() -> None:
     assert one.text(2.0) == "fetching: 3.0 MB, 1.5 MB/s"
 
 
-def test_playbooks_tell_the_task_and_the_slowest_host() -> None:
+def test_playbooks_show_the_task_and_the_slowest_host() -> None:
     tasks = Tasks("configuring")
     assert tasks.text(3.0) == "configuring, 3 s"
     for host, task, ended in (

@@ -37,7 +37,7 @@ PAGES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_page_counts_and_what_allows_nothing_is_left_out() -> None:
+def test_all_pages_are_read_and_quotas_of_0_are_left_out() -> None:
     asked: list[Mapping[str, str]] = []
 
     def ask(query: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A person's server on this host: the unit that it gets, and what is refused."""
+"""A person's server on this host: its unit, and the requests that are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpu_ops.protocol.wire import PROTOCOL, Refused
 
 @pytest.fixture
 def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """The commands that systemd gets, and its answer, for root who asks for themselves."""
+    """The commands that systemd gets, and its answer, for a request of the present user with root's rights."""
     found: dict[str, Any] = {"commands": [], "answer": (0, "")}
     variables = tmp_path / "jax.env"
     variables.write_text("JAX_PLATFORMS=cpu\n")

@@ -1,4 +1,4 @@
-"""Installing what a project lists, on workers that share a home directory here: the real uv, with wheels made here."""
+"""Installing the packages that a project lists, with the real uv and wheels made here, on workers that share a home."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Workers:
         return {result.host: result for result in await asyncio.gather(*map(one, hosts))}
 
     async def install(self, tree: sync.Tree) -> installs.Installed:
-        """Bring a tree to the workers and install what it lists."""
+        """Copy a tree to the workers, and install the packages that it lists."""
         fanout: Any = self
         listed, hosts = installs.listing(tree), [worker.host for worker in self.workers]
         assert listed
@@ -96,13 +96,13 @@ def code(tmp_path: Path) -> Path:
     return tmp_path / "digits"
 
 
-async def test_the_environment_has_what_is_listed_and_the_rest_is_the_fleets(workers: Workers, code: Path) -> None:
+async def test_listed_packages_are_installed_and_the_fleets_are_used(workers: Workers, code: Path) -> None:
     (code / "requirements.txt").write_text("common\nextra<2\n")
     made = await workers.install(sync.read(code))
     assert (made.anew, made.packages, versions(made)) == (True, 1, "1 1"), "the fleet's version is preferred"
     again = await workers.install(sync.read(code))
     assert (again.anew, again.path, again.digest, again.pins) == (False, made.path, made.digest, made.pins)
-    # A file that a listing can refer to counts; code does not.
+    # The digest covers files that a listing can include, and no code.
     (code / "train.py").write_text("x")
     assert not (await workers.install(sync.read(code))).anew
     (code / "constraints.txt").write_text("common==2\n")
@@ -144,7 +144,7 @@ async def test_a_lock_is_installed_as_it_is_with_the_project_itself(workers: Wor
     assert found == str(workers.home / "tpu_ops/digits/digits.py")
 
 
-async def test_what_cannot_be_installed_is_named_with_the_file_and_the_reason(workers: Workers, code: Path) -> None:
+async def test_a_failed_installation_names_the_file_and_the_reason(workers: Workers, code: Path) -> None:
     (code / "requirements.txt").write_text("extra==7\n")
     with pytest.raises(HostError, match="there is no version of extra==7") as failure:
         await workers.install(sync.read(code))
@@ -163,7 +163,7 @@ async def test_what_cannot_be_installed_is_named_with_the_file_and_the_reason(wo
         ({"uv.lock": ""}, None),
     ],
 )
-def test_one_file_counts(code: Path, files: dict[str, str], found: tuple[str, bool] | None) -> None:
+def test_the_first_listing_is_used(code: Path, files: dict[str, str], found: tuple[str, bool] | None) -> None:
     for name, text in files.items():
         (code / name).write_text(text)
     listed = installs.listing(sync.read(code))

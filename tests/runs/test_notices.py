@@ -20,7 +20,7 @@ TEXT = "run exp on a, b: failed after 61 s: rank 2 (b-w0): exit code 7"
 
 
 class _Hook(BaseHTTPRequestHandler):
-    """Keeps what is sent; /gone answers with an error and /moved with a redirect to a path that works."""
+    """Stores each request; answers /gone with an error, and /moved with a redirect to a path that works."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -71,7 +71,7 @@ def test_a_command_gets_the_end_in_its_environment_and_on_its_input(tmp_path: Pa
     }
 
 
-def test_a_command_that_fails_or_does_not_end_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_fails_or_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "COMMAND_LIMIT", 0.1)
     assert notices.send(NOTICE, "exit 3") == "exit code 3"
     assert notices.send(NOTICE, "exec sleep 60") == "not done after 0 s"
@@ -88,7 +88,7 @@ def test_a_webhook_that_refuses_or_redirects_is_a_failure(hook: Any, path: str, 
     assert len(hook.got) == 1
 
 
-def test_a_webhook_without_a_server_is_a_failure_and_its_path_stays_unsaid() -> None:
+def test_a_webhook_without_a_server_is_a_failure_and_its_path_is_not_shown() -> None:
     with HTTPServer(("127.0.0.1", 0), _Hook) as closed:
         url = f"http://127.0.0.1:{closed.server_port}/T1/secret"
     assert "refused" in notices.send(NOTICE, url)
@@ -96,7 +96,7 @@ def test_a_webhook_without_a_server_is_a_failure_and_its_path_stays_unsaid() -> 
 
 
 @pytest.mark.parametrize("to", ["", " ", "https://", "https:///path", "http://[::1/x", "https://host/a b"])
-def test_a_receiver_that_is_none_is_refused_before_the_start(to: str) -> None:
+def test_an_empty_command_or_an_invalid_url_is_refused(to: str) -> None:
     with pytest.raises(UsageError, match="--notify"):
         notices.check(to)
 

@@ -1,4 +1,4 @@
-"""The servers of people on workers: what is asked of a worker in which order, and what its answers mean."""
+"""A person's servers on workers: the order of commands and requests to a worker, and the meaning of its answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOARD = servers.tensorboard("/opt/venvs/jax", "runs")
 
 
 class Worker:
-    """A worker whose answers are given: to commands, in turn, and to the launcher's actions."""
+    """A worker with fixed answers: results of commands, in turn, and replies by action of the launcher."""
 
     def __init__(self, results: Iterable[Result] = (PREPARED, LISTENS), **replies: Reply) -> None:
         self.results, self.replies = iter(results), {"server_start": STARTED, "server_stop": STOPPED, **replies}
@@ -103,7 +103,7 @@ async def test_a_worker_without_an_environment_is_refused():
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home beside a systemctl whose answers are the files `active` and `system`."""
+    """A home, and a systemctl that prints the files `active` and `system`."""
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.write_text(

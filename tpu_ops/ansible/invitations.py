@@ -113,13 +113,13 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
     workers = [worker for worker in fleet.workers if worker.host in here]
     away = {fleet.labels[node.full_name]: node.state for node in fleet.nodes if node.state not in SERVING_STATES}
     if not workers:
-        what = "the person belongs only on hosts that are no workers of the fleet's nodes"
+        what = "the entry applies only to hosts that are not workers of the fleet's nodes"
         raise UsageError(what, where=where, fix="`tpu_ops list` shows the fleet's nodes")
     found = here[workers[0].host]
     ways = selection.ways_of(settings, fleet.listed)
     keys = host_keys.keys_of(settings)
     if ways.jump and ways.jump not in here and any(ways.of(worker).proxy for worker in workers):
-        what = f"workers are reached through {ways.jump} (proxy_jump), where the person does not belong"
+        what = f"workers are reached through {ways.jump} (proxy_jump), where the person has no account"
         raise UsageError(what, where=where, fix=f"add the node of {ways.jump} to nodes of the entry")
     ssh = portable(ways, settings, workers, user=name, keys=keys)
     if not ssh.known_hosts:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copy the path from the ranks."""
     if not args.path:
-        raise UsageError("this is no path", where="PATH", fix="name a file or directory, as in checkpoints")
+        raise UsageError("the path is empty", where="PATH", fix="name a file or directory, as in checkpoints")
     fleet = view.current(config.load(args.fleet))
     into = files.resolved(args.directory, "DIR")
     with progress.transfers("fetching") as moved:

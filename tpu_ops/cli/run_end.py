@@ -56,9 +56,9 @@ def check(args: argparse.Namespace, *, detached: bool = False) -> None:
         UsageError: A value is invalid, or options cannot be combined.
     """
     if "" in args.fetch:
-        raise UsageError("this is no path", where="--fetch", fix="name a file or directory, as in checkpoints")
+        raise UsageError("the path is empty", where="--fetch", fix="name a file or directory, as in checkpoints")
     if args.fetch_to and not args.fetch:
-        raise UsageError("this option goes with --fetch only", where="--fetch-to", fix="add --fetch PATH")
+        raise UsageError("this option needs --fetch", where="--fetch-to", fix="add --fetch PATH")
     for to in args.notify:
         notices.check(to)
     if detached and (args.fetch or args.notify):

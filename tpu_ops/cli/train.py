@@ -403,7 +403,7 @@ class _Job:
         if not base and not self.args.install:
             return
         if not base:
-            what = "the packages of a project are installed over the environment of the fleet, and there is none"
+            what = "packages of a project are installed over the fleet's environment, which the workers lack"
             raise UsageError(
                 what, where="--install", fix="name an environment: --venv PATH; or leave it out: --no-install"
             )

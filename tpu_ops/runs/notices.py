@@ -69,14 +69,14 @@ def check(to: str) -> None:
         UsageError: It is empty, or a URL without a host.
     """
     if not to.strip():
-        raise UsageError("this is no command", where="--notify", fix="name a command, or a URL that begins with https")
+        raise UsageError("the value is empty", where="--notify", fix="name a command, or a URL that begins with https")
     if _is_url(to):
         try:
             host = urllib.parse.urlsplit(to).hostname
         except ValueError:
             host = None
         if not host or not to.isprintable() or " " in to:
-            raise UsageError("this is no URL", where="--notify", fix="check it: https://HOST/PATH")
+            raise UsageError("the URL is invalid", where="--notify", fix="correct it; its form is https://HOST/PATH")
 
 
 def named(to: str) -> str:
