@@ -130,6 +130,8 @@ def unit_text(mount: Mount, tool: str) -> str:
         f"ExecStartPre=/usr/bin/mkdir -p {path}",
         f"ExecStart=/bin/sh -c 'exec {' '.join(words)}'",
         f"ExecStopPost=-/usr/bin/fusermount3 -u -z {path}",
+        # The exit code of rclone when systemd ends it.
+        "SuccessExitStatus=143",
         "Restart=always",
         "RestartSec=5",
         "",
