@@ -213,3 +213,15 @@ def test_a_silent_mount_of_another_user_blocks_only_runs_that_use_it(
 )
 def test_a_path_is_on_a_mount_by_its_name(path: str, point: str, on: bool) -> None:
     assert mounts.is_on(path, point) is on
+
+
+def test_a_bucket_that_is_not_mounted_prevents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_bytes(mountinfo(SYSTEM | {"/mnt/data": "ext4"}))
+    (tmp_path / "buckets").write_text("/mnt/data\n/mnt/my-data\n")
+    monkeypatch.setattr(mounts, "MOUNTINFO", str(tmp_path / "mountinfo"))
+    monkeypatch.setattr(mounts, "BUCKETS", str(tmp_path / "buckets"))
+    (found,) = mounts.unfit(1001)
+    assert (found["path"], found["problem"]) == ("/mnt/my-data", "the bucket at /mnt/my-data is not mounted")
+    assert r"systemctl restart 'tpu_ops-bucket-mnt-my\x2ddata.service'" in found["fix"]
+    (tmp_path / "buckets").unlink()
+    assert mounts.unfit(1001) == []
