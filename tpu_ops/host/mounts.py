@@ -43,10 +43,10 @@ _ESCAPED = re.compile(rb"[^A-Za-z0-9:_.]")
 
 
 def found() -> list[str]:
-    """Return the systemd units of this host's mounts; see `units`."""
+    """Return the systemd units of this host's mounts, see `units`, and the services that mount buckets."""
     try:
         with open(MOUNTINFO, "rb") as file:
-            return units(file.read())
+            return units(file.read()) + [_bucket_service(path) for path in _buckets()]
     except OSError:
         return []
 
@@ -124,21 +124,29 @@ def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[D
     return found
 
 
-def _missing_buckets(mounted: Container[bytes]) -> list[Dict[str, str]]:
-    """Return the mount points of the role buckets where nothing is mounted: a run would write to the worker's disk."""
+def _buckets() -> list[bytes]:
+    """Return the mount points of the role buckets."""
     try:
         with open(BUCKETS, "rb") as file:
-            listed = file.read().split()
+            return file.read().split()
     except OSError:
         return []
+
+
+def _bucket_service(path: bytes) -> str:
+    return "tpu_ops-bucket-{}.service".format(_escaped(path))
+
+
+def _missing_buckets(mounted: Container[bytes]) -> list[Dict[str, str]]:
+    """Return the mount points of the role buckets where nothing is mounted: a run would write to the worker's disk."""
     fix = "`sudo systemctl restart '{0}'` on this worker; `journalctl -u '{0}'` says why it was not mounted"
     return [
         {
             "path": os.fsdecode(path),
             "problem": "the bucket at {} is not mounted".format(os.fsdecode(path)),
-            "fix": fix.format("tpu_ops-bucket-{}.service".format(_escaped(path))),
+            "fix": fix.format(_bucket_service(path)),
         }
-        for path in listed
+        for path in _buckets()
         if path not in mounted
     ]
 

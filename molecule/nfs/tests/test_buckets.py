@@ -22,11 +22,12 @@ def test_the_group_of_the_mount_writes_and_others_do_not(host: Host) -> None:
     assert host.check_output(f"sudo -n -u nobody cat {PATH}/group-w{index}") == "of the group"
 
 
-def test_a_run_ends_before_its_bucket_is_unmounted(host: Host) -> None:
-    shown = host.check_output(f"systemctl show --property=Before,After {UNIT}")
-    orders = {key: value.split() for key, _, value in (line.partition("=") for line in shown.splitlines())}
-    assert "tpu-run.service" in orders["Before"]
-    assert "network-online.target" in orders["After"]
+def test_a_bucket_is_mounted_after_the_network_is_up(host: Host) -> None:
+    assert "network-online.target" in host.check_output(f"systemctl show --property=After {UNIT}")
+
+
+def test_no_unit_keeps_the_unit_of_runs_loaded(host: Host) -> None:
+    host.check_output("sudo -n systemd-run --quiet --wait --unit=tpu-run.service true")
 
 
 def test_a_bucket_that_left_the_list_is_not_mounted(host: Host) -> None:

@@ -101,7 +101,8 @@ def unit_text(mount: Mount, tool: str) -> str:
     """Return the text of a mount's unit.
 
     A shell looks up owner and group when the unit starts, since the role users may create them in the same play.
-    `Before=tpu-run.service` makes systemd end a run before it unmounts the bucket.
+    The launcher orders runs after these units (tpu_ops/host/mounts.py). `Before=tpu-run.service` here would keep that
+    unit loaded, and systemd refuses to start a transient unit that is loaded.
     """
     path = mount["path"]
     mode = int(str(mount.get("mode") or RIGHTS["mode"]), 8)
@@ -118,7 +119,6 @@ def unit_text(mount: Mount, tool: str) -> str:
         f"Description=Bucket {mount['bucket']} at {path}",
         "Wants=network-online.target",
         "After=network-online.target",
-        "Before=tpu-run.service",
         "StartLimitIntervalSec=0",
         "",
         "[Service]",
@@ -179,7 +179,7 @@ def buckets_files(mounts: list[Mount], tool: str, gone: list[str]) -> list[dict[
     return [
         *({"path": place + unit_name(mount["path"]), "content": unit_text(mount, tool)} for mount in mounts),
         *({"path": place + name, "state": "absent"} for name in gone),
-        # The launcher refuses a run while one of these is not mounted (tpu_ops/host/mounts.py).
+        # The launcher starts runs after these mounts, and only if all are there (tpu_ops/host/mounts.py).
         {"path": "/etc/tpu_ops/buckets", **({"content": paths} if paths else {"state": "absent"})},
     ]
 
