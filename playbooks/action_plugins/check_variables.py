@@ -319,7 +319,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         values: dict[str, Any] = dict(variables)
         files = [*extra_files(), *variable_files(variables)]
         places = Places(variables, files, self._loader)
-        # In a collection, the names of roles are full ones.
+        # In a collection, Ansible gives the full names of roles.
         here = sorted(options.keys() & {name.rpartition(".")[2] for name in variables["ansible_play_role_names"]})
         found = {role: self._values_faults(options[role], values, places) for role in here}
         blocked = {role for role in here if any(fault.blocks for fault in found[role])}

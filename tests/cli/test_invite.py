@@ -106,7 +106,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"a-w0": entry()}, {"ada"}, ""),
         ({"a-w0": entry(), "b-w0": entry(state="absent")}, {"ada"}, ""),
         ({}, {"adda"}, "the person is not listed .*did you mean adda"),
-        ({}, {"ada"}, "for nodes that the fleet does not have"),
+        ({}, {"ada"}, "names only nodes that the fleet does not have"),
         ({"a-w0": entry(keys=[])}, {"ada"}, "has no key"),
         ({"a-w0": entry(state="absent")}, {"ada"}, "state: absent"),
     ],

@@ -49,5 +49,5 @@ def test_every_page_counts_and_what_allows_nothing_is_left_out() -> None:
 
 
 def test_an_answer_in_another_form_is_an_error_of_the_api() -> None:
-    with pytest.raises(ApiError, match="the answer has another form"):
+    with pytest.raises(ApiError, match="the answer has an unexpected form"):
         quotas.read(lambda _: {"quotaInfos": ["x"]}, "lab", 1.0)

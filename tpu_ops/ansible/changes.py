@@ -1,4 +1,4 @@
-"""What a task of a playbook changed, as its result says."""
+"""Reads from the result of a task what the task changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: Arguments of modules that name what they change, if the module does not say what it has changed.
+#: Arguments that name what a module changes, for modules whose result does not say it.
 _SUBJECTS = ("name", "path", "dest")
 #: What apt prints beside the packages that it installs, upgrades or removes.
 _APT_ASIDE = re.compile(
@@ -22,7 +22,7 @@ def changes_of(result: Mapping[str, Any], *, whole: bool = False) -> list[str]:
 
     Args:
         result: The result.
-        whole: Whether to return the changed lines of files too. They can be many, and secret.
+        whole: Whether to return the changed lines of files too. They may be many, and may be secret.
     """
     given: Any = result.get("diff") or []
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""What a person needs to log in to the fleet's workers: the check of the person's entry, and the message to send."""
+"""Invites a person to the fleet: checks the person's entry in users_people, and writes the message to send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpu_ops.ssh.portable import Portable, portable
 
 #: The playbook that reads a person's entry.
 _PLAYBOOK = "invite"
-#: Ansible's variable for directories of filters; the playbook needs those of the role users.
+#: Ansible's variable for directories of filter plugins. The playbook needs the filters of the role users.
 _FILTERS = "ANSIBLE_FILTER_PLUGINS"
 #: What a person may do, by the key `sudo` of the entry.
 _RIGHTS = {
@@ -68,8 +68,8 @@ class Invitation:
     Attributes:
         name: The login name.
         person: The entry in `users_people`, with a value for every key.
-        workers: The workers where the person belongs, of nodes that are running.
-        away: Nodes that are not running, so that the inventory does not have them -> their state.
+        workers: The workers on which the entry gives the person an account, of running nodes.
+        away: Nodes of the fleet that are not running -> their state. The inventory does not have them.
         venv: The Python environment with JAX on the workers.
         ssh: The person's ssh configuration for these workers.
     """
@@ -95,7 +95,7 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
     """
     settings = fleet.settings
     project = playbook.project_of(settings.path, settings.file)
-    # A fleet with playbooks of its own need not have this one, which changes nothing.
+    # Use the playbook of tpu_ops: a fleet with playbooks of its own may lack this one, which only reads.
     tool = playbook.tool_root()
     file = tool / "playbooks" / f"{_PLAYBOOK}.yml"
     filters = filter(None, (os.environ.get(_FILTERS), str(tool / "roles" / "users" / "filter_plugins")))
@@ -104,12 +104,12 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
     outcome = playbook.run(project, file, options=given, told=told, environ=environ)
     if fix := fix_of(outcome, file, "the fleet", settings):
         raise UsageError("the lists of people cannot be read; see above", where=str(settings.file.parent), fix=fix)
-    told_by: dict[str, dict[str, Any]] = outcome.data.get(_PLAYBOOK) or {}
+    answers: dict[str, dict[str, Any]] = outcome.data.get(_PLAYBOOK) or {}
     where = f"{name} in users_people ({settings.file.parent / 'group_vars'})"
-    if faults := list(dict.fromkeys(fault for found in told_by.values() for fault in found["faults"])):
+    if faults := list(dict.fromkeys(fault for found in answers.values() for fault in found["faults"])):
         raise UsageError("the person's entry is faulty", where=where, fix="correct it", details=faults)
-    listed = {found["worker"]: found for found in told_by.values() if found["entries"]}
-    here = _checked(name, where, listed, {other for found in told_by.values() for other in found["names"]})
+    listed = {found["worker"]: found for found in answers.values() if found["entries"]}
+    here = _checked(name, where, listed, {other for found in answers.values() for other in found["names"]})
     workers = [worker for worker in fleet.workers if worker.host in here]
     away = {fleet.labels[node.full_name]: node.state for node in fleet.nodes if node.state not in SERVING_STATES}
     if not workers:
@@ -136,8 +136,8 @@ def _checked(
     Args:
         name: The login name.
         where: The place of the entry, for messages.
-        listed: Worker -> what the playbook has told, for all workers that have an entry of the person.
-        names: All names in the lists.
+        listed: Worker -> what the playbook returned, for the workers whose users_people has the person.
+        names: All login names in users_people of any worker.
 
     Raises:
         UsageError: The person is not listed for any worker, or has no key.
@@ -145,7 +145,7 @@ def _checked(
     example = f"- {{name: {name}, keys: [ssh-ed25519 AAAA...], sudo: launcher}}"
     if not listed and name in names:
         raise UsageError(
-            "the person's entry is for nodes that the fleet does not have, or that are not running",
+            "the person's entry names only nodes that the fleet does not have, or that are not running",
             where=where,
             fix="correct nodes or groups_of_nodes in it; `tpu_ops list` shows the fleet's nodes",
         )
@@ -177,7 +177,7 @@ def message(invitation: Invitation, source: str = "") -> str:
     """
     name, person, workers = invitation.name, invitation.person, invitation.workers
     first = workers[0]
-    called = first.label if first.node.worker_count == 1 else first.host
+    host = first.label if first.node.worker_count == 1 else first.host
     python = f"{invitation.venv}/bin/python"
     nodes = {worker.label: worker.node for worker in workers}
     places = [
@@ -185,18 +185,18 @@ def message(invitation: Invitation, source: str = "") -> str:
         f"{texts.folded([worker.host for worker in workers if worker.label == label])}"
         for label, node in nodes.items()
     ]
-    prints = [f"    {key.split()[0]} {known_hosts.fingerprint(key.split()[1])}" for key in person["keys"]]
+    fingerprints = [f"    {key.split()[0]} {known_hosts.fingerprint(key.split()[1])}" for key in person["keys"]]
     parts = [
         f"Hello {person['comment'] or name},",
         f"you have the account {name} on {texts.count(len(workers), 'TPU worker')}. {_RIGHTS[person['sudo']]}",
         "\n".join(places),
-        _KEYS.format(keys="\n".join(prints), which="this key" if len(prints) == 1 else "one of these keys"),
+        _KEYS.format(keys="\n".join(fingerprints), which="this key" if len(fingerprints) == 1 else "one of these keys"),
         _CONFIG,
         invitation.ssh.config.strip(),
         _KNOWN_HOSTS,
         invitation.ssh.known_hosts.strip(),
         *filter(None, [invitation.ssh.needs]),
-        _COMMANDS.format(host=called, python=python),
+        _COMMANDS.format(host=host, python=python),
     ]
     if any(node.worker_count > 1 for node in nodes.values()):
         parts.append(_POD)

@@ -1,4 +1,4 @@
-"""The fleet's locks: which packages and versions each environment's list means, resolved once with uv."""
+"""The fleet's locks: the exact packages and versions for each environment's list, resolved once with uv."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tpu_ops.files import unwritable
 
 #: Directory of the locks beside the fleet's file. The role jax looks for them there.
 DIRECTORY = "locks"
-#: The oldest C library of the images of TPU VMs, that of Ubuntu 20.04: wheels have to work with it.
-_LIBRARY = "manylinux_2_31"
-#: Beginning of each lock of the fleet; other files in the directory are users' own.
+#: Platform tag of the oldest image of TPU VMs, Ubuntu 20.04, whose C library is 2.31. Wheels have to work there.
+_PLATFORM = "manylinux_2_31"
+#: Beginning of each lock that `tpu_ops lock` writes; other files in the directory belong to users.
 _MARK = "# Lock of "
 #: A pinned package in a lock.
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", re.MULTILINE)
@@ -32,10 +32,10 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", r
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one kind of environment lists, as the role tells it (roles/python/filter_plugins/fleet_locks.py).
+    """The packages that an environment lists, as roles/python/filter_plugins/fleet_locks.py describes them.
 
     Attributes:
-        header: The first lines of the lock, which are equal for equal lists only.
+        header: The first lines of the lock. Only equal lists have equal headers.
         name: The environment's name.
         python_version: Python as major.minor.
         machine: The processor architecture.
@@ -63,8 +63,8 @@ class Lock:
         path: Its file.
         wanted: The list that it is resolved from.
         workers: The workers with this list.
-        before: The text of the file before; empty if there was none.
-        text: The text of the file now.
+        before: The text of the file before this command; empty if there was no file.
+        text: The new text of the file.
     """
 
     path: Path
@@ -80,7 +80,7 @@ class Lock:
 
     @property
     def changes(self) -> list[str]:
-        """One line for each package that differs from the lock before."""
+        """One line for each package whose version differs from the one in the old file."""
         was, now = dict(_PIN.findall(self.before)), self.packages
         changed = [f"~ {name} {was[name]} -> {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
         added = [f"+ {name} {now[name]}" for name in now if name not in was]
@@ -90,7 +90,7 @@ class Lock:
 def listed(settings: Settings, told: Callable[[Step | Said], None]) -> Outcome:
     """Ask all workers which packages their environments list; `lists_of` reads the outcome."""
     project = playbook.project_of(settings.path, settings.file)
-    # A fleet with a site.yml of its own has no such playbook.
+    # Use the playbook of tpu_ops: a fleet with playbooks of its own may lack this one, which only reads.
     return playbook.run(project, replace(project, root=playbook.tool_root()).playbook("lock"), told=told)
 
 
@@ -108,7 +108,8 @@ def lists_of(outcome: Outcome) -> dict[Wanted, tuple[str, ...]]:
 def planned(directory: Path, lists: Mapping[Wanted, tuple[str, ...]]) -> list[Lock]:
     """Return the lock of each list, with the file that it has or gets, before it is resolved.
 
-    A list that has changed gets a file that no other list has, which is that of the list before.
+    A changed list has no file with its header. It gets the first file name that no other list has, usually that of the
+    old list.
 
     Raises:
         OpsError: A lock cannot be read.
@@ -137,12 +138,12 @@ def _free(directory: Path, wanted: Wanted, taken: Iterable[Path]) -> Path:
 
 
 def resolved(lock: Lock, uv: str, *, upgrade: bool) -> Lock:
-    """Return a lock with its text: the versions of the lock before where the list allows it.
+    """Return a lock with its new text. It keeps the versions in the old file where the list allows them.
 
     Args:
         lock: The lock.
         uv: The program uv.
-        upgrade: Whether to take the newest versions instead.
+        upgrade: Whether to use the newest versions instead.
 
     Raises:
         OpsError: uv found no set of packages, or did not reach the index.
@@ -153,7 +154,7 @@ def resolved(lock: Lock, uv: str, *, upgrade: bool) -> Lock:
         output = _written(folder / "lock.txt", [lock.before])
         arguments = [uv, "pip", "compile", "--quiet", "--no-header", "--generate-hashes", "--python", sys.executable]
         arguments += ["--python-version", wanted.python_version]
-        arguments += ["--python-platform", f"{wanted.machine}-{_LIBRARY}", "--output-file", output]
+        arguments += ["--python-platform", f"{wanted.machine}-{_PLATFORM}", "--output-file", output]
         arguments += ["--constraints", _written(folder / "constraints.txt", wanted.constraints)]
         arguments += [word for link in wanted.find_links for word in ("--find-links", link)]
         arguments += ["--upgrade"] if upgrade else []
@@ -193,9 +194,9 @@ def find_uv() -> str:
     Raises:
         UsageError: uv is not installed.
     """
-    own = [Path(sys.executable).parent / "uv", playbook.tool_root() / ".build/uv/bin/uv"]
-    found = shutil.which("uv") or next((str(path) for path in own if os.access(path, os.X_OK)), "")
+    places = [Path(sys.executable).parent / "uv", playbook.tool_root() / ".build/uv/bin/uv"]
+    found = shutil.which("uv") or next((str(path) for path in places if os.access(path, os.X_OK)), "")
     if not found:
         fix = "install it, for example with `pipx install uv`"
-        raise UsageError("uv is not installed on this machine, and it resolves the packages", where="PATH", fix=fix)
+        raise UsageError("uv, which resolves the packages, is not installed on this machine", where="PATH", fix=fix)
     return found

@@ -233,7 +233,7 @@ def ansible_environment(project: Project, environ: Mapping[str, str]) -> dict[st
         # Ansible is installed beside this Python, whether or not the virtual environment is active.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
         "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
-        # Without it, tasks do not tell what they change.
+        # Without this variable, results do not say what tasks changed.
         "ANSIBLE_DIFF_ALWAYS": "True",
         # ansible-runner turns on colours, whose escape sequences would appear in messages.
         "ANSIBLE_FORCE_COLOR": "0",
@@ -323,8 +323,8 @@ def run(
 def _end(ansible: int, wait: Callable[[], object]) -> None:
     """End ansible-playbook and all of its child processes.
 
-    Ansible ends its worker processes after SIGTERM, but not one that it is just starting. Such a process would go on
-    with its task, and create the directory of this run again. A worker process that writes to Ansible while Ansible is
+    After SIGTERM, Ansible ends its worker processes, except one that it is just starting. This process would go on with
+    its task, and create the directory of this run again. A worker process that writes to Ansible while Ansible is
     ending would wait forever.
 
     Args:
@@ -333,7 +333,7 @@ def _end(ansible: int, wait: Callable[[], object]) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         try:
-            # While it is stopped it starts no process, so none is missing in the list.
+            # A stopped process starts no others, so the list is complete.
             os.kill(ansible, signal.SIGSTOP)
             started = _below(ansible)
         finally:
@@ -346,7 +346,7 @@ def _end(ansible: int, wait: Callable[[], object]) -> None:
 
 
 def _kill(started: set[_Process]) -> None:
-    """End processes that may not be child processes of this one: with SIGTERM, after a pause with SIGKILL."""
+    """End processes with SIGTERM, and those that are left after a pause with SIGKILL."""
     for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
         left = _living(started)
         for process in left:
@@ -360,7 +360,7 @@ def _kill(started: set[_Process]) -> None:
 
 
 def _living(processes: set[_Process]) -> set[_Process]:
-    """Return those of the processes that still run, with the groups that they have now.
+    """Return the processes that still run, with their present groups.
 
     A worker process of Ansible leaves Ansible's group soon after its start, and leads a group of its own.
     """

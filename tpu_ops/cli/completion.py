@@ -1,6 +1,6 @@
-"""`tpu_ops completion`: print what completes command lines in a shell. argcomplete does the work, at each press of Tab.
+"""`tpu_ops completion`: print the code by which a shell completes command lines. argcomplete answers the shell.
 
-Names of nodes, workers, groups and runs come from files of this machine, so that completion asks nobody.
+Names of nodes, workers, groups and runs come from files of this machine, so that completion needs no network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the code for the shell's start-up file."""
+    """Print the code for the start-up file of a shell."""
     output.as_it_is(shellcode(["tpu_ops"], use_defaults=False, shell=args.shell).strip("\n"))
     return ExitCode.OK
 
@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
 def answer() -> None:
     """Answer a shell that asks for completions, and end this process."""
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    # A word that is just begun, and therefore empty, counts too.
+    # After a space, the last word is empty.
     parser = _parser([*line.split(), *([""] if line.endswith(" ") else [])])
-    # Options are many: only those that are asked for, by a dash.
+    # There are many options: offer them only after a dash.
     argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """Return a parser for a command line; only the command in it has arguments, since importing all takes long."""
+    """Return a parser for a command line. Only its command has arguments, since importing all commands is slow."""
     parser = argparse.ArgumentParser("tpu_ops")
     parser.add_argument("--version", action="store_true", help="show the version")
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -68,17 +68,17 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Say how the arguments of a command and of its subcommands are completed."""
+    """Set how the arguments of a command and of its subcommands are completed."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                _complete(below)
+            for subcommand in action.choices.values():
+                _complete(subcommand)
         elif action.choices is None:
-            action.completer = _completer(action)  # type: ignore[attr-defined] # argcomplete's way
+            action.completer = _completer(action)  # type: ignore[attr-defined] # read by argcomplete
 
 
 def _completer(action: argparse.Action) -> Callable[..., Iterable[str]]:
-    """Return what completes an argument."""
+    """Return the function that completes an argument."""
     called = str(action.metavar or action.dest).upper()
     if called in ("TARGET", "NODE", "NODE|PROJECT"):
         return _targets
@@ -90,7 +90,7 @@ def _completer(action: argparse.Action) -> Callable[..., Iterable[str]]:
 
 
 def _settings(given: argparse.Namespace) -> config.Settings | None:
-    """Return the settings of the fleet that the command line means; None if there is none."""
+    """Return the settings of the fleet that the command line uses; None if there is none."""
     try:
         return config.load(getattr(given, "fleet", None))
     except (OpsError, OSError):
@@ -98,14 +98,14 @@ def _settings(given: argparse.Namespace) -> config.Settings | None:
 
 
 def _targets(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Return the nodes, workers and groups of the fleet as it was seen last, behind the beginning of a target."""
+    """Return targets: the nodes, workers and groups of the stored fleet, after the parts that are typed already."""
     settings = _settings(parsed_args)
     fleet = view.stored(settings) if settings else None
     if not fleet:
         return []
     last = max(prefix.rfind(join) for join in _JOINS) + 1
     names = {worker.label: None for worker in fleet.workers} | {worker.host: None for worker in fleet.workers}
-    # Groups are many: only those that are asked for.
+    # There are many groups: offer them only after `@`.
     groups = [f"@{name}" for name in inventory.groups(fleet, fleet.workers)] if prefix[last:].startswith("@") else []
     return [prefix[:last] + name for name in (*names, *groups)]
 

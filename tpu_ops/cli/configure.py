@@ -29,9 +29,9 @@ _LONGEST, _LINES = 600, 100
 
 #: Of a step's changes, at most this many are named, each with at most this many characters. --diff shows all.
 _NAMED, _NAME = 4, 80
-#: apt's lines beside the packages that it installs, upgrades or removes.
+#: apt's lines that are no lists of packages.
 _APT_WORDS = re.compile(r"^The following .*:$|^\d+ upgraded, ")
-#: Owner and mode behind the path of a file.
+#: Owner and mode after the path of a file.
 _ATTRIBUTES = re.compile(r"( \d+:\d+ \d{4})+$")
 _MEANINGS = {"ok": Meaning.OK, "changed": Meaning.CHANGED, "skipped": Meaning.NONE}
 
@@ -277,13 +277,13 @@ class Progress:
 
 
 def subjects(changes: Sequence[str]) -> list[str]:
-    """Return what the changes of a step are about: people, packages, paths without owner and mode, or changed lines."""
+    """Return what the changes of a step concern: people, packages, paths without owner and mode, or changed lines."""
     names, heading = dict[str, None](), ""
     for line in changes:
         if _APT_WORDS.search(line):
             heading = line
         elif heading and line.startswith(" "):
-            # The packages that apt installs besides are also among those that it installs.
+            # apt lists its additional packages again among all that it installs.
             names |= dict.fromkeys(() if "additional packages" in heading else line.split())
         else:
             names[_ATTRIBUTES.sub("", line.strip())] = None

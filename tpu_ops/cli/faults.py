@@ -53,7 +53,7 @@ def told(
 
 
 def _show(failure: PreflightError, kinds: Sequence[Mapping[str, str]]) -> None:
-    """Print the faults if they are of several kinds: the error itself has all of a single one."""
+    """Print the faults if there are several kinds; a single kind is wholly in the error itself."""
     if len(kinds) == 1:
         failure.fix = kinds[0]["fix"]
     else:

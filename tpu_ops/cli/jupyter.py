@@ -7,7 +7,7 @@ import argparse
 from tpu_ops.cli import serving
 from tpu_ops.runs import servers
 
-#: What a user should know before notebooks run on a worker.
+#: Printed before the server starts.
 _WARNING = (
     "once a notebook imports JAX, it holds the chips: nobody can start a run on this worker until its kernel is shut "
     "down (`tpu_ops who` shows it)"

@@ -139,7 +139,7 @@ def confirmed(question: str, doing: str) -> bool:
 
 
 class Waiting:
-    """Prints progress while a command waits: a changed state at once, else every few seconds or in the last line."""
+    """Prints progress while a command waits: a new state at once, the same one at intervals or on the last line."""
 
     def __init__(self, what: str) -> None:
         self._what, self._state, self._said = what, "", 0.0

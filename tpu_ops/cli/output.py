@@ -4,8 +4,8 @@ Messages contain foreign text: names, answers of a server, output of ssh. So thi
 cell as one line without control characters. Other functions (`as_it_is`, `raw`, `piece`) print text for another
 program, and the output of programs, unchanged. The output of programs is bytes, and is decoded only for a terminal.
 
-On a terminal, texts with a meaning have colours, table cells are wrapped, and the last line can show the progress of
-the command until the next output. Other outputs have none of it.
+On a terminal, texts with a meaning have colours, table cells are wrapped, and the last line can show the command's
+progress until the next output. Pipes and files get plain text.
 
 Callers write commands in messages in backticks and without the option `--fleet`. This module adds the option if the
 command needs it.
@@ -40,7 +40,7 @@ _fleet: list[Callable[[], str]] = []
 _progress: list[bool] = []
 #: Moves the cursor to the beginning of its line, and erases the line.
 _ERASE = "\r\x1b[K"
-#: Held by the thread that writes: the progress is drawn by a thread of its own.
+#: Held while a thread writes, since another thread draws the progress.
 _turn = threading.RLock()
 
 

@@ -1,4 +1,4 @@
-"""One line that shows how far a command is, redrawn on a terminal while the command works."""
+"""The progress of a command: one line, which is redrawn on a terminal while the command works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tpu_ops import texts
 from tpu_ops.cli import output
 
-#: Seconds between two drawings on a terminal, and between two messages elsewhere.
+#: Seconds between two drawings on a terminal, and between two messages without one.
 DRAWN, TOLD = 0.5, 30.0
 
 
@@ -20,25 +20,25 @@ def shown(text: Callable[[float], str], *, told: bool = False) -> Iterator[None]
 
     Args:
         text: Returns the progress, given the seconds since the beginning; called in a thread of its own.
-        told: Whether to print it as a message from time to time if there is no terminal.
+        told: Whether to print it as a message at intervals if there is no terminal.
     """
     if not (told or output.shows_progress()):
         yield
         return
-    begun, over = time.monotonic(), threading.Event()
+    begun, ended = time.monotonic(), threading.Event()
     every, show = (DRAWN, output.progress) if output.shows_progress() else (TOLD, output.info)
 
     def draw() -> None:
-        while not over.wait(every):
+        while not ended.wait(every):
             show(text(time.monotonic() - begun))
 
-    drawing = threading.Thread(target=draw, name="progress", daemon=True)
-    drawing.start()
+    thread = threading.Thread(target=draw, name="progress", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        over.set()
-        drawing.join()
+        ended.set()
+        thread.join()
         output.progress("")
 
 
@@ -55,11 +55,11 @@ class Transfers:
         self._workers: dict[str, tuple[int, int, bool]] = {}
 
     def __call__(self, host: str, moved: int, total: int, done: bool) -> None:
-        """Take the progress of one worker: bytes so far, bytes in all (0 if unknown), and whether it is done."""
+        """Store the progress of one worker: bytes so far, bytes in all (0 if unknown), and whether it is done."""
         self._workers[host] = moved, total, done
 
     def text(self, elapsed: float) -> str:
-        """Return bytes, rate, how many workers are done, and the slowest of the others."""
+        """Return the bytes, the rate, how many workers are done, and the slowest worker that is not."""
         workers = dict(self._workers)
         if not workers:
             return f"{self._what}, {texts.lasting(elapsed)}"
@@ -86,7 +86,7 @@ class Tasks:
 
     def __init__(self, what: str) -> None:
         self._what, self._task, self._number = what, "", 0
-        #: Worker -> since when it is at its task, whether it has ended this task, and the task.
+        #: Worker -> when it began its task, whether it has ended the task, and the task.
         self._workers: dict[str, tuple[float, bool, str]] = {}
 
     def at(self, host: str, task: str, ended: bool) -> None:
@@ -99,7 +99,7 @@ class Tasks:
         self._workers[host] = known[0], ended, task
 
     def text(self, elapsed: float) -> str:
-        """Return the present task, how many workers have ended it, and the slowest of the others."""
+        """Return the present task, how many workers have ended it, and the slowest worker that has not."""
         begins = f"{self._what}, {texts.lasting(elapsed)}"
         workers, task = dict(self._workers), self._task
         if not workers:
@@ -120,8 +120,8 @@ def transfers(what: str) -> Iterator[Transfers | None]:
         what: The action, as in ``syncing``.
 
     Yields:
-        What takes the progress of the workers; None if there is no terminal.
+        The object that stores the progress of the workers; None if there is no terminal.
     """
-    found = Transfers(what)
-    with shown(found.text):
-        yield found if output.shows_progress() else None
+    progress = Transfers(what)
+    with shown(progress.text):
+        yield progress if output.shows_progress() else None

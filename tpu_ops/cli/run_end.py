@@ -1,4 +1,4 @@
-"""What `tpu_ops train` and `attach` do once the run that they follow has ended: copy its files, and tell somebody."""
+"""What `tpu_ops train` and `attach` do after the end of a run: copy its files, and send notices."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class RunEnd:
         try:
             code = work()
         except OpsError as exc:
-            # Nobody follows the run any more, so nobody else will tell.
+            # No process follows the run any more, so this is the last notice.
             if begun := run():
                 state, outcomes = end() or ("unknown", ())
                 self._notify(begun, state, outcomes, exc.exit_code, str(exc))
@@ -107,7 +107,7 @@ class RunEnd:
         if not (begun := run()):
             return code
         if not (ended := end()):
-            self._not_done(begun.run_id)
+            self._say_not_done(begun.run_id)
             return code
         fetched = self._fetch(begun)
         # A failure of the run matters more than one of the copy.
@@ -115,7 +115,8 @@ class RunEnd:
         self._notify(begun, *ended, code)
         return code
 
-    def _not_done(self, run_id: str) -> None:
+    def _say_not_done(self, run_id: str) -> None:
+        """Print the command that copies files and sends notices later, since the run is still active."""
         given = [
             *(f"--fetch {shlex.quote(path)}" for path in self._args.fetch),
             *(["--fetch-to DIR"] if self._args.fetch_to else []),
@@ -150,6 +151,7 @@ class RunEnd:
         return code
 
     def _notify(self, run: RunRef, state: str, outcomes: Sequence[Outcome], code: int, reason: str = "") -> None:
+        """Send the notices; without a reason, the first failure of the run is the reason."""
         if not self._args.notify:
             return
         found = runs_output.summary(run.run_id, outcomes)

@@ -24,9 +24,9 @@ from tpu_ops.runs.servers import Server
 from tpu_ops.ssh import tunnels
 from tpu_ops.ssh.fanout import Fanout
 
-#: Seconds between two looks at a tunnel that another process opens.
+#: Seconds between two checks of a tunnel that another process opens.
 _POLL = 0.1
-#: Seconds in which a tunnel in the background must be open again, or it is given up.
+#: Seconds after which a tunnel in the background gives up to open itself again.
 _PATIENCE = 3600.0
 
 
@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser, what: str, port: int) -> None
     )
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--detach", action="store_true", help="return once it runs, and leave it and its tunnel running")
-    end.add_argument("--stop", action="store_true", help=f"end {what} on the worker, and with it the tunnels to it")
-    # For the process that --detach leaves running.
+    end.add_argument("--stop", action="store_true", help=f"end {what} on the worker, and the tunnels to it")
+    # Only for the process that --detach starts.
     parser.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -69,10 +69,10 @@ def run(args: argparse.Namespace, name: str, make: Callable[[str], Server], page
         args: The options of the command.
         name: The server's name.
         make: Returns the server, given the environment of runs on the worker.
-        page: The path of the server's page; ``{}`` stands for its token.
-        warning: What the user should know before the server starts; empty if nothing.
+        page: The path of the server's page; ``{}`` is replaced by the token.
+        warning: A warning that is printed before the server starts; empty if none.
     """
-    config.load(args.fleet)  # refuses a missing fleet before anything else
+    config.load(args.fleet)  # a missing fleet is the first error
     if args.stop:
         fleet, worker = _found(args)
         stopped = asyncio.run(servers.stop(contact.fanout(fleet), worker.host, name))
@@ -94,6 +94,7 @@ def run(args: argparse.Namespace, name: str, make: Callable[[str], Server], page
 
 
 def _found(args: argparse.Namespace) -> tuple[Fleet, Worker]:
+    """Return the fleet and the worker of the target, once the worker answers."""
     fleet, _ = contact.find(config.load(args.fleet), args.target)
     worker = ssh.named(fleet, args.target)
     ssh.check_serves(fleet, worker)
@@ -124,10 +125,10 @@ class _Serving:
         facts = await servers.facts(fanout, worker.host, self.args.venv)
         server = self._make(facts["venv"]["path"])
         if self._running is None:
-            self._say(facts, worker, server)
+            self._say_start(facts, worker, server)
         return server, await servers.start(fanout, worker.host, user, server, facts["venv"]["path"])
 
-    def _say(self, facts: Mapping[str, Any], worker: Worker, server: Server) -> None:
+    def _say_start(self, facts: Mapping[str, Any], worker: Worker, server: Server) -> None:
         if self._warning:
             output.warning(f"{worker.host}: {self._warning}")
             if worker.node.worker_count > 1:
@@ -141,7 +142,7 @@ class _Serving:
         )
 
     def detach(self) -> None:
-        """Start the server, and a process that keeps its tunnel open."""
+        """Start the server, and a process that keeps the tunnel to it open."""
         fleet, worker = _found(self.args)
         said = self.far(fleet, worker).said
         try:

@@ -1,4 +1,4 @@
-"""What a terminal adds to plain text: colours, its width, and table cells of several lines."""
+"""Texts for a terminal: colours, its width, and table cells of several lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class Meaning(IntEnum):
-    """What a text tells the user; the value is the number of its colour."""
+    """The meaning of a text; the value is the ANSI code of its colour."""
 
     NONE = 0
     FAILED = 31
@@ -18,7 +18,7 @@ class Meaning(IntEnum):
     CHANGED = 33
 
 
-#: Words that are the whole text of a table cell, or the name of a column of numbers -> meaning.
+#: The whole text of a table cell, or the name of a column of numbers -> meaning.
 _MEANINGS = {
     **dict.fromkeys(("ok", "succeeded", "ready", "active", "as declared"), Meaning.OK),
     **dict.fromkeys(("changed", "recovering", "stopped", "suspended", "suspending"), Meaning.CHANGED),
@@ -26,7 +26,7 @@ _MEANINGS = {
 }
 #: A column is not made narrower than this.
 _NARROWEST = 12
-#: Width of a terminal that does not know its width.
+#: Width of a terminal whose width is unknown.
 _USUAL = 80
 
 
@@ -72,12 +72,12 @@ def table(headings: Mapping[str, str], rows: Sequence[Mapping[str, str]], stream
         cells = {column: _wrapped(row[column], size if limit else len(row[column])) for column, size in columns.items()}
         for number in range(max(map(len, cells.values()))):
             parts = {column: lines[number] if number < len(lines) else "" for column, lines in cells.items()}
-            # Nothing is padded after the last text of a line.
+            # The last text of a line is not padded.
             last = max((at for at, part in enumerate(parts.values()) if part), default=-1)
             shown = []
             for at, (column, part) in enumerate(list(parts.items())[: last + 1]):
-                means = Meaning.NONE if row is headings else meaning(column, row[column])
-                shown.append(coloured(part, means, stream) + " " * (columns[column] - len(part)) * (at < last))
+                colour = Meaning.NONE if row is headings else meaning(column, row[column])
+                shown.append(coloured(part, colour, stream) + " " * (columns[column] - len(part)) * (at < last))
             yield "  ".join(shown)
 
 
@@ -93,5 +93,5 @@ def _widths(rows: Sequence[Mapping[str, str]], limit: int | None) -> dict[str, i
 
 
 def _wrapped(cell: str, columns: int) -> list[str]:
-    """Return a cell as lines of at most so many characters."""
+    """Return a cell as lines of at most this many characters."""
     return textwrap.wrap(cell, columns, break_on_hyphens=False) if len(cell) > columns else [cell]

@@ -17,7 +17,7 @@ from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.ssh import tunnels
 
-#: Seconds before a lost connection is tried again.
+#: Seconds between two attempts to open a lost tunnel again.
 _PAUSE = 5.0
 #: Largest number of a port.
 _PORTS = 65535
@@ -28,7 +28,7 @@ class Far(NamedTuple):
 
     Attributes:
         remote: A port as ``localhost:PORT``, or the path of a socket.
-        said: What to tell the user once the tunnel is open.
+        said: The message once the tunnel is open.
         watch: A command for the worker that ends with exit code 0 once the tunnel is no longer needed.
     """
 
@@ -74,13 +74,13 @@ def keep(
     """Keep a tunnel to a worker open until the user interrupts it or the watch of its far end has ended.
 
     Args:
-        args: Has the fleet and the target.
+        args: The options of the command, with the fleet and the target.
         local: The port on this machine.
         far: Returns the far end, once the worker answers; called again before a lost tunnel is opened again.
-        patience: Seconds in which a lost tunnel must be open again.
+        patience: Seconds after which an error ends the command, if a lost tunnel is not open again.
 
     Raises:
-        OpsError: The tunnel could not be opened.
+        OpsError: The tunnel could not be opened, or not again.
     """
     settings, was_open = config.load(args.fleet), False
     lost_at = time.monotonic()

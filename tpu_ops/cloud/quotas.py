@@ -1,4 +1,4 @@
-"""A project's quotas for TPUs, as the Cloud Quotas API tells them.
+"""A project's quotas for TPUs, from the Cloud Quotas API.
 
 Source of paths and fields: the API's reference for ``projects.locations.services.quotaInfos``.
 """
@@ -15,7 +15,7 @@ from tpu_ops.cloud.node import Json
 from tpu_ops.cloud.pages import pages
 
 _SERVICE = "cloudquotas.googleapis.com"
-#: The value of a quota without a limit.
+#: The API's value for a quota without a limit.
 _NO_LIMIT = "-1"
 
 
@@ -34,11 +34,11 @@ class Quota(NamedTuple):
 
 
 def of_project(project: str, auth: Auth, *, timeout: float) -> list[Quota]:
-    """Return the quotas of a project for TPUs that allow something.
+    """Return the quotas of a project for TPUs whose limit is not 0.
 
     Raises:
         CloudError: There are no credentials.
-        ApiError: The API refused, for example since it is not enabled in the project, or did not answer.
+        ApiError: The API refused the request, as when it is not enabled in the project, or did not answer.
     """
     from google.auth.transport.requests import AuthorizedSession
 
@@ -53,7 +53,7 @@ def of_project(project: str, auth: Auth, *, timeout: float) -> list[Quota]:
 
 
 def read(ask: Callable[[Mapping[str, str]], Json], project: str, timeout: float) -> list[Quota]:
-    """Return the quotas that allow something.
+    """Return the quotas whose limit is not 0, sorted.
 
     Args:
         ask: Requests one page, given the parameters of the query.
@@ -61,7 +61,7 @@ def read(ask: Callable[[Mapping[str, str]], Json], project: str, timeout: float)
         timeout: Seconds for one page.
 
     Raises:
-        ApiError: The list has another form, or does not end.
+        ApiError: The list has an unexpected form, or does not end.
     """
     where = f"quotas of project {project}"
 
@@ -72,7 +72,7 @@ def read(ask: Callable[[Mapping[str, str]], Json], project: str, timeout: float)
     try:
         found = [quota for each in pages(page, where=where, timeout=timeout) for quota in _of_page(each.body)]
     except (AttributeError, KeyError, TypeError) as exc:
-        raise ApiError(f"the answer has another form: {exc!r}", status="INTERNAL", where=where) from exc
+        raise ApiError(f"the answer has an unexpected form: {exc!r}", status="INTERNAL", where=where) from exc
     return sorted(set(found))
 
 
@@ -81,9 +81,9 @@ def _of_page(body: Json) -> Iterator[Quota]:
         for part in info.get("dimensionsInfos", ()):
             value = str(part.get("details", {}).get("value", "0"))
             given = part.get("dimensions", {})
-            # Without a place of its own, a value counts for all places that have none; most of these are 0.
-            named = [given[key] for key in ("zone", "region") if key in given] or part.get("applicableLocations", ())
+            # A value without a zone or region applies to all places that have no value of their own.
+            places = [given[key] for key in ("zone", "region") if key in given] or part.get("applicableLocations", ())
             if value != "0":
                 yield from (
-                    Quota(info["quotaId"], place, "no limit" if value == _NO_LIMIT else value) for place in named
+                    Quota(info["quotaId"], place, "no limit" if value == _NO_LIMIT else value) for place in places
                 )

@@ -27,7 +27,7 @@ CLOCK_LIMIT = 60.0
 _GOOGLE = "https://tpu.googleapis.com/"
 #: Seconds for an answer.
 _TIMEOUT = 10.0
-#: Number of quotas that are named.
+#: Number of quotas that the check names.
 _NAMED = 8
 
 
@@ -111,7 +111,7 @@ def _api(settings: Settings) -> Check:
 
 
 def _quota(settings: Settings) -> Check:
-    """Return whether a project has a quota for TPUs. An API that is not enabled is no fault: nothing else needs it."""
+    """Check that a project has a quota for TPUs. It is no fault if the API is not enabled: only this check needs it."""
     if settings.endpoint or not settings.projects or origin.source_of(settings):
         return Check("quota", None, "not asked, since the fleet's nodes do not come from Google's API")
     found = []

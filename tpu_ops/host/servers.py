@@ -1,7 +1,7 @@
 """The actions `server_start` and `server_stop`: a person's own server on this host, such as a notebook server.
 
 The controller writes the script that starts the server into the person's home. The server runs in a transient systemd
-unit with the person's rights. The unit outlives the ssh session, and its name tells whose server it is.
+unit as the person. The unit outlives the ssh session, and its name contains the person's account.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def stop(request: Dict[str, Any]) -> Dict[str, Any]:
-    """End a server of the person who asks; ``stopped`` in the answer is false if the server was not running.
+    """Stop a server of the person who asks; ``stopped`` in the answer is false if the server was not running.
 
     Raises:
         Refused: There is no such server, or systemd does not stop its unit.

@@ -13,8 +13,9 @@ import re
 
 _DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 _SITE = "lib/python3*/site-packages"
-#: A file in an environment of a person or project, by which it has the packages of the fleet's as well. Its first line
-#: is `# ` and the directory of these packages (roles/python/templates/command.sh.j2, `runs/project_environment.py`).
+#: A file in a person's or project's environment, which adds the packages of the fleet's environment to Python's path.
+#: Its first line is `# ` and the directory of these packages. roles/python/templates/command.sh.j2 and
+#: `runs/project_environment.py` write it.
 BASE = "_tpu_ops_base.pth"
 
 
@@ -41,7 +42,7 @@ def _dist_infos(pattern: str) -> dict[str, tuple[str, str]]:
 def packages(path: str) -> dict[str, str]:
     """Return the packages of an environment: normalised name -> version.
 
-    For an environment of a person or project, they include the packages of the fleet's that it does not replace.
+    For a person's or project's environment, they include the fleet's packages that it does not replace.
     """
     found = {}
     for base in glob.glob(os.path.join(glob.escape(path), _SITE, BASE)):

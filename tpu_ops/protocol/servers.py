@@ -1,4 +1,4 @@
-"""The servers of people on workers, such as a notebook server: their names, and where their files and sockets are."""
+"""A person's servers on a worker, such as a notebook server: the names of their units, directories and sockets."""
 
 from __future__ import annotations
 

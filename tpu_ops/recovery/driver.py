@@ -183,7 +183,7 @@ class Driver:
         Args:
             workers: The workers.
             tree: The code.
-            environment: What a worker's probe says of its environment, which later attempts have to have too.
+            environment: The environment from a worker's probe, which later attempts have to have too.
 
         Raises:
             UsageError: A run of this name was recovered on this machine before, or the nodes cannot be recreated.
@@ -375,7 +375,7 @@ class Driver:
         return await self.started(fanout, workers)
 
     async def _install(self, fanout: Fanout, workers: Sequence[Worker], tree: sync.Tree) -> str:
-        """Install the packages that the first attempt had; return the environment, empty if nothing was installed.
+        """Install the packages of the first attempt; return the path of their environment, empty if it had none.
 
         Raises:
             UsageError: The fleet's environment, over which they are installed, is not that of the first attempt.

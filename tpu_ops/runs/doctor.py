@@ -37,8 +37,8 @@ class Finding:
         faults: The failures; empty if all workers pass.
         asked: The workers on which the check was possible.
         each_node: Whether each worker was compared only with workers of its own node, because there are several nodes.
-        notes: What nodes of one accelerator type differ in, if they were not compared: no fault, but one run could not
-            have them all.
+        notes: Nodes of one accelerator type that differ, as sentences. This is no fault, but a run on all of them would
+            be refused.
     """
 
     check: str
@@ -119,7 +119,7 @@ def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
 
 
 def differing_nodes(workers: Sequence[Worker], probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return, in words, which nodes of one accelerator type have other environments than most of them."""
+    """Return a sentence for each group of nodes whose environment is not that of most nodes of its accelerator type."""
     types: dict[str, dict[str, dict[str, Any]]] = {}
     for worker in workers:
         venv = probes[worker.host]["venv"] if worker.host in probes else {}

@@ -1,7 +1,7 @@
 """Installs the packages that a synced project lists, on all workers of a run, over the fleet's environment.
 
-One worker resolves the list. All workers then install exactly these packages; the workers of a slice download each file
-once together. `project_environment` is the program on the workers.
+One worker resolves the list. All workers then install exactly these packages. Each file is downloaded once per slice:
+the slice's first worker serves it to the others. `project_environment` is the program on the workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -22,12 +22,12 @@ from tpu_ops.protocol import installed_packages
 from tpu_ops.runs import project_environment, sync
 from tpu_ops.ssh.fanout import Fanout
 
-#: Files that list a project's packages; the first one that exists counts.
+#: Files that list a project's packages; the first one that exists is installed.
 _LISTINGS = ("uv.lock", "requirements.txt", "pyproject.toml")
-#: Beginnings of the names of other files that a listing can refer to.
-_REFERRED = ("requirements", "constraints")
-#: Seconds to see what is installed, and to install.
-_LOOK, _LIMIT = 60.0, 1800.0
+#: Prefixes of the names of other files that a listing can include.
+_INCLUDED = ("requirements", "constraints")
+#: Timeouts of a worker in seconds: for an answer without an installation, and for resolving or installing packages.
+_LOOK_LIMIT, _INSTALL_LIMIT = 60.0, 1800.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Listing:
 
     Attributes:
         name: ``uv.lock``, ``requirements.txt`` or ``pyproject.toml``.
-        digest: Digest of this file and of those that it can refer to.
+        digest: Digest of this file and of those that it can include.
         editable: Whether the project itself can be installed: its pyproject.toml has a build system.
     """
 
@@ -54,8 +54,8 @@ class Installed:
         base: The fleet's environment below it.
         pins: Its packages with versions and hashes, as pip reads them; those of the fleet's environment included.
         digest: Digest of all its packages, those of the fleet's environment included.
-        packages: Number of the packages that it has in addition to the fleet's.
-        anew: Whether it had to be made on a worker.
+        packages: Number of packages installed in it, over those of the fleet's environment.
+        anew: Whether this call made it; otherwise all workers had it already.
         missed: Worker -> why it did not take files from another worker of its slice.
     """
 
@@ -65,7 +65,7 @@ class Installed:
     digest: str
     packages: int
     anew: bool = False
-    missed: Mapping[str, str] = ()  # type: ignore[assignment]
+    missed: Mapping[str, str] = field(default_factory=dict)
 
 
 def listing(tree: sync.Tree) -> Listing | None:
@@ -85,15 +85,15 @@ def listing(tree: sync.Tree) -> Listing | None:
     found = next((name for name in _LISTINGS if name in tree.files and lists[name]), None)
     if not found:
         return None
-    read = [name for name in tree.files if name in _LISTINGS or PurePath(name).name.startswith(_REFERRED)]
+    read = [name for name in tree.files if name in _LISTINGS or PurePath(name).name.startswith(_INCLUDED)]
     marks = [f"{name} {tree.marks[os.fsencode(name)]}" for name in sorted(read)]
     return Listing(found, hashlib.sha256("\n".join(marks).encode()).hexdigest()[:12], "build-system" in project)
 
 
 async def look(fanout: Fanout, hosts: Sequence[str], tree: sync.Tree, listed: Listing, base: str) -> _Seen:
     """See which workers have the project's environment."""
-    asked = {"action": "look", "project": tree.name, "inputs": listed.digest, "base": base}
-    return _Seen(await _ask(fanout, hosts, asked, _LOOK))
+    request = {"action": "look", "project": tree.name, "inputs": listed.digest, "base": base}
+    return _Seen(await _ask(fanout, dict.fromkeys(hosts, request), _LOOK_LIMIT))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Seen:
 
     @property
     def pins(self) -> str:
-        """The packages that a worker has installed for the present files, or nothing."""
+        """The packages that a worker has installed for the present files; empty if no worker has any."""
         return next((answer["pins"] for answer in self.answers.values() if "pins" in answer), "")
 
     @property
@@ -134,9 +134,9 @@ async def install(
         fanout: Reaches the workers.
         workers: The workers.
         tree: The project, which is on the workers.
-        listed: What lists its packages.
+        listed: The file that lists its packages.
         base: The fleet's environment.
-        pins: The packages, if they are known already.
+        pins: The packages with versions and hashes; empty means that a worker resolves the file.
 
     Raises:
         UnreachableError: A worker did not answer.
@@ -144,20 +144,20 @@ async def install(
     """
     hosts = [worker.host for worker in workers]
     if not pins:
-        asked = {"action": "resolve", "project": tree.name, "listing": listed.name, "base": base}
-        pins = (await _ask(fanout, hosts[:1], asked, _LIMIT, listed.name))[hosts[0]]["pins"]
+        resolve = {"action": "resolve", "project": tree.name, "listing": listed.name, "base": base}
+        pins = (await _ask(fanout, {hosts[0]: resolve}, _INSTALL_LIMIT, listed.name))[hosts[0]]["pins"]
     indexes = await _serve(fanout, workers)
     build = {"action": "build", "project": tree.name, "inputs": listed.digest, "base": base, "pins": pins}
     requests = {
         worker.host: {**build, "editable": listed.editable, "index": indexes.get(worker.node.full_name, "")}
         for worker in workers
     }
-    answers = await _ask(fanout, hosts, requests, _LIMIT, listed.name)
+    answers = await _ask(fanout, requests, _INSTALL_LIMIT, listed.name)
     missed = {host: answer.pop("missed") for host, answer in answers.items()}
     different = {host: answer for host, answer in answers.items() if answer != answers[hosts[0]]}
     if different:
         raise HostError(
-            f"the environment of ~/{tree.cwd} is not the one of {hosts[0]}",
+            f"the environment of ~/{tree.cwd} differs from the one on {hosts[0]}",
             where=texts.folded([*different]),
             fix=f"make the fleet's environment the same on them: `tpu_ops configure {texts.target(hosts)}`",
         )
@@ -165,23 +165,27 @@ async def install(
 
 
 def text(made: Installed, listed: Listing, hosts: Sequence[str], seconds: float) -> str:
-    """Return the message about an environment."""
+    """Return the message about a project's environment on these workers, after this many seconds."""
     where = f"{made.path} on {texts.count(len(hosts), 'worker')}"
     took = f"made in {seconds:.1f} s" if made.anew else "already there"
-    aside = "".join(f"; {host} downloaded its files itself: {why}" for host, why in made.missed.items())
+    downloads = "".join(f"; {host} downloaded its files itself: {why}" for host, why in made.missed.items())
     own = f"{texts.count(made.packages, 'package')} over the fleet's, digest {made.digest} of all"
-    return f"{listed.name}: {own}, in {where}, {took}{aside}"
+    return f"{listed.name}: {own}, in {where}, {took}{downloads}"
 
 
 def _installed(answer: Mapping[str, Any], missed: Mapping[str, str] | None = None) -> Installed:
+    """Return an environment, given a worker's answer, and ``missed`` if the environment was made now."""
     made = {key: answer[key] for key in ("path", "base", "pins", "digest", "packages")}
     return Installed(**made, anew=missed is not None, missed=missed or {})
 
 
 async def _serve(fanout: Fanout, workers: Sequence[Worker]) -> dict[str, str]:
-    """Have the first worker of each node serve packages to all workers of it; return the URLs by node."""
-    nodes = {worker.node.full_name: worker for worker in workers if worker.index == 0 and worker.internal_ip}
-    serving = {name: worker for name, worker in nodes.items() if len(worker.node.internal_ips) > 1}
+    """Have the first worker of each slice serve packages to its other workers; return node -> URL of this index."""
+    serving = {
+        worker.node.full_name: worker
+        for worker in workers
+        if worker.index == 0 and worker.internal_ip and len(worker.node.internal_ips) > 1
+    }
     if not serving:
         return {}
     program = (playbook.tool_root() / "roles/python/files/slice_index.py").read_text(encoding="utf-8")
@@ -194,7 +198,7 @@ async def _serve(fanout: Fanout, workers: Sequence[Worker]) -> dict[str, str]:
         }
         for worker in serving.values()
     }
-    ports = await _ask(fanout, [*requests], requests, _LOOK)
+    ports = await _ask(fanout, requests, _LOOK_LIMIT)
     return {
         name: f"http://{worker.internal_ip}:{port}/simple/"
         for name, worker in serving.items()
@@ -203,37 +207,33 @@ async def _serve(fanout: Fanout, workers: Sequence[Worker]) -> dict[str, str]:
 
 
 async def _ask(
-    fanout: Fanout,
-    hosts: Sequence[str],
-    requests: Mapping[str, Any],
-    limit: float,
-    listed: str = "",
+    fanout: Fanout, requests: Mapping[str, Mapping[str, Any]], limit: float, listing_name: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Execute an action of `project_environment` on workers, and return their answers.
 
     Args:
         fanout: Reaches the workers.
-        hosts: The workers.
-        requests: The request for all of them, or by worker.
+        requests: Worker -> its request.
         limit: Seconds for each worker.
-        listed: The file that lists the packages, for messages.
+        listing_name: The file that lists the packages, for messages.
     """
-    by_host = {host: _input(requests if "action" in requests else requests[host]) for host in hosts}
-    results = await fanout.run(hosts, sync.RUN, limit=limit, stdin=by_host)
-    bad = [result for result in results.values() if not result.ok]
-    if bad:
-        error = HostError if bad[0].reached else UnreachableError
-        what = bad[0].problem or bad[0].stderr.decode(errors="replace").strip()
-        raise error(f"the packages could not be installed: {what}", where=texts.folded([each.host for each in bad]))
+    stdin = {host: _input(request) for host, request in requests.items()}
+    results = await fanout.run([*requests], sync.RUN, limit=limit, stdin=stdin)
+    failed = [result for result in results.values() if not result.ok]
+    if failed:
+        error = HostError if failed[0].reached else UnreachableError
+        what = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
+        where = texts.folded([result.host for result in failed])
+        raise error(f"the packages could not be installed: {what}", where=where)
     answers = {host: sync.answer(result.stdout) for host, result in results.items()}
-    if mute := [host for host, answer in answers.items() if answer is None]:
-        raise sync.unanswered(mute)
-    if failed := {host: answer["failed"] for host, answer in answers.items() if "failed" in answer}:
-        first = next(iter(failed.values()))
+    if unanswered := [host for host, answer in answers.items() if answer is None]:
+        raise sync.unanswered(unanswered)
+    if reasons := {host: answer["failed"] for host, answer in answers.items() if "failed" in answer}:
+        first = next(iter(reasons.values()))
         raise HostError(
             f"the packages could not be installed: {first}",
-            where=texts.folded([host for host, why in failed.items() if why == first]),
-            fix=f"correct {listed or 'this'}, or start without it: --no-install",
+            where=texts.folded([host for host, reason in reasons.items() if reason == first]),
+            fix=f"correct {listing_name or 'this'}, or start without it: --no-install",
         )
     return answers
 

@@ -1,4 +1,4 @@
-"""Tells that a run has ended: to a command of the user, or to a webhook."""
+"""Sends notices of the end of a run to a command of the user or to a webhook."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from tpu_ops.errors import UsageError
 
-#: Seconds that a command has.
+#: Timeout of a command in seconds.
 COMMAND_LIMIT = 60.0
-#: Seconds without an answer after which a webhook has failed.
+#: Timeout of a webhook in seconds.
 WEBHOOK_LIMIT = 10.0
 
 
@@ -30,8 +30,8 @@ class Notice:
         state: Its state, as in `outcomes.run_state`.
         exit_code: The exit code of the command that followed the run.
         targets: The nodes of the run.
-        duration: Seconds that the last attempt ran; None if no worker has told.
-        reason: Why the run failed; empty if it did not fail or this is not known.
+        duration: Duration of the last attempt in seconds; None if no worker reported it.
+        reason: Why the run failed; empty if it did not fail or the reason is unknown.
     """
 
     run_id: str
@@ -42,7 +42,7 @@ class Notice:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the notice with its ``text``, the key that Slack and services like it show."""
+        """Return the notice as JSON, with the key ``text`` that Slack and similar services show."""
         lasted = "" if self.duration is None else f" after {self.duration:.0f} s"
         text = f"run {self.run_id} on {', '.join(self.targets)}: {self.state}{lasted}"
         return {**asdict(self), "text": f"{text}: {self.reason}" if self.reason else text}
@@ -80,7 +80,7 @@ def check(to: str) -> None:
 
 
 def named(to: str) -> str:
-    """Return the receiver for messages: of a URL only the host, since its path is a password to many services."""
+    """Return the receiver for messages: of a URL only the host, since the path is often a secret."""
     return f"webhook of {urllib.parse.urlsplit(to).hostname}" if _is_url(to) else f"command {to!r}"
 
 
@@ -92,7 +92,7 @@ def send(notice: Notice, to: str) -> str:
 
 def _call(notice: Notice, body: str, command: str) -> str:
     try:
-        # Its output goes to standard error, since standard output may be for JSON.
+        # The output goes to standard error, since --json may use standard output.
         done = subprocess.run(  # noqa: S602 - the user's own command line, on the user's machine
             command,
             shell=True,
@@ -111,10 +111,10 @@ def _call(notice: Notice, body: str, command: str) -> str:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the second request would be a GET, without the notice."""
+    """Follows no redirect, since urllib would request the new URL with GET and without the notice."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Return no request, so that the answer counts as an error."""
+        """Return None, so that urllib raises an HTTPError."""
 
 
 def _post(body: str, url: str) -> str:

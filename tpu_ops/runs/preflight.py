@@ -74,7 +74,7 @@ class Fault:
         return self.unreachable or self.check == "state" or self.fix.startswith(configure(""))
 
 
-#: Fix of an error below the table of all faults.
+#: Fix of an error that is printed below the table of all faults.
 _TABLE = "see the table above"
 
 
@@ -97,7 +97,7 @@ class PreflightError(OpsError):
             self.exit_code = ExitCode.UNREACHABLE
 
     def refer_to_table(self) -> None:
-        """Leave out problem and fix: a table above the error has those of each fault."""
+        """Leave out problem and fix, which the table above the error has for each fault."""
         self.what, self.fix = self._summary, _TABLE
 
     def unconfigured(self) -> list[str]:
@@ -210,7 +210,7 @@ def require_environment(before: Mapping[str, Any], probes: Mapping[str, Mapping[
     """Require that all workers have the environment of a run's first attempt.
 
     Args:
-        before: What a probe said of the environment before the first attempt; empty if that is not known.
+        before: The environment before the first attempt, from a probe; empty if unknown.
         probes: The workers' probes.
         run_id: The run.
 

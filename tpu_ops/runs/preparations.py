@@ -23,7 +23,7 @@ class Work(NamedTuple):
 def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict[str, Work]:
     """Return, for each worker that a process on this machine recovers, the work of this process.
 
-    The process may not have noticed yet that a node was lost: it looks at intervals.
+    The process checks its nodes at intervals, so it may not have noticed a loss yet.
 
     Args:
         state_dir: The fleet's state directory.
@@ -49,7 +49,7 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
 
 
 def way_back(fleet: Fleet, hosts: Collection[str]) -> str:
-    """Return the fix for workers that are out of reach: to wait if this machine recovers a run on one of them."""
+    """Return the fix for workers that cannot be reached: to wait, if this machine recovers a run on one of them."""
     works = each_at_work(fleet.settings.state_dir, hosts)
     return next((work.fix for work in works.values()), "") or contact.way_back(fleet, hosts)
 

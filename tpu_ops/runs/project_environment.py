@@ -1,8 +1,8 @@
-"""Program that makes a project's environment on a worker: what its files list, over the fleet's environment.
+"""Program that makes a project's environment on a worker: the packages that its files list, over the fleet's.
 
 The sources of this module and of `protocol/installed_packages.py` are sent to the workers, where the system's Python
-(3.8 on the oldest images) executes them as the user, in the home directory. It reads one request as a line of JSON, and
-writes its answer as one.
+(3.8 on the oldest images) executes them as the user, in the home directory. The program reads one request as a line of
+JSON, and writes its answer as a line of JSON.
 
 An environment is a directory `~/tpu_ops/.environments/PROJECT/KEY`. The key depends on all packages in it and on the
 fleet's environment below, so an environment never changes once it is complete. `RECORD` is the last file written to it.
@@ -31,13 +31,13 @@ from tpu_ops.protocol.installed_packages import BASE, digest, dist_infos, normal
 PLACE = "tpu_ops/.environments"
 #: File in a complete environment: what it was made from, as JSON.
 RECORD = "tpu_ops.json"
-#: A package in a list of packages: its name and version.
+#: A pinned package in a list of packages.
 PIN = re.compile(r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
-#: Options in a list of packages that name other places than the default index.
+#: Options in a list of packages that name another index or directory than the default index.
 OWN_INDEX = re.compile(r"^--?(?:index-url|extra-index-url|find-links|i|f)\b", re.MULTILINE)
 #: Where the role python installs uv.
 UV = "/opt/uv/bin"
-#: The certificates that the system trusts: uv has its own, without those of an organisation.
+#: The certificates that the system trusts. uv has a list of its own, which lacks the certificates of organisations.
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -54,7 +54,8 @@ def look(project: str, inputs: str, base: str) -> dict[str, Any]:
         base: The fleet's environment.
 
     Returns:
-        The answer of `build` with ``pins``, or only ``had``: whether the project has any environment here.
+        ``pins`` and the `facts` of the environment; if there is none, only ``had``: whether the project has another
+        environment here.
     """
     place = os.path.abspath(os.path.join(PLACE, project))
     for name in sorted(os.listdir(place)) if os.path.isdir(place) else ():
@@ -82,24 +83,25 @@ def resolve(project: str, listing: str, base: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         pins = os.path.join(scratch, "pins.txt")
         with open(pins, "w", encoding="utf-8") as file:
-            # uv keeps the versions of an existing list.
+            # uv prefers the versions in its output file.
             file.writelines("%s==%s\n" % item for item in packages(base).items())
         run_uv(project, "pip", "compile", listing, "--generate-hashes", "--quiet", "--output-file", pins, *plain)
-        with open(os.path.join("tpu_ops", project, listing), encoding="utf-8") as asked:
-            own = "".join(line.strip() + "\n" for line in asked if OWN_INDEX.match(line))
+        # uv does not repeat these options in its output.
+        with open(os.path.join("tpu_ops", project, listing), encoding="utf-8") as file:
+            indexes = "".join(line.strip() + "\n" for line in file if OWN_INDEX.match(line))
         with open(pins, encoding="utf-8") as file:
-            return {"pins": own + file.read()}
+            return {"pins": indexes + file.read()}
 
 
 def build(project: str, inputs: str, base: str, pins: str, index: str, editable: bool) -> dict[str, Any]:  # noqa: PLR0917 - called with the request's values by name
-    """Make the environment of a project with these packages, unless it is complete; remove its other environments.
+    """Make the environment of a project with these packages, unless it exists; remove its other environments.
 
     Args:
         project: The name of the project's directory.
         inputs: The digest of the files that list packages.
         base: The fleet's environment.
         pins: The packages, from `resolve`.
-        index: URL of an index that another worker of the slice serves; may be empty.
+        index: URL of the index that the slice's first worker serves; empty if there is none.
         editable: Whether the project itself is installed, as an editable package.
     """
     below = base_digest(base)
@@ -113,7 +115,7 @@ def build(project: str, inputs: str, base: str, pins: str, index: str, editable:
             shutil.rmtree(path, ignore_errors=True)
             run_uv(project, "venv", "--quiet", "--python", base + "/bin/python", path)
             with open(os.path.join(site_packages(path), BASE), "w", encoding="utf-8") as file:
-                # Python then finds what is missing here in the fleet's environment.
+                # Python looks there for what is missing here. `installed_packages` reads the first line.
                 file.write("# %s\nimport site; site.addsitedir(%r)\n" % ((site_packages(base),) * 2))
             missed = fill(project, path, lacking(pins, packages(base)), index)
             if editable:
@@ -128,13 +130,13 @@ def build(project: str, inputs: str, base: str, pins: str, index: str, editable:
 
 
 def fill(project: str, path: str, pins: str, index: str) -> str:
-    """Install packages into an environment; return why the index of another worker was not used, or nothing."""
+    """Install packages into an environment; return why the slice's index failed, or an empty text."""
     missed = ""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as listed:
         listed.write(pins)
         listed.flush()
         command = ["pip", "install", "--python", path + "/bin/python", "--no-deps", "--requirements", listed.name]
-        # Files from another worker count only with a hash, and nothing is built from them.
+        # Another worker's files are not trusted: they need a hash, and nothing is built from them.
         if index and "--hash" in pins and not OWN_INDEX.search(pins):
             sharing = {
                 "UV_DEFAULT_INDEX": index,
@@ -153,15 +155,18 @@ def fill(project: str, path: str, pins: str, index: str) -> str:
 
 
 def serve(address: str, readers: list[str], program: str) -> dict[str, Any]:
-    """Start the index of packages for the workers of a slice; it ends by itself. Return its port; 0 if none.
+    """Start an index of packages for the workers of a slice. It ends by itself.
 
     Args:
         address: This worker's address in the slice's network.
         readers: The addresses of the workers.
         program: The source of the server (the role python's slice_index.py).
+
+    Returns:
+        ``port``: its port; 0 if it cannot serve.
     """
-    source = default_index()
-    if source is None:
+    upstream = default_index()
+    if upstream is None:
         return {"port": 0}
     try:
         with socket.socket() as free:
@@ -169,12 +174,12 @@ def serve(address: str, readers: list[str], program: str) -> dict[str, Any]:
             port = free.getsockname()[1]
     except OSError:
         return {"port": 0}
-    with tempfile.TemporaryFile() as given:
-        given.write(program.encode())
-        given.seek(0)
+    with tempfile.TemporaryFile() as source:
+        source.write(program.encode())
+        source.seek(0)
         subprocess.Popen(
-            [sys.executable, "-", address, str(port), source, "", *readers],
-            stdin=given,
+            [sys.executable, "-", address, str(port), upstream, "", *readers],
+            stdin=source,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -220,18 +225,18 @@ def run_uv(project: str, *arguments: str, **variables: str) -> str:
         check=False,
     )
     if done.returncode:
-        # uv's warnings come first.
+        # The error is at the end of the output, after warnings.
         raise Failed("uv %s: %s" % (arguments[0], " ".join(done.stderr.split())[-2000:]))
     return done.stdout
 
 
-def lacking(pins: str, there: Mapping[str, str]) -> str:
-    """Return a list of packages without those that are there in the same version."""
+def lacking(pins: str, installed: Mapping[str, str]) -> str:
+    """Return a list of packages without those that are installed in the same version."""
     kept, skip = [], False
     for line in pins.splitlines(True):
         if not line[:1].isspace():
             match = PIN.match(line)
-            skip = bool(match and there.get(normalised(match["name"])) == match["version"])
+            skip = bool(match and installed.get(normalised(match["name"])) == match["version"])
         if not skip:
             kept.append(line)
     return "".join(kept)
@@ -247,9 +252,9 @@ def recorded(path: str) -> Any:
 
 
 def facts(path: str, base: str) -> dict[str, Any]:
-    """Return the paths of an environment and of the fleet's, the number of its own packages, and the digest of all."""
-    own, both = dist_infos(path), packages(path)
-    return {"path": path, "base": base, "packages": len(own), "digest": digest(python_version(path), both)}
+    """Return the paths of an environment and of the fleet's, the number of own packages, and the digest of all."""
+    whole = digest(python_version(path), packages(path))
+    return {"path": path, "base": base, "packages": len(dist_infos(path)), "digest": whole}
 
 
 def base_digest(base: str) -> str:

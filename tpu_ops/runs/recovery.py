@@ -52,8 +52,8 @@ class Recovery:
             this time.
         counted: Whether the current loss of nodes has already been counted as a preemption.
         early: Whether a loss was counted that the API has not reported yet, because the workers reported it first.
-        environment: What a worker reported of its environment before the first attempt, as in its probe; empty in the
-            state of older versions, and if the run has no environment.
+        environment: The environment before the first attempt, from a worker's probe; empty in the state of older
+            versions, and if the run has no environment.
         since: When the field `pending` became true, in seconds since 1970; 0 in the state of older versions.
     """
 
@@ -399,7 +399,7 @@ def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
 
 
 def keep_packages(state_dir: Path, run_id: str, made: installs.Installed) -> None:
-    """Store the packages of a run's project, so that every attempt has the same.
+    """Store the packages of a run's project, so that every attempt has the same packages.
 
     Raises:
         OpsError: They cannot be written.
@@ -412,7 +412,7 @@ def keep_packages(state_dir: Path, run_id: str, made: installs.Installed) -> Non
 
 
 def kept_packages(state_dir: Path, run_id: str) -> dict[str, str] | None:
-    """Return ``path`` and ``pins`` of the environment of a run's project, and ``base``, the fleet's environment below.
+    """Return ``path`` and ``pins`` of a run's project environment, and ``base``, the fleet's environment below it.
 
     Returns:
         None if the run has installed nothing.

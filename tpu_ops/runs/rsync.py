@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 #: Called with a worker, its bytes so far, its bytes in all (0 if unknown), and whether its copy has ended.
 Moved = Callable[[str, int, int, bool], None]
-#: Have rsync print its progress, as numbers without separators.
+#: Options with which rsync prints its progress, as numbers without separators.
 OPTIONS = ("--info=progress2", "--no-human-readable")
 #: The first version of rsync that has these options.
 _FIRST = (3, 1)
-#: rsync replaces its progress after a carriage return; other lines end with a newline.
+#: A line of progress ends with a carriage return, any other line with a newline.
 _PROGRESS, _END = re.compile(rb"\s*(\d+)\s+\d+%"), re.compile(rb"[\r\n]")
 
 
 @functools.cache
 def options() -> tuple[str, ...]:
-    """Return the options that have this machine's rsync print its progress; empty if it has no such options."""
+    """Return the options with which this machine's rsync prints its progress; empty if its version has none."""
     with contextlib.suppress(OSError):
         done = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False)
         found = re.search(r"version (\d+)\.(\d+)", done.stdout)
@@ -46,7 +46,6 @@ async def communicate(
     assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
     reading = _read(process.stdout, told), process.stderr.read(), _feed(process.stdin, data)
     out, said, _ = await asyncio.gather(*reading)
-
     await process.wait()
     return out, said
 

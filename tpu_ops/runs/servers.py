@@ -1,7 +1,8 @@
-"""Starts and ends a person's server on a worker: a notebook server or TensorBoard, on a socket that only they can open.
+"""Starts and stops a person's server on a worker: a notebook server or TensorBoard.
 
-A server has an environment of its own in the person's home, which uv fills on the worker. The fleet's environment stays
-as it is. It decides which Python the server gets, and the kernels of notebooks run in it.
+The server listens on a socket that only the person can open. Its packages are in an environment of its own in the
+person's home, made with the Python of the fleet's environment. The kernels of notebooks run in the fleet's environment,
+which stays as it is.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tpu_ops.ssh.replies import Reply, Result
 _INSTALL_LIMIT, _START_LIMIT = 900.0, 90.0
 #: Exit code of `_PREPARE` if the server runs already, with other options.
 _DIFFERS = 4
-#: Prepares a server, whose start script is the input, and prints its token. A server that runs already stays as it is.
-#: Arguments: the unit, the server's directory, the fleet's environment, and packages.
+#: Installs a server, writes its start script from standard input, and prints its token; does nothing if the server runs
+#: already. Arguments: the unit, the server's directory, the fleet's environment, and packages.
 _PREPARE = r"""
 set -eu
 unit=$1 directory=$HOME/$2 fleet=$3/bin/python
@@ -29,7 +30,7 @@ shift 3
 umask 077
 mkdir -p "$directory"
 cd "$directory"
-# An installation that was interrupted here may still be going on there.
+# After Ctrl-C on the controller, an earlier installation may still be running.
 exec 9>lock
 flock 9
 cat >start.new
@@ -57,7 +58,7 @@ done
 tail -n 3 "$HOME/$2/log" >&2
 exit 1
 """
-#: Ends with 0 once the unit in its argument has ended and the worker goes on, and with 1 when its input ends.
+#: Exits with 0 once the unit in its argument has ended, unless the worker shuts down; with 1 when its input ends.
 _WATCH = r"""
 while read -rt 2 || (($? > 128)); do
     case $(systemctl is-active "$1")-$(systemctl is-system-running) in
@@ -66,14 +67,14 @@ while read -rt 2 || (($? > 128)); do
 done
 exit 1
 """
-#: The beginning of a start script, which is in the server's directory. ``VENV`` stands for the fleet's environment.
+#: The beginning of a start script. ``VENV`` stands for the fleet's environment.
 _BEGIN = """\
 cd "${0%/*}"
 exec >log 2>&1
 directory=$PWD
 export LANG=C.UTF-8 VIRTUAL_ENV=VENV PATH=VENV/bin:$PATH:/snap/bin
 export JUPYTER_PATH=$directory JUPYTER_TOKEN_FILE=$directory/token"""
-#: A kernel: the fleet's Python, with the packages of the server behind those of the fleet.
+#: Starts a kernel in the fleet's environment; packages that are missing there come from the server's environment.
 _KERNEL = """\
 import os
 import sys
@@ -85,7 +86,7 @@ if __name__ == "__main__":
 
     launch_new_instance()
 """
-#: TensorBoard's command line cannot listen on a socket in a directory; its Python interface takes a server that does.
+#: Starts TensorBoard on a Unix socket, which only its Python interface can do, not its command line.
 _BOARD = """\
 import os
 import sys
@@ -159,7 +160,7 @@ def jupyter(venv: str, *, pages: bool = True, more: Sequence[str] = ()) -> Serve
 
     Args:
         venv: The environment of its kernels.
-        pages: Whether to install the pages of JupyterLab.
+        pages: Whether to install JupyterLab, and not only the server that an editor needs.
         more: More packages for the server's environment.
     """
     kernel = {
@@ -182,7 +183,7 @@ def tensorboard(venv: str, logdir: str, *, more: Sequence[str] = ()) -> Server:
 
     Args:
         venv: The fleet's environment.
-        logdir: The directory of the event files: an absolute path, a path below the person's home, or a bucket's.
+        logdir: The directory of the event files: an absolute path, a path relative to the person's home, or ``gs://``.
         more: More packages for its environment.
     """
     # With load_fast, TensorBoard would start a second server, which listens on a port for all users of the worker.
@@ -196,7 +197,15 @@ def tensorboard(venv: str, logdir: str, *, more: Sequence[str] = ()) -> Server:
 
 
 def _server(name: str, venv: str, packages: tuple[str, ...], files: Mapping[str, str], command: str) -> Server:
-    """Return a server, given the files in its directory, and its command as a shell reads it after the Python."""
+    """Return a server.
+
+    Args:
+        name: Its name.
+        venv: The fleet's environment.
+        packages: The requirements of its environment.
+        files: Path below the server's directory -> text; the start script writes these files.
+        command: The arguments of Python, as a shell reads them.
+    """
     lines = [f"# packages: {shlex.join(packages)}", _BEGIN.replace("VENV", shlex.quote(venv))]
     lines += [
         f"mkdir -p {path.rpartition('/')[0] or '.'}\ncat >{path} <<'end of file'\n{text}\nend of file"
@@ -206,12 +215,12 @@ def _server(name: str, venv: str, packages: tuple[str, ...], files: Mapping[str,
 
 
 def log(name: str) -> str:
-    """Return the path of a server's messages on the worker, from the person's home on."""
+    """Return the path of a server's log on the worker, relative to the person's home."""
     return f"{DIRECTORY.format(name)}/log"
 
 
 def watch(name: str, user: str) -> list[str]:
-    """Return a command for the worker that ends with 0 once the server has ended, unless the worker itself ends."""
+    """Return a command for the worker that exits with 0 once the server has ended, unless the worker shuts down."""
     return ["bash", "-c", _WATCH, "bash", unit_of(name, user)]
 
 
@@ -236,7 +245,7 @@ async def start(workers: Workers, host: str, user: str, server: Server, venv: st
     Args:
         workers: Reaches the worker.
         host: The worker.
-        user: The account of the person there.
+        user: The person's account on the worker.
         server: The server.
         venv: The fleet's environment on the worker.
 
@@ -269,8 +278,8 @@ async def start(workers: Workers, host: str, user: str, server: Server, venv: st
 
 async def _listens(workers: Workers, host: str, name: str, user: str) -> None:
     """Return once a server listens."""
-    unit, place = unit_of(name, user), socket_of(name, user)
-    argv = ["bash", "-c", _AWAIT, "bash", unit, DIRECTORY.format(name), place, f"{_START_LIMIT:.0f}"]
+    unit, socket = unit_of(name, user), socket_of(name, user)
+    argv = ["bash", "-c", _AWAIT, "bash", unit, DIRECTORY.format(name), socket, f"{_START_LIMIT:.0f}"]
     found = (await workers.run([host], argv, limit=_START_LIMIT + LIMIT))[host]
     if not found.ok:
         raise _failed(found, f"{name} did not start", f"~/{log(name)} there has its messages")
@@ -287,6 +296,7 @@ async def stop(workers: Workers, host: str, name: str) -> bool:
 
 
 def _failed(result: Result, what: str, fix: str) -> OpsError:
+    """Return the error for a command that failed on a worker."""
     if not result.reached:
         return UnreachableError(result.problem, where=result.host)
     lines = result.stderr.decode(errors="replace").strip().splitlines()
@@ -295,6 +305,7 @@ def _failed(result: Result, what: str, fix: str) -> OpsError:
 
 
 def _value(reply: Reply) -> Mapping[str, Any]:
+    """Return the answer in a launcher's reply; raise an error if there is none."""
     if reply.ok:
         return reply.value
     if not reply.reached:

@@ -22,11 +22,11 @@ class Portable(NamedTuple):
     """Texts for the files of a person's own ssh.
 
     Attributes:
-        config: Goes to the top of ``~/.ssh/config``. It ends with ``Host *``, so that what follows there keeps its
-            meaning.
-        known_hosts: Goes into ``~/.ssh/known_hosts``.
-        left_out: Worker -> why it is in neither, as a verb phrase.
-        needs: What the person needs besides, as a sentence; empty if nothing.
+        config: For the top of ``~/.ssh/config``. It ends with ``Host *``, so that the options below it still apply to
+            all hosts.
+        known_hosts: For ``~/.ssh/known_hosts``.
+        left_out: Worker -> why it is in neither text, as a verb phrase.
+        needs: What else the person needs, as a sentence; empty if nothing.
     """
 
     config: str

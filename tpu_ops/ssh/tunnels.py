@@ -1,4 +1,4 @@
-"""A port on this machine that leads to a port or a socket of a worker, through an ssh process of its own."""
+"""Tunnels: a port on this machine that an ssh process forwards to a port or a socket of a worker."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tpu_ops.errors import UnreachableError, UsageError
 from tpu_ops.ssh import envelope, openssh
 
 _HERE = "127.0.0.1"
-#: Seconds between two looks at the tunnel, and for its beginning.
+#: Seconds between two checks of a tunnel, and until it has to be open.
 _POLL, _LIMIT = 0.1, 30.0
 
 
 class End(NamedTuple):
-    """How a tunnel ended: ssh's exit code, which is 0 only if a watch ended with 0; and ssh's reason in words."""
+    """The end of a tunnel: ssh's exit code, which is 0 only if the watch exited with 0, and ssh's reason in words."""
 
     code: int
     reason: str
 
 
 def require_free(port: int) -> None:
-    """Refuse a port of this machine that a program uses, or that this user may not use.
+    """Refuse a port of this machine that is in use, or that this user may not use.
 
     Raises:
         UsageError: The port cannot be used.
@@ -63,7 +63,7 @@ def opened(
         host: The worker.
         remote: ``host:port`` as the worker resolves it, or the path of a socket on the worker.
         local: The port on this machine.
-        watch: A command for the worker. The tunnel ends with it; its input ends with the tunnel.
+        watch: A command for the worker. The tunnel ends when the command ends; its input ends when the tunnel does.
 
     Raises:
         UnreachableError: ssh ended before the tunnel was open.

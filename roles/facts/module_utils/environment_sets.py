@@ -186,7 +186,7 @@ def _of_extras(name: str, requires: list[str], extras: list[str]) -> list[str]:
 def required(environment: str, lines: list[str], python: str) -> set[str]:
     """Return the names of the installed packages that requirements need, directly or through other packages.
 
-    Packages from a URL or a directory, and all that they may need, are included: nobody has to list them.
+    Packages from a URL or a directory, and all that they may need, are included, since they need not be listed.
 
     Args:
         environment: The environment.
@@ -197,7 +197,7 @@ def required(environment: str, lines: list[str], python: str) -> set[str]:
     try:
         from packaging.requirements import InvalidRequirement, Requirement
     except ImportError:
-        # The role python installs this package; in check mode it may be missing.
+        # The role python installs `packaging`, but not in check mode: keep all packages.
         return set(there)
     version = ".".join(python.split(".")[:2])
     # uv resolves a lock for the first patch version of Python.

@@ -14,9 +14,9 @@ from packaging.version import InvalidVersion, Version
 
 Words = dict[str, Any]
 
-#: The commands that each login finds. python3 stays the system's: its own programs start it.
+#: The commands in /usr/local/bin. python3 is not among them, since programs of the system start it.
 _ON_PATH = ("python", "pip", "pip3", "uv")
-#: The first lines of the commands of `command_files`. A file of others, which begins differently, is not removed.
+#: The first lines of the commands of `command_files`. Only files that begin so are removed.
 COMMAND = "#!/bin/sh\n# Written by Ansible; changes are lost.\n"
 
 #: The newest uv whose list of Python builds was read (`uv python list --all-versions --only-downloads`), and the first
@@ -132,10 +132,10 @@ def wanted_environments(
 
 
 def kept_versions(wanted: list[Words], kept: Mapping[str, Mapping[str, str]]) -> list[Words]:
-    """Return environments in the form of the module uv_environments; those without a lock keep some versions.
+    """Return environments with these versions as constraints, where they have no lock.
 
     Args:
-        wanted: The environments.
+        wanted: The environments, in the form of the module uv_environments.
         kept: Path of an environment -> package -> version.
     """
     found = []
@@ -432,8 +432,8 @@ def command_files(script: str, directory: str) -> list[Words]:
     """Return the entries of managed_files for the commands that choose a person's environment.
 
     Args:
-        script: The shell script that is all of these commands; empty to remove them.
-        directory: The commands' directory. Those that every login needs are in /usr/local/bin as well.
+        script: The shell script behind all of these commands; empty to remove them.
+        directory: The commands' directory. Some of them are in /usr/local/bin as well.
     """
     linked = [f"{directory}/{name}" for name in ("python3", "pip", "pip3", "uv", "uvx")]
     files = {f"{directory}/python": script}

@@ -11,7 +11,7 @@ LISTED = ("requirements", "constraints", "find_links")
 
 
 def lock_header(environment: Words, machine: str) -> str:
-    """Return the first lines of the fleet's lock of an environment; the lock is valid for this very list.
+    """Return the first lines of the fleet's lock of an environment; the lock is valid only for the list in them.
 
     Args:
         environment: The environment in the form of the module uv_environments.
@@ -23,7 +23,7 @@ def lock_header(environment: Words, machine: str) -> str:
 
 
 def fleet_lists(wanted: list[Words], machine: str, index: str) -> list[Words]:
-    """Return what `tpu_ops lock` has to know of the environments that have no lock file of their own.
+    """Return the lists that `tpu_ops lock` resolves: those of environments without a lock file of their own.
 
     Args:
         wanted: The environments in the form of the module uv_environments.
@@ -51,7 +51,7 @@ def fleet_locked(wanted: list[Words], machine: str, locks: list[str]) -> list[Wo
 
 def _locked(entry: Words, machine: str, locks: list[str]) -> Words:
     found = [text for text in locks if text.startswith(lock_header(entry, machine))]
-    # What an owner other than root added stays, as without a lock.
+    # Packages that an owner other than root added stay, as without a lock.
     exact = entry["owner"] == "root"
     return {"lock": found[0], "exact": exact, "agreed": not exact} if found else {}
 
@@ -59,7 +59,7 @@ def _locked(entry: Words, machine: str, locks: list[str]) -> Words:
 def fleet_lock_faults(wanted: list[Words], machine: str, locks: list[str], variable: str = "") -> list[str]:
     """Return a fault for each environment whose list has changed since the fleet's lock was resolved.
 
-    No lock for this Python and processor architecture is no fault: one worker then resolves the list.
+    It is no fault if there is no lock for this Python and processor architecture: one worker then resolves the list.
 
     Args:
         wanted: The environments, as for `fleet_locked`.

@@ -162,7 +162,7 @@ class Environment:
         exact, lock, listed = self.wanted["exact"], self.wanted["lock"], self.wanted["requirements"]
         if lock and not (exact or self.wanted["agreed"]):
             return []
-        # An empty list says nothing about the packages, and files of requirements are read by uv alone.
+        # With an empty list, all packages stay. Only uv can read a list with further files of requirements.
         if not lock and (not listed or any(line.startswith(("-r", "--requirement")) for line in listed)):
             return []
         python, there = python_version(self.path), dist_infos(self.path)

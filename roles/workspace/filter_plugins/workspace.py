@@ -25,8 +25,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*\])?")
 MODE = re.compile(r"0?[0-7]{3}")
-#: Directory of a person's dotfiles in the home, and the programs of which the first one installs them. The names are
-#: those that GitHub Codespaces looks for.
+#: Directory of a person's dotfiles in the home, and the programs that install them: the first one that exists. GitHub
+#: Codespaces uses the same names.
 DOTFILES = ".dotfiles"
 SCRIPTS = (
     "install.sh",
@@ -132,7 +132,7 @@ def dotfiles_faults(people: list[dict[str, Any]]) -> list[str]:
     faults = []
     for person in people:
         dotfiles = person.get("dotfiles")
-        # The specification of the arguments refuses everything but a dictionary.
+        # argument_specs.yml refuses other types.
         if dotfiles and isinstance(dotfiles, dict):
             where = f"users_people: {person.get('name')}: dotfiles"
             if fault := url_fault(str(dotfiles.get("repository", ""))):

@@ -57,7 +57,7 @@ options:
         type: list
         elements: str
         default: []
-      optional: { description: Whether what fails and local changes are only warnings., type: bool, default: false }
+      optional: { description: Whether failures and local changes are only warnings., type: bool, default: false }
   uv:
     description: The program uv.
     type: path
