@@ -118,3 +118,20 @@ def heard(terminal: int, words: str) -> None:
     while words not in said:
         assert select.select([terminal], [], [], max(0.0, until - time.monotonic()))[0], said
         said += os.read(terminal, 4096).decode().replace("\a", "")
+
+
+@pytest.mark.parametrize("line", ["tpu_ops ssh ", "tpu_ops attach ", "tpu_ops configure @"])
+def test_a_fleet_that_was_never_used_here_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    mark = tmp_path / "started"
+    (tmp_path / "inventory").mkdir()
+    template = f"{{{{ lookup('pipe', 'touch {mark}; echo my-project') }}}}"
+    (tmp_path / "inventory" / "tpu_vm.yml").write_text(
+        f'plugin: tpu_vm\nprojects: ["{template}"]\nzones: [us-central2-b]\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("TPU_OPS_")}
+    environ |= {"PATH": f"{BIN}:{os.environ['PATH']}", "TPU_OPS_STATE": str(tmp_path / "state")}
+    assert completed(environ, line) == []
+    assert not mark.exists()

@@ -65,6 +65,13 @@ def invite(member: Member, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=member.environ(), capture_output=True, text=True, timeout=120, check=False)
 
 
+def test_a_name_with_a_template_is_refused_and_not_evaluated(fleet: Member, tmp_path: Path) -> None:
+    done = invite(fleet, f"{{{{ lookup('pipe', 'touch {tmp_path}/started') }}}}")
+    assert done.returncode == 2
+    assert "this is no login name" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
 def test_accounts_are_made_where_the_person_belongs_and_the_message_is_written(fleet: Member, tmp_path: Path) -> None:
     done = invite(fleet, "ada", "--json", "--file", str(tmp_path / "message"))
     assert done.returncode == 0, done.stderr

@@ -213,3 +213,19 @@ def test_a_silent_mount_of_another_user_blocks_only_runs_that_use_it(
 )
 def test_a_path_is_on_a_mount_by_its_name(path: str, point: str, on: bool) -> None:
     assert mounts.is_on(path, point) is on
+
+
+def test_a_run_needs_all_buckets_mounted_and_ends_before_they_are_unmounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mountinfo").write_bytes(mountinfo(SYSTEM | {"/mnt/data": "ext4"}))
+    (tmp_path / "buckets").write_text("/mnt/data\n/mnt/my-data\n")
+    monkeypatch.setattr(mounts, "MOUNTINFO", str(tmp_path / "mountinfo"))
+    monkeypatch.setattr(mounts, "BUCKETS", str(tmp_path / "buckets"))
+    # The run is ordered after the services, so that it ends before they unmount.
+    assert mounts.found()[1:] == ["tpu_ops-bucket-mnt-data.service", r"tpu_ops-bucket-mnt-my\x2ddata.service"]
+    (found,) = mounts.unfit(1001)
+    assert (found["path"], found["problem"]) == ("/mnt/my-data", "the bucket at /mnt/my-data is not mounted")
+    assert r"systemctl restart 'tpu_ops-bucket-mnt-my\x2ddata.service'" in found["fix"]
+    (tmp_path / "buckets").unlink()
+    assert mounts.unfit(1001) == []

@@ -122,6 +122,13 @@ async def test_another_environment_of_the_fleet_means_another_environment_of_the
     assert after.anew
     assert after.path != before.path
     assert versions(after) == "2 1"
+    # On workers that share the home directory and were not configured yet, a run may be using it.
+    assert there(before).exists()
+    os.utime(there(before, "tpu_ops.json"), (0, 0))
+    (code / "requirements.txt").write_text("extra==2\n")
+    await workers.install(sync.read(code))
+    assert not there(before).exists()
+    assert not there(after).exists()
 
 
 async def test_an_interrupted_installation_is_done_again(workers: Workers, code: Path) -> None:

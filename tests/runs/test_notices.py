@@ -101,6 +101,12 @@ def test_an_empty_command_or_an_invalid_url_is_refused(to: str) -> None:
         notices.check(to)
 
 
+def test_a_url_with_a_password_is_refused_without_saying_it() -> None:
+    with pytest.raises(UsageError, match="--notify") as caught:
+        notices.check("https://me:secret@hooks.example.org/x")
+    assert "secret" not in str(caught.value)
+
+
 def test_commands_and_urls_are_accepted() -> None:
     for to in ("notify-send done", "https://hooks.slack.com/services/T/B/x", "HTTP://127.0.0.1:80"):
         notices.check(to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from tpu_ops.ssh.portable import Portable, portable
 _PLAYBOOK = "invite"
 #: Ansible's variable for directories of filter plugins. The playbook needs the filters of the role users.
 _FILTERS = "ANSIBLE_FILTER_PLUGINS"
+#: The names that the role users accepts.
+_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 #: What a person may do, by the key `sudo` of the entry.
 _RIGHTS = {
     "none": "You can log in.",
@@ -91,8 +94,13 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
         told: Shows the steps of the playbook that reads the inventory's variables.
 
     Raises:
-        UsageError: The entry is missing, faulty, without a key, or for no node; or Ansible cannot read the inventory.
+        UsageError: The name is none; the entry is missing, faulty, without a key, or for no node; or Ansible cannot
+            read the inventory.
     """
+    if not _NAME.fullmatch(name):
+        # Ansible would evaluate a template in the name.
+        what = "this is no login name"
+        raise UsageError(what, where="NAME", fix="lowercase letters, digits, - and _, as in users_people")
     settings = fleet.settings
     project = playbook.project_of(settings.path, settings.file)
     # Use the playbook of tpu_ops: a fleet with playbooks of its own may lack this one, which only reads.

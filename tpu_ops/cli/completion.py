@@ -9,14 +9,16 @@ import argparse
 import importlib
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import argcomplete
 from argcomplete.completers import FilesCompleter
 from argcomplete.shell_integration import shellcode
 
-from tpu_ops import config
+from tpu_ops import config, files
 from tpu_ops.cli import inventory, output
 from tpu_ops.cli.commands import COMMANDS
+from tpu_ops.config import states
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import view
 from tpu_ops.runs import records
@@ -92,9 +94,22 @@ def _completer(action: argparse.Action) -> Callable[..., Iterable[str]]:
 def _settings(given: argparse.Namespace) -> config.Settings | None:
     """Return the settings of the fleet that the command line uses; None if there is none."""
     try:
-        return config.load(getattr(given, "fleet", None))
+        file = config.find_file(getattr(given, "fleet", None), os.environ, config.here())
+        return config.load_file(file) if _was_used(file) else None
     except (OpsError, OSError):
         return None
+
+
+def _was_used(file: Path) -> bool:
+    """Return whether this machine has the state of a fleet, so that its user has executed commands for it before.
+
+    Templates in the fleet's file can start programs. A press of Tab in a directory from elsewhere must start none.
+    """
+    endpoint = os.environ.get("TPU_OPS_ENDPOINT") or config.read_file(file).get("endpoint") or ""
+    projects, zones = (os.environ.get(name, "").replace(",", " ").split() for name in states.PLACES)
+    known = (files.state_root(os.environ) / "fleets").iterdir()
+    real = files.resolved(str(file.parent), "the fleet's file") / file.name
+    return any(states.shell_of(path.name, real, str(endpoint), projects, zones) is not None for path in known)
 
 
 def _targets(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:

@@ -18,9 +18,11 @@ import time
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, Sequence
+    from typing import Container, Dict, Iterator, Sequence
 
 MOUNTINFO = "/proc/self/mountinfo"
+#: The role buckets lists its mount points in this file, one per line.
+BUCKETS = "/etc/tpu_ops/buckets"
 #: Top directories that systemd unmounts last or never, with all mounts below them: these mounts are left out.
 _SYSTEM = (b"/proc", b"/sys", b"/dev", b"/run")
 #: Maximum number of units. A host of containers has hundreds of mounts, mostly at deep paths.
@@ -41,10 +43,10 @@ _ESCAPED = re.compile(rb"[^A-Za-z0-9:_.]")
 
 
 def found() -> list[str]:
-    """Return the systemd units of this host's mounts; see `units`."""
+    """Return the systemd units of this host's mounts, see `units`, and the services that mount buckets."""
     try:
         with open(MOUNTINFO, "rb") as file:
-            return units(file.read())
+            return units(file.read()) + [_bucket_service(path) for path in _buckets()]
     except OSError:
         return []
 
@@ -83,7 +85,9 @@ def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
 
 
 def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[Dict[str, str]]:
-    """Return the mounts whose servers do not answer: ``path``, ``problem`` and ``fix`` each.
+    """Return the mounts whose servers do not answer, and buckets that are not mounted.
+
+    Each entry has ``path``, ``problem`` and ``fix``.
 
     FUSE mounts of other users are not checked: they affect only the runs of these users.
 
@@ -104,7 +108,7 @@ def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[D
         if _is_answered_for(kind)
         and (_mounted_by(options) in (0, uid) or any(is_on(used, os.fsdecode(path)) for used in needed))
     }
-    found = []
+    found = _missing_buckets(of)
     for path, code in _answers(list(asked)[:_ASKED], limit).items():
         if code in _NO_FAULT:
             continue
@@ -118,6 +122,33 @@ def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[D
             "fix": fix.format(shlex.quote(name)),
         })  # fmt: skip
     return found
+
+
+def _buckets() -> list[bytes]:
+    """Return the mount points of the role buckets."""
+    try:
+        with open(BUCKETS, "rb") as file:
+            return file.read().split()
+    except OSError:
+        return []
+
+
+def _bucket_service(path: bytes) -> str:
+    return "tpu_ops-bucket-{}.service".format(_escaped(path))
+
+
+def _missing_buckets(mounted: Container[bytes]) -> list[Dict[str, str]]:
+    """Return the mount points of the role buckets where nothing is mounted: a run would write to the worker's disk."""
+    fix = "`sudo systemctl restart '{0}'` on this worker; `journalctl -u '{0}'` says why it was not mounted"
+    return [
+        {
+            "path": os.fsdecode(path),
+            "problem": "the bucket at {} is not mounted".format(os.fsdecode(path)),
+            "fix": fix.format(_bucket_service(path)),
+        }
+        for path in _buckets()
+        if path not in mounted
+    ]
 
 
 def _is_answered_for(kind: bytes) -> bool:

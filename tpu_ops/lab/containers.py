@@ -19,6 +19,8 @@ CACHE_MOUNT = "/var/cache/tpu-lab"
 STATE_MOUNT = "/var/lib/tpu-lab/worker"
 #: Directory in a worker with the unix socket of the lab's Cloud Storage.
 STORAGE_MOUNT = "/var/lib/tpu-lab/storage"
+#: The device of file systems in user space, such as mounts of buckets. This machine's kernel may lack it.
+FUSE = "/dev/fuse"
 METADATA_SERVER = ("metadata.google.internal", "169.254.169.254")
 #: Capabilities of a worker's container; root on a TPU VM has them too. CAP_SYS_RESOURCE is left out, since some
 #: machines do not allow it for containers.
@@ -112,6 +114,7 @@ def create_args(
     # cannot change, so all loop devices are allowed. The guest agent creates device nodes only for the worker's own
     # disks.
     args += ["--device-cgroup-rule", "b 7:* rwm"]
+    args += ["--device", FUSE] if Path(FUSE).exists() else []
     return [*args, image]
 
 

@@ -66,15 +66,21 @@ def check(to: str) -> None:
     """Check the value of --notify.
 
     Raises:
-        UsageError: It is empty, or a URL without a host.
+        UsageError: It is empty, a URL without a host, or a URL with a password before its host.
     """
     if not to.strip():
         raise UsageError("the value is empty", where="--notify", fix="name a command, or a URL that begins with https")
     if _is_url(to):
         try:
-            host = urllib.parse.urlsplit(to).hostname
+            parts = urllib.parse.urlsplit(to)
+            host = parts.hostname
         except ValueError:
             host = None
+        if host and "@" in parts.netloc:
+            # urllib would refuse it at the end of the run, in a message with the password.
+            what = "a name or password before the host is not supported"
+            fix = "send it with a command, as in curl --netrc, or give the URL without it"
+            raise UsageError(what, where="--notify", fix=fix)
         if not host or not to.isprintable() or " " in to:
             raise UsageError("the URL is invalid", where="--notify", fix="correct it; its form is https://HOST/PATH")
 

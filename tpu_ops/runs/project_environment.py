@@ -31,6 +31,8 @@ from tpu_ops.protocol.installed_packages import BASE, digest, dist_infos, normal
 PLACE = "tpu_ops/.environments"
 #: File in a complete environment: what it was made from, as JSON.
 RECORD = "tpu_ops.json"
+#: Seconds for which environments over another environment of the fleet stay.
+KEPT = 30 * 24 * 3600
 #: A pinned package in a list of packages.
 PIN = re.compile(r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
 #: Options in a list of packages that name another index or directory than the default index.
@@ -94,7 +96,7 @@ def resolve(project: str, listing: str, base: str) -> dict[str, Any]:
 
 
 def build(project: str, inputs: str, base: str, pins: str, index: str, editable: bool) -> dict[str, Any]:  # noqa: PLR0917 - called with the request's values by name
-    """Make the environment of a project with these packages, unless it exists; remove its other environments.
+    """Make the environment of a project with these packages, unless it is complete; remove those no longer needed.
 
     Args:
         project: The name of the project's directory.
@@ -125,8 +127,19 @@ def build(project: str, inputs: str, base: str, pins: str, index: str, editable:
             json.dump({"inputs": inputs, "base": below, "pins": pins}, file)
         os.replace(file.name, os.path.join(path, RECORD))
         for other in set(os.listdir(place)) - {key, ".lock"}:
-            shutil.rmtree(os.path.join(place, other), ignore_errors=True)
+            if is_spent(os.path.join(place, other), below):
+                shutil.rmtree(os.path.join(place, other), ignore_errors=True)
     return {"missed": missed, **facts(path, base)}
+
+
+def is_spent(path: str, below: str) -> bool:
+    """Return whether no run can need an environment any more, given the digest of this worker's fleet environment.
+
+    Workers with another fleet environment may share the home directory, and a run may be active on them.
+    """
+    found = recorded(path)
+    age = time.time() - os.path.getmtime(os.path.join(path, RECORD)) if found else 0
+    return not found or found["base"] == below or age > KEPT
 
 
 def fill(project: str, path: str, pins: str, index: str) -> str:
