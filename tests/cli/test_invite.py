@@ -68,7 +68,7 @@ def invite(member: Member, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_name_with_a_template_is_refused_and_not_evaluated(fleet: Member, tmp_path: Path) -> None:
     done = invite(fleet, f"{{{{ lookup('pipe', 'touch {tmp_path}/started') }}}}")
     assert done.returncode == 2
-    assert "this is no login name" in done.stderr
+    assert "the login name is invalid" in done.stderr
     assert not (tmp_path / "started").exists()
 
 

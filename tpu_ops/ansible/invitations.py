@@ -94,13 +94,13 @@ def look(fleet: Fleet, name: str, told: Callable[[Step | Said], None]) -> Invita
         told: Shows the steps of the playbook that reads the inventory's variables.
 
     Raises:
-        UsageError: The name is none; the entry is missing, faulty, without a key, or for no node; or Ansible cannot
+        UsageError: The name is invalid; the entry is missing, faulty, without a key, or for no node; or Ansible cannot
             read the inventory.
     """
     if not _NAME.fullmatch(name):
         # Ansible would evaluate a template in the name.
-        what = "this is no login name"
-        raise UsageError(what, where="NAME", fix="lowercase letters, digits, - and _, as in users_people")
+        fix = "use a name in users_people: lowercase letters, digits, - and _"
+        raise UsageError("the login name is invalid", where="NAME", fix=fix)
     settings = fleet.settings
     project = playbook.project_of(settings.path, settings.file)
     # Use the playbook of tpu_ops: a fleet with playbooks of its own may lack this one, which only reads.

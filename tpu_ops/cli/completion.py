@@ -33,7 +33,9 @@ _JOINS = ",!&^"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops completion`."""
     parser.add_argument("shell", choices=SHELLS, help="your shell")
-    parser.epilog = "It completes commands, options, and the names of nodes, workers, groups and runs known here."
+    parser.epilog = (
+        "It completes commands, options, and names of nodes, workers, groups and runs that this machine knows."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +105,7 @@ def _settings(given: argparse.Namespace) -> config.Settings | None:
 def _was_used(file: Path) -> bool:
     """Return whether this machine has the state of a fleet, so that its user has executed commands for it before.
 
-    Templates in the fleet's file can start programs. A press of Tab in a directory from elsewhere must start none.
+    Templates in a fleet's file can start programs. Tab must start none in a directory that somebody else wrote.
     """
     endpoint = os.environ.get("TPU_OPS_ENDPOINT") or config.read_file(file).get("endpoint") or ""
     projects, zones = (os.environ.get(name, "").replace(",", " ").split() for name in states.PLACES)

@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops lock`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the lists allow")
+    parser.add_argument("--upgrade", action="store_true", help="use the newest versions that the lists allow")
     parser.epilog = (
         "Writes inventory/locks/ENVIRONMENT-PYTHON-MACHINE.txt, for each list, Python and processor architecture that "
         "the workers have. `tpu_ops configure` then installs exactly these packages (docs/environments.md). Without "
-        "--upgrade, versions in these files stay as far as the lists allow."
+        "--upgrade, versions in these files stay where the lists allow them."
     )
 
 

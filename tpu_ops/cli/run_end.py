@@ -29,11 +29,11 @@ def add_arguments(parser: options.Options) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="copy this file or directory of rank 0 here, whether or not the run succeeded; it starts in the run's "
+        help="copy this file or directory of rank 0 here, whether or not the run succeeded; relative to the run's "
         "directory (repeatable)",
     )
     parser.add_argument(
-        "--fetch-to", default="", metavar="DIR", help="where --fetch copies to (default: a directory named as the run)"
+        "--fetch-to", default="", metavar="DIR", help="where --fetch copies to (default: a directory with the run's id)"
     )
     parser.add_argument(
         "--notify",

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops tensorboard`."""
     serving.add_arguments(parser, "tensorboard", 6006)
     parser.add_argument(
-        "--logdir", metavar="D", help="the directory of the event files there, from your home on; or gs://BUCKET/PATH"
+        "--logdir", metavar="D", help="the directory of the event files, below your home there; or gs://BUCKET/PATH"
     )
     parser.epilog = "Ctrl-C ends the tunnel and TensorBoard."
 

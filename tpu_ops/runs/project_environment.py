@@ -31,7 +31,7 @@ from tpu_ops.protocol.installed_packages import BASE, digest, dist_infos, normal
 PLACE = "tpu_ops/.environments"
 #: File in a complete environment: what it was made from, as JSON.
 RECORD = "tpu_ops.json"
-#: Seconds for which environments over another environment of the fleet stay.
+#: Seconds for which an environment over another fleet environment is kept.
 KEPT = 30 * 24 * 3600
 #: A pinned package in a list of packages.
 PIN = re.compile(r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
@@ -96,7 +96,7 @@ def resolve(project: str, listing: str, base: str) -> dict[str, Any]:
 
 
 def build(project: str, inputs: str, base: str, pins: str, index: str, editable: bool) -> dict[str, Any]:  # noqa: PLR0917 - called with the request's values by name
-    """Make the environment of a project with these packages, unless it is complete; remove those no longer needed.
+    """Make the environment of a project with these packages, unless it is complete; remove unused environments.
 
     Args:
         project: The name of the project's directory.
@@ -127,13 +127,13 @@ def build(project: str, inputs: str, base: str, pins: str, index: str, editable:
             json.dump({"inputs": inputs, "base": below, "pins": pins}, file)
         os.replace(file.name, os.path.join(path, RECORD))
         for other in set(os.listdir(place)) - {key, ".lock"}:
-            if is_spent(os.path.join(place, other), below):
+            if is_unused(os.path.join(place, other), below):
                 shutil.rmtree(os.path.join(place, other), ignore_errors=True)
     return {"missed": missed, **facts(path, base)}
 
 
-def is_spent(path: str, below: str) -> bool:
-    """Return whether no run can need an environment any more, given the digest of this worker's fleet environment.
+def is_unused(path: str, below: str) -> bool:
+    """Return whether no run can use an environment any more, given the digest of this worker's fleet environment.
 
     Workers with another fleet environment may share the home directory, and a run may be active on them.
     """

@@ -8,13 +8,13 @@ from typing import Any
 
 Mount = dict[str, Any]
 
-#: Mount points that need no quoting in units, and no escape in their names except for '-'.
+#: Mount points that need no quoting in units. In the names of units, only their '-' is escaped.
 PATH = re.compile(r"/(mnt|media|srv|data)(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 #: Names of buckets (https://cloud.google.com/storage/docs/buckets#naming).
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 #: An option of the command line; systemd would replace '%' and '$' in a unit.
 OPTION = re.compile(r"[a-z][a-z0-9-]*(=[A-Za-z0-9_.:/,+-]+)?")
-#: Options that the role sets from other keys, and those without which its units would not work.
+#: Options that the role sets itself, and options with which its units would not work.
 TAKEN = {
     *("allow-other", "default-permissions", "uid", "gid", "umask", "dir-perms", "file-perms", "dir-mode", "file-mode"),
     *("read-only", "daemon", "foreground", "o", "option", "allow-non-empty", "nonempty"),
