@@ -122,6 +122,18 @@ def test_without_an_own_environment_python_is_the_fleet_s(place: Path, run: Run,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_environment_s_own_one_whose_name_begins_the_same_does_not_count(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    other = tmp_path / ".venvs/own-fleet-two-3.1"
+    (other / "lib/python3.1/site-packages").mkdir(parents=True)
+    (other / "pyvenv.cfg").touch()
+    found = run("python", "-c", "import sys; print(sys.prefix)", HOME=str(tmp_path))
+    assert (found.stdout, found.stderr) == (f"{place}/fleet\n", "")
+    active = run("pip", "--version", HOME=str(tmp_path), VIRTUAL_ENV=str(other))
+    assert (active.returncode, "has no pip" in active.stderr) == (1, True)
+
+
 def test_a_package_is_installed_over_the_fleet_s_which_stay_as_they_are(place: Path, run: Run, own: Path) -> None:
     before = sorted(path for path in (place / "fleet").rglob("*") if "__pycache__" not in path.parts)
     done = run("python", "-m", "pip", "install", "einrops")

@@ -16,7 +16,7 @@ from tests.support.environments import UV, plain_wheel, write_project
 from tests.support.nodes import node
 from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import HostError, UsageError
-from tpu_ops.runs import installs, sync
+from tpu_ops.runs import installs, project_environment, sync
 from tpu_ops.ssh.replies import Result
 
 
@@ -52,6 +52,7 @@ class Workers:
         there = self.home / tree.cwd
         there.mkdir(parents=True, exist_ok=True)
         for name in tree.files:
+            (there / name).parent.mkdir(exist_ok=True)
             (there / name).write_bytes((tree.source / name).read_bytes())
         seen = await installs.look(fanout, hosts, tree, listed, str(self.base))
         return seen.installed or await installs.install(
@@ -175,6 +176,31 @@ def test_the_first_listing_is_used(code: Path, files: dict[str, str], found: tup
         (code / name).write_text(text)
     listed = installs.listing(sync.read(code))
     assert (listed and (listed.name, listed.editable)) == found
+
+
+@pytest.mark.parametrize(
+    "line", ["lib", "libs/one", "./lib", "one @ ../lib", "one[x] @ file:///lib ; python_version > '3'"]
+)
+def test_a_directory_that_would_be_a_copy_is_refused(line: str) -> None:
+    with pytest.raises(project_environment.Failed, match="editable"):
+        project_environment.without_copies(f"common==1 \\\n    --hash=sha256:0\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "# lib", "-e libs/one", "one[x]==1", "one @ https://host/one.whl", "one @ git+ssh://host/one@1", "./a.whl"],
+)
+def test_other_lines_stay(line: str) -> None:
+    assert project_environment.without_copies(line) == line
+
+
+async def test_a_directory_in_pyproject_is_not_taken_for_a_package_of_the_index(workers: Workers, code: Path) -> None:
+    # uv names it like a package, and the index has one of this name.
+    write_project(code / "extra", "one", [])
+    project = '[project]\nname = "top"\nversion = "1"\nrequires-python = ">=3.8"\ndependencies = ["one"]\n'
+    (code / "pyproject.toml").write_text(f'{project}[tool.uv.sources]\none = {{ path = "extra" }}\n')
+    with pytest.raises(HostError, match="the directory extra would be installed as a copy"):
+        await workers.install(sync.read(code))
 
 
 def test_a_damaged_pyproject_is_named(code: Path) -> None:

@@ -37,6 +37,8 @@ KEPT = 30 * 24 * 3600
 PIN = re.compile(r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
 #: Options in a list of packages that name another index or directory than the default index.
 OWN_INDEX = re.compile(r"^--?(?:index-url|extra-index-url|find-links|i|f)\b", re.MULTILINE)
+#: Ends of the names of files that are packages.
+ARCHIVES = (".whl", ".gz", ".zip")
 #: Where the role python installs uv.
 UV = "/opt/uv/bin"
 #: The certificates that the system trusts. uv has a list of its own, which lacks the certificates of organisations.
@@ -81,7 +83,7 @@ def resolve(project: str, listing: str, base: str) -> dict[str, Any]:
     plain = ["--no-header", "--no-annotate", "--python", base + "/bin/python"]
     if listing == "uv.lock":
         exported = ["export", "--frozen", "--no-dev", "--no-emit-project", "--format=requirements.txt"]
-        return {"pins": run_uv(project, *exported, *plain)}
+        return {"pins": without_copies(run_uv(project, *exported, *plain))}
     with tempfile.TemporaryDirectory() as scratch:
         pins = os.path.join(scratch, "pins.txt")
         with open(pins, "w", encoding="utf-8") as file:
@@ -92,7 +94,30 @@ def resolve(project: str, listing: str, base: str) -> dict[str, Any]:
         with open(os.path.join("tpu_ops", project, listing), encoding="utf-8") as file:
             indexes = "".join(line.strip() + "\n" for line in file if OWN_INDEX.match(line))
         with open(pins, encoding="utf-8") as file:
-            return {"pins": indexes + file.read()}
+            return {"pins": indexes + without_copies(file.read())}
+
+
+def without_copies(pins: str) -> str:
+    """Return a list of packages unless it has a directory that would be installed as a copy.
+
+    Later changes of the directory would not reach the environment. uv also writes some directories without ``./``, and
+    would then install a package from the index that has the name of the directory.
+
+    Raises:
+        Failed: The list has such a directory.
+    """
+    for line in pins.splitlines():
+        if line[:1] in ("", " ", "\t", "#", "-") or PIN.match(line):
+            continue
+        words = line.split()
+        place = words[2] if words[1:2] == ["@"] else words[0]
+        remote = "://" in place and not place.startswith("file:")
+        if not remote and not place.partition("#")[0].endswith(ARCHIVES):
+            raise Failed(
+                "the directory %s would be installed as a copy, which later changes do not reach; install it as"
+                " editable: -e %s in requirements.txt, editable = true in tool.uv.sources" % (place, place)
+            )
+    return pins
 
 
 def build(project: str, inputs: str, base: str, pins: str, index: str, editable: bool) -> dict[str, Any]:  # noqa: PLR0917 - called with the request's values by name

@@ -18,6 +18,11 @@ from tpu_ops.ssh import envelope, openssh
 _HERE = "127.0.0.1"
 #: Seconds between two checks of a tunnel, and until it has to be open.
 _POLL, _LIMIT = 0.1, 30.0
+#: Linux's tables of connections, and the addresses in them at which ``localhost`` leads to a program.
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LOCALHOST = ("00000000", "0100007F", "0" * 32, "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
+#: The state of a socket that accepts connections, in these tables.
+_LISTENING = "0A"
 
 
 class End(NamedTuple):
@@ -31,22 +36,47 @@ def require_free(port: int) -> None:
     """Refuse a port of this machine that is in use, or that this user may not use.
 
     Raises:
-        UsageError: The port cannot be used.
+        UsageError: The port cannot be used, or ``localhost`` would lead to another user's program there.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_HERE, port))
         except OSError as exc:
-            reason = os.strerror(exc.errno) if exc.errno else str(exc)
-            fix = f"name another one as LOCAL, as in {port + 10000 if port < 50000 else port - 10000}"
-            raise UsageError(f"port {port} cannot be used here: {reason}", where="LOCAL", fix=fix) from exc
+            raise _unusable(port, os.strerror(exc.errno) if exc.errno else str(exc)) from exc
+    if _is_others(port):
+        raise _unusable(port, "another user of this machine listens there")
+
+
+def _unusable(port: int, reason: str) -> UsageError:
+    fix = f"name another one as LOCAL, as in {port + 10000 if port < 50000 else port - 10000}"
+    return UsageError(f"port {port} cannot be used here: {reason}", where="LOCAL", fix=fix)
 
 
 def listens(port: int) -> bool:
-    """Return whether a program on this machine accepts connections at a port."""
+    """Return whether a program of this user accepts connections at a port of this machine.
+
+    Another user's program there would get what is meant for the worker, such as the token of a notebook server.
+    """
     with contextlib.suppress(OSError), socket.create_connection((_HERE, port), timeout=_POLL):
-        return True
+        return not _is_others(port)
+    return False
+
+
+def _is_others(port: int) -> bool:
+    """Return whether another user's program listens at a port of ``localhost``; false where Linux's tables are not."""
+    for table in _TABLES:
+        with contextlib.suppress(OSError):
+            for line in table.read_text(encoding="ascii").splitlines()[1:]:
+                _, local, _, state, _, _, _, uid, *_ = line.split()
+                address, _, number = local.rpartition(":")
+                if (
+                    state == _LISTENING
+                    and int(number, 16) == port
+                    and address in _LOCALHOST
+                    and int(uid) != os.getuid()
+                ):
+                    return True
     return False
 
 
@@ -67,6 +97,7 @@ def opened(
 
     Raises:
         UnreachableError: ssh ended before the tunnel was open.
+        UsageError: Another user's program listens at the port here.
     """
     argv = [
         *("ssh", "-F", str(ssh_config), "-o", "ControlPath=none", "-o", "BatchMode=yes"),
@@ -95,6 +126,8 @@ def opened(
             while not listens(local):
                 if process.poll() is not None or time.monotonic() > limit:
                     process.kill()
+                    if _is_others(local):
+                        raise _unusable(local, "another user of this machine listens there")
                     raise UnreachableError(end().reason, where=f"{host}, {remote.replace('localhost:', 'port ')}")
                 time.sleep(_POLL)
             yield end
