@@ -114,18 +114,20 @@ def _quota(settings: Settings) -> Check:
     """Check that a project has a quota for TPUs. It is no fault if the API is not enabled: only this check needs it."""
     if settings.endpoint or not settings.projects or origin.source_of(settings):
         return Check("quota", None, "not asked, since the fleet's nodes do not come from Google's API")
-    found = []
+    found, unknown, fix = [], "", ""
     for project in settings.projects:
         try:
             found += quotas.of_project(project, settings.auth, timeout=_TIMEOUT)
         except OpsError as exc:
-            fix = f"gcloud services enable cloudquotas.googleapis.com --project {project}"
-            return Check("quota", None, f"not known: {exc.what}", fix)
-    if not found:
+            unknown, fix = exc.what, f"gcloud services enable cloudquotas.googleapis.com --project {project}"
+    if found:
+        named = texts.some([f"{each.name} {each.value} in {each.place}" for each in found], _NAMED)
         return Check(
-            "quota", False, "the project has none for TPUs", "apply for a grant, or ask for quota (docs/trc.md)"
+            "quota", True, f"{named}; of another project it is not known: {unknown}" if unknown else named, fix
         )
-    return Check("quota", True, texts.some([f"{each.name} {each.value} in {each.place}" for each in found], _NAMED))
+    if unknown:
+        return Check("quota", None, f"not known: {unknown}", fix)
+    return Check("quota", False, "there is none for TPUs", "apply for a grant, or ask for quota (docs/trc.md)")
 
 
 def _clock(settings: Settings) -> Check:

@@ -222,9 +222,12 @@ async def _ask(
     failed = [result for result in results.values() if not result.ok]
     if failed:
         error = HostError if failed[0].reached else UnreachableError
-        what = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
-        where = texts.folded([result.host for result in failed])
-        raise error(f"the packages could not be installed: {what}", where=where)
+        said = failed[0].stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise error(
+            f"the packages could not be installed: {failed[0].problem or ''.join(said)}",
+            where=texts.folded([result.host for result in failed]),
+            fix="run the same command again, which continues; or start without it: --no-install",
+        )
     answers = {host: sync.answer(result.stdout) for host, result in results.items()}
     if unanswered := [host for host, answer in answers.items() if answer is None]:
         raise sync.unanswered(unanswered)
