@@ -45,7 +45,7 @@ class Fetched:
 
     Attributes:
         source: The source.
-        count: Number of files and directories that were copied or had changed.
+        count: Number of files that were copied.
         size: Their size in bytes.
         problem: Why not everything was copied; empty if it was.
         reached: Whether the worker answered.
@@ -65,7 +65,11 @@ class Fetched:
     def error(self, path: str) -> OpsError:
         """Return the problem as the error of a command that copies this path."""
         kind = HostError if self.reached else UnreachableError
-        fix = "check PATH, and who may read it" if self.reached else "run the same command again: it continues"
+        begins = "the directory of the run" if self.source.folder else "the home"
+        fix = "run the same command again: it continues"
+        if self.reached:
+            fix = f"check PATH, which begins in {begins}, and who may read it"
+            fix += "" if self.source.folder else "; for the directory of a run, name the run: `tpu_ops runs`"
         return kind(self.problem, where=f"{path} on {self.source.host}", fix=fix)
 
 
@@ -161,10 +165,10 @@ async def _look(fanout: Fanout, source: Source, path: str) -> str | Fetched:
 def command(source: Source, path: str, ssh_config: Path) -> list[str]:
     """Return the command that copies an absolute path of a worker.
 
-    It continues a file that an earlier one has begun, and prints the size of each thing that it copies. With `-s`, no
-    shell on the worker reads the path.
+    It continues a file that an earlier one has begun, and prints size and name of each thing that it
+    copies. With `-s`, no shell on the worker reads the path.
     """
-    options = ["-a", "--no-owner", "--no-group", "--partial", "-s", "--timeout=60", "--out-format=%l"]
+    options = ["-a", "--no-owner", "--no-group", "--partial", "-s", "--timeout=60", "--out-format=%l %n"]
     if source.user:
         options.append(f"--rsync-path={' '.join(_as(source.user))} rsync")
     shell = openssh.rsync_shell(ssh_config)
@@ -185,7 +189,8 @@ async def _copy(source: Source, argv: Sequence[str], moved: rsync.Moved | None) 
             out, said = await (rsync.communicate(process, b"", told) if moved else process.communicate())
     except FileNotFoundError as exc:
         raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync") from exc
-    sizes = [int(line) for line in out.split() if line.isdigit()]
+    rows = [line.partition(b" ") for line in out.splitlines()]
+    sizes = [int(size) for size, _, name in rows if size.isdigit() and name and not name.endswith(b"/")]
     text = said.decode(errors="replace")
     problem = openssh.reason(text, process.returncode) if process.returncode else ""
     return Fetched(source, len(sizes), sum(sizes), problem, process.returncode != SSH_FAILED)
