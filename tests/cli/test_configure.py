@@ -222,7 +222,7 @@ def test_a_tag_that_no_task_has_is_refused_and_nothing_runs(fleet, option, name)
     done = configure(fleet, option, name)
     assert done.returncode == 2
     assert "no task of site.yml has the tag wirte" in done.stderr
-    assert f"at:  {option} {name}\n  fix: use some of base, credentials, disks, " in done.stderr
+    assert f"at:  {option} {name}\n  fix: use some of base, buckets, credentials, disks, " in done.stderr
     assert "Gathering" not in done.stdout + done.stderr
     done = configure(fleet, "--playbook", "users", option, name)
     assert (done.returncode, f"fix: leave out {option}: users.yml has no tags" in done.stderr) == (2, True), done.stderr
