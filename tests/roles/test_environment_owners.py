@@ -198,7 +198,8 @@ def test_what_a_project_needs_stays_when_the_list_drops_it_and_leaves_with_the_p
     worker.settle()
     assert worker.packages() == {"extra": "2", "flax": "2", "six": "1.17.0", "vision": "1"}
     worker.projects[0]["state"] = "absent"
-    assert worker.workspace().get("changed") is True
+    done = worker.workspace()
+    assert done.get("changed") is True, done.get("msg")
     worker.python()
     assert worker.packages() == {"extra": "2"}
 

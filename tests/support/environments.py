@@ -148,6 +148,7 @@ def build_editable(directory, config_settings=None, metadata_directory=None):
 def write_project(directory: Path, name: str, needs: list[str], **extras: list[str]) -> None:
     """Write a Python project that can be installed editable, also over an earlier one."""
     directory.mkdir(exist_ok=True)
+    (directory / ".gitignore").write_text("__pycache__/\n")
     (directory / "backend.py").write_text(BACKEND)
     (directory / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
