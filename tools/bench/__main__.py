@@ -33,6 +33,7 @@ from tools.bench import (
     site,
     site_report,
     swarm,
+    ways,
 )
 from tools.bench.configuring import ConfiguringSample, ConfiguringSeries
 from tools.bench.faults import FaultSample, FaultSeries
@@ -42,6 +43,7 @@ from tools.bench.runs import RunSample, RunSeries
 from tools.bench.samples import Fleet, Series, read_part
 from tools.bench.site import SiteSample, SiteSeries
 from tools.bench.swarm import SwarmSample, SwarmSeries
+from tools.bench.ways import WaySample, WaySeries
 from tpu_ops.cloud.accelerators import accelerator_type
 from tpu_ops.errors import OpsError, UsageError
 
@@ -193,8 +195,28 @@ def swarm_part(options: argparse.Namespace) -> Iterator[tuple[str, SwarmSeries]]
     yield "swarm", SwarmSeries(commit, date, described, tuple(found))
 
 
+def ways_part(options: argparse.Namespace) -> Iterator[tuple[str, WaySeries]]:
+    """Measure what three people type; yield "ways" and the series."""
+    if options.rounds < 1:
+        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = tuple(ways.run(options.rounds, Path(directory), say))
+    yield "ways", WaySeries(commit, date, described, found)
+
+
 #: The types of series that the parts of the measurement yield.
-AnySeries = Series | SiteSeries | ConfiguringSeries | RunSeries | FaultSeries | KillSeries | NodesSeries | SwarmSeries
+AnySeries = (
+    Series
+    | SiteSeries
+    | ConfiguringSeries
+    | RunSeries
+    | FaultSeries
+    | KillSeries
+    | NodesSeries
+    | SwarmSeries
+    | WaySeries
+)
 
 #: Part -> the function that measures it.
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]] = {
@@ -207,6 +229,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]
     "nodes": nodes_part,
     "kills": kills_part,
     "swarm": swarm_part,
+    "ways": ways_part,
 }
 
 
@@ -308,6 +331,8 @@ def document(out: Path) -> str:
         parts.append(kills.section(read_part(more, KillSample)))
     if (more := samples_file(out, "swarm")).exists():
         parts.append(swarm.section(read_part(more, SwarmSample)))
+    if (more := samples_file(out, "ways")).exists():
+        parts.append(ways.section(read_part(more, WaySample)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 
