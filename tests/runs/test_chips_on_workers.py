@@ -82,7 +82,7 @@ def test_chip_holders_outside_a_run_are_named_at_its_end_and_kept(bench: Bench) 
             ]
             assert [line for line in bench.left(index) if "sleep 60" not in line and f"/{pid}/" not in line] == []
         refused = bench.tpu_ops("train", "pod", "--", "true")
-        assert f"its chips are held by pid {pids[0]} of bob" in refused.stdout
+        assert f"its chips are held by pid {pids[0]} of bob" in refused.stderr
     finally:
         bench.inside(0, "rm /etc/sudoers.d/aa-su")
     freed = bench.tpu_ops("unlock", "pod", "--yes", "--grace", "1", person="bob")
@@ -122,7 +122,7 @@ def test_a_process_whose_first_thread_has_ended_is_shown_and_ended(bench: Bench)
     shown = json.loads(bench.tpu_ops("who", "pod", "--json").stdout)["holders"]
     assert [(holder["pid"], holder["user"], holder["devices"]) for holder in shown] == [(pid, "ada", [CHIPS[0]])]
     refused = bench.tpu_ops("train", "pod", "--", "true")
-    assert f"its chips are held by pid {pid} of ada" in refused.stdout
+    assert f"its chips are held by pid {pid} of ada" in refused.stderr
     done = bench.tpu_ops("unlock", "pod", "--yes", "--grace", "1")
     assert done.returncode == 0, done.stderr
     assert f"pod-w0: ended pid {pid} of ada: python3 -c # HEADLESS" in done.stderr
@@ -231,10 +231,9 @@ def test_nothing_starts_while_an_environment_is_filled_and_what_a_killed_fill_le
         bench.await_(lambda: bench.inside(1, "grep -l changing /run/tpu_ops-turns/* 2>/dev/null || true"), "the fill")
         refused = bench.tpu_ops("train", "pod", "--force", "--", "true")
         assert refused.returncode != 0
-        (line,) = [line for line in refused.stdout.splitlines() if "has been changing" in line]
-        assert line.split()[0] == "pod-w1"
-        assert "bob from 10.1.2.3 has been changing /opt/venvs/jax since" in refused.stdout
-        assert "wait until the change has ended" in refused.stdout + refused.stderr
+        assert "bob from 10.1.2.3 has been changing /opt/venvs/jax since" in refused.stderr
+        assert "  at:  pod-w1\n" in refused.stderr
+        assert "wait until the change has ended" in refused.stderr
         checked = bench.tpu_ops("doctor", "pod")
         assert checked.returncode != 0
         assert "has been changing /opt/venvs/jax" in checked.stdout

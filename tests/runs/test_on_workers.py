@@ -209,7 +209,7 @@ def test_a_link_leads_nobody_where_she_may_not_go_herself(bench: Bench) -> None:
     links = {"/home/bob/env": "/home/ada/hidden", "/tmp/libtpu_lockfile": "/home/ada/precious"}
     bench.inside(0, "".join(f"ln -s {place} {link}; chown -h bob: {link}; " for link, place in links.items()))
     refused = bench.tpu_ops("train", "pod", "--venv", "/home/bob/env", "--", "true", person="bob")
-    assert "no environment at /home/bob/env" in refused.stdout
+    assert "no environment at /home/bob/env" in refused.stderr
     assert "9.9.9" not in refused.stdout + refused.stderr
     answer = ask(bench, "bob", "start", spec=bare_spec("astray", cwd="env"))
     assert answer["error"]["message"].startswith("working directory /home/bob/env: Permission denied; `namei -l ")
