@@ -97,7 +97,7 @@ def test_a_starter_killed_behind_worker_0_leaves_nothing_and_the_next_start_work
         starter.kill()
         starter.communicate(timeout=20)
         told = bench.tpu_ops("train", "pod", "--", "true", person="bob")
-        assert "run halfway of ada has held" in told.stdout, "it holds the pod as long as it waits"
+        assert "run halfway of ada has held" in told.stderr, "it holds the pod as long as it waits"
         shown = bench.tpu_ops("status", "halfway", person="bob").stderr
         assert "run halfway: starting since " in shown
         assert "1 of 2 ranks ready; the start is given up at " in shown
