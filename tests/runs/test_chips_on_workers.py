@@ -82,7 +82,7 @@ def test_chip_holders_outside_a_run_are_named_at_its_end_and_kept(bench: Bench) 
             ]
             assert [line for line in bench.left(index) if "sleep 60" not in line and f"/{pid}/" not in line] == []
         refused = bench.tpu_ops("train", "pod", "--", "true")
-        assert f"its chips are held by pid {pids[0]} of bob" in refused.stderr
+        assert f"its chips are held by pid {pids[0]} of bob" in refused.stdout
     finally:
         bench.inside(0, "rm /etc/sudoers.d/aa-su")
     freed = bench.tpu_ops("unlock", "pod", "--yes", "--grace", "1", person="bob")
