@@ -85,7 +85,8 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     wheels = tmp_path / "wheels"
     for name, version in (("common", "1"), ("common", "2"), ("extra", "1"), ("extra", "2")):
         plain_wheel(wheels, name, version)
-    for name, value in (("UV_FIND_LINKS", wheels), ("UV_NO_INDEX", 1), ("UV_CACHE_DIR", tmp_path / "cache")):
+    cache = tmp_path / "cache"
+    for name, value in {"UV_OFFLINE": 1, "UV_NO_INDEX": 1, "UV_FIND_LINKS": wheels, "UV_CACHE_DIR": cache}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PATH", f"{Path(UV).parent}:{os.environ['PATH']}")
     return Workers(tmp_path)
