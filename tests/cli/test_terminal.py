@@ -1,4 +1,4 @@
-"""What commands print on a terminal, which is a pseudo terminal here, and that nothing of it is in pipes."""
+"""Colours, progress lines and wrapped tables: on a terminal, for which a pseudo terminal stands, and never in pipes."""
 
 from __future__ import annotations
 

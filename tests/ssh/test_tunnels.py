@@ -25,25 +25,20 @@ def _table(folder: Path, address: str, port: int, uid: int, state: str = "0A") -
 
 
 @pytest.mark.parametrize("address", [V4, V6])
-def test_another_users_listener_is_not_taken_for_the_tunnel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_another_users_listener_is_not_taken_for_the_tunnel(tmp_path: Path, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert tunnels.listens(port)
-        monkeypatch.setattr(tunnels, "_TABLES", _table(tmp_path, address, port, os.getuid() + 1))
-        assert not tunnels.listens(port)
+        tables = _table(tmp_path, address, port, os.getuid() + 1)
+        assert not tunnels.listens(port, tables)
     # The browser tries ::1 first for localhost: a port that is free at 127.0.0.1 is not enough.
     with pytest.raises(UsageError, match="another user"):
-        tunnels.require_free(port)
+        tunnels.require_free(port, tables)
 
 
-def test_own_listeners_and_others_connections_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_listeners_and_others_connections_do_not_matter(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(tunnels, "_TABLES", _table(tmp_path, V4, port, os.getuid()))
-        assert tunnels.listens(port)
-        monkeypatch.setattr(tunnels, "_TABLES", _table(tmp_path, V4, port, os.getuid() + 1, state="01"))
-        assert tunnels.listens(port)
-        monkeypatch.setattr(tunnels, "_TABLES", (tmp_path / "none",))
-        assert tunnels.listens(port)
+        assert tunnels.listens(port, _table(tmp_path, V4, port, os.getuid()))
+        assert tunnels.listens(port, _table(tmp_path, V4, port, os.getuid() + 1, state="01"))
+        assert tunnels.listens(port, (tmp_path / "none",))

@@ -49,7 +49,7 @@ SHARE_LIMIT = 1.25
 
 @dataclass(frozen=True)
 class ConfiguringSample:
-    """One run of site.yml or of `drift`.
+    """The measurement of one run of site.yml or of `drift`.
 
     Attributes:
         round: Number of the round, from 1.

@@ -15,7 +15,7 @@ from tools.bench.report import digits, origin, spread
 from tools.bench.samples import PartSeries
 
 DIGITS = str(ROOT / "examples" / "digits")
-#: People whom the administrator adds.
+#: Number of people that the administrator adds to the fleet.
 PEOPLE = 6
 _TRAIN = ("--sync", DIGITS, "--install", "--fetch", "checkpoints", "--", "python", "train.py", "--epochs", "5")
 #: Person -> key of each step -> the command and its arguments, in their order. FLEET is the fleet's directory.

@@ -80,7 +80,7 @@ class Lock:
 
     @property
     def changes(self) -> list[str]:
-        """One line for each package whose version differs from the one in the old file."""
+        """Differences between the new lock and the old file, one line for each package."""
         was, now = dict(_PIN.findall(self.before)), self.packages
         changed = [f"~ {name} {was[name]} -> {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
         added = [f"+ {name} {now[name]}" for name in now if name not in was]

@@ -32,7 +32,7 @@ class End(NamedTuple):
     reason: str
 
 
-def require_free(port: int) -> None:
+def require_free(port: int, tables: Sequence[Path] = _TABLES) -> None:
     """Refuse a port of this machine that is in use, or that this user may not use.
 
     Raises:
@@ -44,7 +44,7 @@ def require_free(port: int) -> None:
             probe.bind((_HERE, port))
         except OSError as exc:
             raise _unusable(port, os.strerror(exc.errno) if exc.errno else str(exc)) from exc
-    if _is_others(port):
+    if _is_others(port, tables):
         raise _unusable(port, "another user of this machine listens there")
 
 
@@ -53,19 +53,19 @@ def _unusable(port: int, reason: str) -> UsageError:
     return UsageError(f"port {port} cannot be used here: {reason}", where="LOCAL", fix=fix)
 
 
-def listens(port: int) -> bool:
+def listens(port: int, tables: Sequence[Path] = _TABLES) -> bool:
     """Return whether a program of this user accepts connections at a port of this machine.
 
     Another user's program there would get what is meant for the worker, such as the token of a notebook server.
     """
     with contextlib.suppress(OSError), socket.create_connection((_HERE, port), timeout=_POLL):
-        return not _is_others(port)
+        return not _is_others(port, tables)
     return False
 
 
-def _is_others(port: int) -> bool:
+def _is_others(port: int, tables: Sequence[Path] = _TABLES) -> bool:
     """Return whether another user's program listens at a port of ``localhost``; false where Linux's tables are not."""
-    for table in _TABLES:
+    for table in tables:
         with contextlib.suppress(OSError):
             for line in table.read_text(encoding="ascii").splitlines()[1:]:
                 _, local, _, state, _, _, _, uid, *_ = line.split()
