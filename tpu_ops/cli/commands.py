@@ -47,6 +47,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("status", "show the state of a training run, rank by rank"),
         "logs": ("logs", "show the output of a training run, or download its logs"),
         "runs": ("runs", "list the training runs"),
+        "report": ("report", "report on a run or on the fleet, as text or as a page to send to others"),
+        "profile": ("profile", "record profiles of all ranks of a run at the same time"),
         "fetch": ("fetch", "copy files of a run, or of workers, to this machine"),
         "unlock": ("unlock", "free chips that your own runs or processes hold"),
     },
