@@ -166,8 +166,8 @@ setup_browser() {
     done
     command -v apt-get >/dev/null || return 0
     [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || return 0
-    apt-cache policy "$name" | grep -q 'Candidate: [0-9]' || apt_update
-    ! apt-cache policy "$name" | grep -q 'Candidate: [0-9]' || apt_install "$name"
+    [[ $(apt-cache policy "$name") == *"Candidate: "[0-9]* ]] || apt_update
+    [[ $(apt-cache policy "$name") != *"Candidate: "[0-9]* ]] || apt_install "$name"
 }
 
 setup_engine() {

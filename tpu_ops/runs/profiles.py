@@ -122,6 +122,11 @@ def command(user: str, login: str) -> list[str]:
     return [*_as(user, login), "/usr/bin/python3", "-IS", "-c", inspect.getsource(profile_capture)]
 
 
+def _place(folder: str, rank: int) -> str:
+    """Return the directory of a rank's profiles on its worker."""
+    return f"{folder}-{rank}"
+
+
 async def _record(
     fanout: Fanout, active: Sequence[Outcome], folder: str, *, seconds: float, port: int | None, login: str
 ) -> list[Profile]:
@@ -130,7 +135,7 @@ async def _record(
     requests = {
         host: json.dumps(
             {
-                "folder": folder,
+                "folder": _place(folder, record["rank"]),
                 "cgroup": record["cgroup"],
                 "venv": record["venv"],
                 "milliseconds": round(seconds * 1000),
@@ -166,15 +171,15 @@ async def _fetch(
         return []
     session = into / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime())
     beside = into / f".{Path(folder).name}"
-    sources = [Source(one.host, beside / str(one.rank), one.user) for one in recorded]
+    sources = [Source(one.host, beside / str(one.rank), one.user, _place(folder, one.rank)) for one in recorded]
     try:
-        copied = await results.fetch(fanout, sources, folder, moved)
+        copied = await results.fetch(fanout, sources, ".", moved)
         found = []
         for one, copy in zip(recorded, copied, strict=True):
             if copy.problem:
                 found.append(replace(one, kind="failed" if copy.reached else "unreachable", problem=copy.problem))
             else:
-                found.append(_moved(one, copy.source.into / Path(folder).name, session))
+                found.append(_moved(one, copy.source.into, session))
         return found
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -199,10 +204,10 @@ def _moved(one: Profile, place: Path, session: Path) -> Profile:
 
 async def _remove(fanout: Fanout, found: Sequence[Profile], folder: str) -> None:
     """Remove the folder on the workers; a worker that does not answer keeps it until its /tmp is emptied."""
-    hosts = [one.host for one in found if one.kind not in ("unreachable", "server")]
-    asked = json.dumps({"remove": folder}).encode()
+    made = [one for one in found if one.kind not in ("unreachable", "server")]
+    asked = {one.host: json.dumps({"remove": _place(folder, one.rank)}).encode() for one in made}
     with contextlib.suppress(OpsError):
-        await fanout.run(hosts, command(found[0].user, ""), limit=_REMOVE_LIMIT, stdin=asked)
+        await fanout.run([*asked], command(found[0].user, ""), limit=_REMOVE_LIMIT, stdin=asked)
 
 
 def error(run_id: str, found: Sequence[Profile]) -> OpsError | None:

@@ -1,0 +1,248 @@
+"""Recording profiles on workers whose processes run here: stand-ins for profilers, the real script, the real rsync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.test_results import SSH
+from tests.support import profiler
+from tpu_ops.errors import HostError, OpsError, UnreachableError
+from tpu_ops.runs import profile_capture, profiles
+from tpu_ops.runs.control import RunRef
+from tpu_ops.runs.profiles import Profile
+from tpu_ops.ssh.replies import Reply, Result
+
+LOGIN = getpass.getuser()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Workers:
+    """Workers w0, w1 and so on, whose runs are processes here."""
+
+    ssh_config = Path("/unused")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.records: dict[str, dict[str, Any]] = {}
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *commands: Sequence[str], **environ: str) -> None:
+        """Add a worker whose rank has these processes; they have said that they are ready."""
+        host = f"w{len(self.records)}"
+        group = self.folder / "groups" / host / "below"
+        group.mkdir(parents=True)
+        (self.folder / "homes" / host).mkdir(parents=True)
+        for argv in commands:
+            process = subprocess.Popen(argv, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
+            self.processes.append(process)
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+        mine = self.processes[len(self.processes) - len(commands) :]
+        (group / "cgroup.procs").write_text("".join(f"{process.pid}\n" for process in mine))
+        self.records[host] = {
+            "state": "running",
+            "person": {"name": LOGIN},
+            "cgroup": str(group.parent),
+            "venv": "/nonexistent",
+            "attempt": 1,
+            "rank": int(host[1:]),
+        }
+
+    async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        assert action == "status"
+        return {host: Reply(host, {"record": self.records[host]}) for host in requests}
+
+    async def run(
+        self, hosts: Sequence[str], argv: Sequence[str], *, limit: float, stdin: bytes | Mapping[str, bytes] = b""
+    ) -> dict[str, Result]:
+        assert limit > 0
+
+        async def one(host: str) -> Result:
+            environ = {**os.environ, "HOME": str(self.folder / "homes" / host)}
+            process = await asyncio.create_subprocess_exec(*argv, env=environ, stdin=-1, stdout=-1, stderr=-1)
+            out, said = await process.communicate(stdin if isinstance(stdin, bytes) else stdin.get(host, b""))
+            return Result(host, process.returncode, out, said)
+
+        return {result.host: result for result in await asyncio.gather(*map(one, hosts))}
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOMES", str(tmp_path / "homes"))
+    profiler.install(tmp_path / "modules")
+    profiler.install(tmp_path / "lacking", profiler.LACKING)
+    found = Workers(tmp_path)
+    yield found
+    for process in found.processes:
+        process.kill()
+        process.communicate()
+
+
+def server(port: int, *words: str) -> list[str]:
+    return [sys.executable, profiler.__file__, str(port), *words]
+
+
+def collect(workers: Workers, *, port: int | None = None) -> list[Profile]:
+    fanout: Any = workers
+    hosts = tuple(workers.records)
+    into = workers.folder / "here"
+    run = RunRef("r1", hosts)
+    return asyncio.run(profiles.collect(fanout, run, range(len(hosts)), into, seconds=0.5, port=port, login=LOGIN))
+
+
+def left() -> list[str]:
+    """Return the folders of profiles that are in /tmp."""
+    prefix = Path(profile_capture.PREFIX)
+    return sorted(path.name for path in prefix.parent.glob(f"{prefix.name}*"))
+
+
+def test_the_profiles_of_all_ranks_are_one_session(workers: Workers) -> None:
+    before = left()
+    ports = [free_port() for _ in range(3)]
+    # The ranks use other ports too: one that says nothing, and two profilers on one worker.
+    modules = str(workers.folder / "modules")
+    workers.start(server(ports[0]), server(free_port(), "silent"), PYTHONPATH=modules)
+    workers.start(server(ports[1]), server(ports[2]), PYTHONPATH=modules)
+    found = collect(workers)
+    assert [(one.rank, one.problem) for one in found] == [(0, ""), (1, "")]
+    (session,) = (workers.folder / "here" / "plugins" / "profile").iterdir()
+    assert sorted(path.name for path in session.iterdir()) == sorted(
+        ["w0.xplane.pb", *(f"w1_{port}.xplane.pb" for port in ports[1:])]
+    )
+    assert (session / "w0.xplane.pb").read_text() == f"{ports[0]} 500 cpu"
+    assert [path.name for path in (workers.folder / "here").iterdir()] == ["plugins"]
+    assert left() == before
+    assert profiles.error("r1", found) is None
+
+
+def test_ranks_without_a_profiler_or_its_package_are_named(workers: Workers) -> None:
+    workers.start(server(free_port()), PYTHONPATH=str(workers.folder / "modules"))
+    workers.start(server(free_port(), "silent"))
+    workers.start(server(free_port()), PYTHONPATH=str(workers.folder / "lacking"))
+    workers.start()
+    workers.records["w3"]["state"] = "failed"
+    before = left()
+    found = collect(workers)
+    assert [(one.rank, one.kind, bool(one.files)) for one in found] == [
+        (0, "", True),
+        (1, "server", False),
+        (2, "package", False),
+        (3, "failed", False),
+    ]
+    assert "This script requires `xprof` to be installed." in found[2].problem
+    assert left() == before
+    failure = profiles.error("r1", found)
+    assert failure is not None
+    assert (failure.where, type(failure)) == ("ranks 1-3 of r1", HostError)
+    assert profiles.LINE in failure.fix
+
+
+def test_a_port_that_is_named_has_to_be_the_runs_own(workers: Workers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = int(other.getsockname()[1])
+        workers.start(server(free_port()))
+        (found,) = collect(workers, port=port)
+    assert (found.kind, found.problem) == ("server", f"the run does not listen on port {port}")
+
+
+def test_a_run_that_has_ended_has_no_profile(workers: Workers) -> None:
+    workers.start()
+    workers.records["w0"]["state"] = "succeeded"
+    with pytest.raises(HostError, match=r"no rank is active \(succeeded\)"):
+        collect(workers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "fix"),
+    [
+        ("server", HostError, profiles.LINE),
+        ("package", HostError, "jax[xprof]"),
+        ("failed", HostError, "`tpu_ops logs r1 --rank 1`"),
+        ("unreachable", UnreachableError, "`tpu_ops status r1`"),
+    ],
+)
+def test_each_problem_has_its_fix(kind: str, error: type[OpsError], fix: str) -> None:
+    found = profiles.error("r1", [Profile(0, "w0"), Profile(1, "w1", kind=kind, problem="why")])
+    assert isinstance(found, error)
+    assert (found.what, found.where, fix in found.fix) == ("no profile of 1 rank: why", "ranks 1 of r1", True)
+
+
+@pytest.mark.parametrize("folder", ["/HERE", "/tmp/tpu_ops-profile-/../../HERE", "/tmp/tpu_ops-profile-x/../../HERE"])
+def test_no_other_folder_is_removed(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "kept").touch()
+    data = json.dumps({"remove": folder.replace("HERE", str(tmp_path)[1:])})
+    done = subprocess.run(profiles.command(LOGIN, LOGIN), input=data, text=True, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_one"),
+    [
+        (profiler.answer(True), True),
+        (profiler.answer(False), False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"unimplemented." * 9, False),
+        (b"", False),
+        (b"\xff" * 100_000, False),
+        (profiler.frame(0, 0, 1, b"\0\0\0\0\0"), True),
+        (profiler.frame(7, 0, 0), False),
+    ],
+)
+def test_only_a_profiler_counts_as_one(answer: bytes, is_one: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError), listener.accept()[0] as link:
+                link.sendall(answer)
+                link.shutdown(socket.SHUT_WR)
+                link.recv(4096)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        assert profile_capture.is_profiler(listener.getsockname()[1]) is is_one
+        server.join(20)
+        assert not server.is_alive()
+
+
+def test_the_command_is_that_of_jax() -> None:
+    assert profile_capture.command_line("/env/bin/python", 9999, 5000, "/tmp/x") == [
+        *("/env/bin/python", "-m", "jax.collect_profile", "9999", "5000"),
+        *("--log_dir", "/tmp/x", "--no_perfetto_link", "--host", "127.0.0.1"),
+    ]
+
+
+def test_the_python_of_a_run_is_that_of_its_process(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path), "PYTHONPATH": "/modules", "SECRET": "hush"}
+    (tmp_path / "python").symlink_to(sys.executable)
+    script = "print('ready', flush=True); input()"
+    with subprocess.Popen(
+        ["python", "-c", script], executable=sys.executable, env=environ, stdin=-1, stdout=-1, text=True
+    ) as one:
+        assert one.stdout
+        one.stdout.readline()
+        known = profile_capture.variables(one.pid)
+        assert json.loads(json.dumps(known)) == {"PATH": str(tmp_path), "PYTHONPATH": "/modules"}
+        assert profile_capture.python_of(one.pid, known) == str(tmp_path / "python")
+        one.communicate("\n")
