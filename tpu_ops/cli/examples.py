@@ -170,7 +170,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "profile": (
         ("tpu_ops profile RUN --seconds 5", "into profiles/RUN, for xprof and TensorBoard"),
-        ("tpu_ops profile pod --port 9012 --rank 0,3 my-profiles", "two ranks, by the port of their profiler"),
+        ("tpu_ops profile pod my-profiles --port 9012 --rank 0,3", "two ranks, by the port of their profiler"),
     ),
     "fetch": (
         ("tpu_ops fetch RUN checkpoints results", "from rank 0"),
