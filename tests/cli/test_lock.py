@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from roles.python.filter_plugins.environments import pinned, wanted_environments
+from roles.python.filter_plugins.environments import wanted_environments
 from roles.python.filter_plugins.fleet_locks import fleet_lists, fleet_lock_faults, fleet_locked
 from tests.support.environments import UV, plain_wheel
 from tests.support.nodes import node
@@ -20,6 +20,7 @@ from tests.support.published import Member, document
 from tpu_ops.ansible import locks
 from tpu_ops.ansible.playbook import Outcome
 from tpu_ops.errors import OpsError
+from tpu_ops.protocol.installed_packages import pinned_packages
 
 VARIABLES = {
     "ansible_connection": "local",
@@ -135,7 +136,7 @@ def test_the_role_installs_the_lock_of_its_very_list(tmp_path: Path) -> None:
     assert path.name == "jax-3.12-x86_64.txt"
     texts = [path.read_text()]
     (entry,) = fleet_locked(wanted("flax"), "x86_64", texts)
-    assert (pinned(entry["lock"]), entry["exact"], entry["agreed"]) == ({"jax": "1", "flax": "1"}, True, False)
+    assert (pinned_packages(entry["lock"]), entry["exact"], entry["agreed"]) == ({"jax": "1", "flax": "1"}, True, False)
     (owned,) = fleet_locked([wanted("flax")[0] | {"owner": "ada"}], "x86_64", texts)
     assert (owned["lock"], owned["exact"], owned["agreed"]) == (entry["lock"], False, True)
     for others in (wanted("optax"), wanted("flax", "optax")):

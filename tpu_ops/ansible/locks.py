@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from tpu_ops.ansible.playbook import Outcome, Said, Step
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.files import unwritable
+from tpu_ops.protocol.installed_packages import pinned_packages
 
 #: Directory of the locks beside the fleet's file. The role jax looks for them there.
 DIRECTORY = "locks"
@@ -26,8 +26,6 @@ DIRECTORY = "locks"
 _PLATFORM = "manylinux_2_31"
 #: Beginning of each lock that `tpu_ops lock` writes; other files in the directory belong to users.
 _MARK = "# Lock of "
-#: A pinned package in a lock.
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,12 @@ class Lock:
     @property
     def packages(self) -> dict[str, str]:
         """The locked packages: name -> version."""
-        return dict(_PIN.findall(self.text))
+        return pinned_packages(self.text)
 
     @property
     def changes(self) -> list[str]:
         """Differences between the new lock and the old file, one line for each package."""
-        was, now = dict(_PIN.findall(self.before)), self.packages
+        was, now = pinned_packages(self.before), self.packages
         changed = [f"~ {name} {was[name]} -> {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
         added = [f"+ {name} {now[name]}" for name in now if name not in was]
         return changed + added + [f"- {name}" for name in was if name not in now]
