@@ -39,6 +39,7 @@ def test_stop_ends_the_tunnel_also_if_the_worker_does_not_run(fleet, tpu_ops):
     program += "with background.kept(Path(sys.argv[1]), 8888, 'jupyter', 'pod-w0'): print('kept', flush=True); input()"
     command = [sys.executable, "-c", program, str(state)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout
         assert keeper.stdout.readline() == "kept\n"
         result = tpu_ops("jupyter", "pod", "--stop")
         assert keeper.wait(10) == -signal.SIGTERM

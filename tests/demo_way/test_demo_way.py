@@ -226,7 +226,7 @@ def detached_is_found_again(desk, command, port, ada):
     command = [*command, "--detach"]
     try:
         first = desk.succeed(*command, **ada).stderr
-        url = re.search(r"http://localhost\S+", first)[0]
+        (url,) = re.findall(r"http://localhost\S+", first)
         assert url in desk.succeed(*command, **ada).stderr
         refused = desk.try_("tpu_ops", "tensorboard", "solo", port, "--logdir", "runs", **ada)
         assert (refused.returncode, f"port {port} leads to jupyter on solo-w0" in refused.stderr) == (2, True)
