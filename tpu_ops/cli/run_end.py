@@ -166,6 +166,7 @@ class RunEnd:
             max(0.0, until - since) if since and until else None,
             reason or (f"rank {first.rank} ({first.host}): {first.cause}" if first else ""),
         )
-        for to in self._args.notify:
-            if problem := notices.send(notice, to):
+        receivers = list(dict.fromkeys(self._args.notify))
+        for to, problem in zip(receivers, notices.send(notice, receivers), strict=True):
+            if problem:
                 output.warning(f"--notify: {notices.named(to)} was not told of the end of run {run.run_id}: {problem}")
