@@ -1,7 +1,7 @@
 """Opens the port of libtpu's metrics service on a worker while a process holds a chip, as libtpu does in that process.
 
-Runs inside the worker, as a part of the guest agent. The port costs nothing until somebody connects: the program that
-answers (chip_service.py) is started then, and ends when no process holds a chip any more.
+Runs inside the worker, as a part of the guest agent. The program that answers (chip_service.py) is started when a
+process opens a chip, and ends when no process holds a chip any more.
 """
 
 from __future__ import annotations
@@ -68,11 +68,10 @@ class ChipWatch:
         self._state = state
         self._watch = _watch(devices)
         self._held = bool(devices) and is_held(devices)
-        self._listener: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait for some time, and meanwhile open and close the port and start the program as it is needed."""
+        """Wait for some time, and meanwhile open and close the port as it is needed."""
         if not self._devices:
             time.sleep(seconds)
             return
@@ -82,38 +81,33 @@ class ChipWatch:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            unserved = -1 if self._listener is None or self._is_served() else self._listener.fileno()
-            found, _, _ = select.select([each for each in (self._watch, unserved) if each >= 0], [], [], left)
-            if self._watch in found:
+            found, _, _ = select.select([self._watch] if self._watch >= 0 else [], [], [], left)
+            if found:
                 os.read(self._watch, _EVENTS)
-            if self._watch in found or self._watch < 0:  # without inotify, if the kernel allows no more instances
+            if found or self._watch < 0:  # without inotify, if the kernel allows no more instances
                 self._held = is_held(self._devices)
-            if unserved in found:
-                command = [sys.executable, "-I", str(PROGRAM)]
-                self._server = subprocess.Popen(command, stdin=unserved, stdout=subprocess.DEVNULL)
-
-    def _is_served(self) -> bool:
-        return self._server is not None and self._server.poll() is None
 
     def _update(self) -> None:
         """Open or close the port."""
         wanted = self._held and wants_port(self._state)
-        if wanted and self._listener is None:
+        if wanted and self._server is None:
             # A program of a user can have the port, which libtpu could not open then either.
-            with contextlib.suppress(OSError):
-                self._listener = socket.create_server(("::", self._port), family=socket.AF_INET6, dualstack_ipv6=True)
-        elif not wanted and self._listener is not None:
+            with contextlib.suppress(OSError), _listening(self._port) as listener:
+                command = [sys.executable, "-I", str(PROGRAM)]
+                self._server = subprocess.Popen(command, stdin=listener.fileno(), stdout=subprocess.DEVNULL)
+        elif not wanted:
             self.close()
 
     def close(self) -> None:
         """Close the port, and end the program and its connections."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
         if self._server is not None:
             self._server.kill()
             self._server.wait()
             self._server = None
+
+
+def _listening(port: int) -> socket.socket:
+    return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
 
 
 def _watch(devices: list[str]) -> int:
