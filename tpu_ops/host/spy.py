@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Thread = Dict[str, Any]
 
 #: Where the role launcher installs py-spy; only root can write there.
-PROGRAM = "/opt/py-spy/bin/py-spy"
+PROGRAM = "/usr/local/lib/tpu_ops/py-spy"
 #: Fix for a worker without py-spy.
 MISSING = "py-spy is not installed on this worker: apply the role launcher to it again"
 #: Maximum seconds for one process. py-spy takes about 10 ms; a process that it cannot stop keeps it waiting.
