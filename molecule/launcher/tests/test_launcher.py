@@ -100,11 +100,11 @@ def test_the_program_is_the_one_that_was_brought(host: Host) -> None:
 def test_py_spy_shows_where_a_program_of_somebody_else_is(host: Host) -> None:
     assert host.check_output(f"{PY_SPY} --version").startswith("py-spy ")
     sleeps = "import time; slept = lambda: time.sleep(60); slept()"
+    reads = f"setpriv --reuid=rita --clear-groups --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace {PY_SPY}"
     with host.sudo():
         found = host.check_output(
-            f"setpriv --reuid=rita --regid=rita --clear-groups /usr/bin/python3 -c {shlex.quote(sleeps)} & sleep 1; "
-            f"setpriv --reuid=rita --clear-groups --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace "
-            f"--bounding-set=-all,+sys_ptrace {PY_SPY} dump --pid $!; kill $!"
+            f"setpriv --reuid=rita --regid=rita --clear-groups /usr/bin/python3 -c {shlex.quote(sleeps)} & "
+            f"timeout 20 sh -c 'until {reads} dump --pid $0 2>/dev/null | grep lambda; do sleep 0.1; done' $!; kill $!"
         )
     assert "<lambda>" in found
 
