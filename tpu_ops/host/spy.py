@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Where the role launcher installs py-spy; only root can write there.
 PROGRAM = "/usr/local/lib/tpu_ops/py-spy"
 #: Fix for a worker without py-spy.
-MISSING = "py-spy is not installed on this worker: apply the role launcher to it again"
+MISSING = "py-spy is not installed on this worker: `tpu_ops configure --tags launcher` installs it"
 #: Maximum seconds for one process. py-spy takes about 10 ms; a process that it cannot stop keeps it waiting.
 LIMIT = 5.0
 #: Limits of the program, in bytes and seconds: a process can have any data where py-spy looks for its stacks.
