@@ -57,6 +57,7 @@ if [ "$3" = zsh ]; then
 else
     printf '%s\n' "$noise" >/home/ada/.bashrc
 fi
+install -D -m 0755 /root/py-spy /usr/local/lib/tpu_ops/py-spy
 install -D -m 0755 /root/tpu-host "/usr/local/lib/tpu_ops/$1/tpu-host"
 ln -sf "/usr/local/lib/tpu_ops/$1/tpu-host" /usr/local/sbin/tpu-host
 /usr/local/sbin/tpu-host compile
@@ -342,6 +343,7 @@ async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str, 
     async def install(spec: WorkerSpec) -> None:
         name = container_name(instance, spec)
         await engine.run("cp", str(program), f"{name}:/root/tpu-host")
+        await engine.run("cp", str(Path(sys.executable).with_name("py-spy")), f"{name}:/root/py-spy")
         await engine.run("cp", str(folder / "key.pub"), f"{name}:/root/key.pub")
         words = (digest, str(spec.index), packages[spec.index], venv)
         await engine.run("exec", name, "sh", "-c", SETUP, "sh", *words, timeout=PATIENCE)

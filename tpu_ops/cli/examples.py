@@ -160,6 +160,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops logs RUN --rank all", "the output of all ranks so far"),
         ("tpu_ops logs RUN --fetch logs", "copy the logs to logs/RUN/rank-N.log"),
     ),
+    "stacks": (
+        ("tpu_ops stacks RUN", "one line for each place at which ranks are"),
+        ("tpu_ops stacks pod --rank 3 --full", "all threads of a rank of the run on this node"),
+    ),
     "runs": (
         ("tpu_ops runs", "active runs, and the last that this machine started"),
         ("tpu_ops runs --json", "for a script"),
