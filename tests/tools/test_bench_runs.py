@@ -178,7 +178,7 @@ def test_logs_that_are_not_all_there_are_an_error(tmp_path, monkeypatch):
     pod = Shell(tmp_path, monkeypatch)
     (tmp_path / "output").write_text(f"[0] {runs._LINE}\n" * 5)
     with pytest.raises(OpsError, match=f"{5 * (len(runs._LINE) + 1)} bytes of logs came instead of {LOG}"):
-        pod._came("logs")
+        pod.came("logs")
 
 
 @pytest.mark.parametrize("stdout", ["", "{}", '{"began": null}', "no such file"])

@@ -31,9 +31,15 @@ KEPT_RUNS = 50
 #: Maximum total size of the logs of ended runs, in bytes: enough for two recovered runs with logs of maximum size, and
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
-#: Files beside a record that are removed with the run: the intent, and temporary files of record and intent that a
-#: killed process left behind.
-_BESIDE_RECORD = re.compile(r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?".format(re.escape(BESIDE)))
+#: Files of an attempt that the supervisor writes beside the log (see `watch`), and that are set aside with it.
+BESIDE_LOG = ("watch.json", "history.jsonl", "stacks.json")
+#: Files beside a record that are removed with the run: the intent, those beside the log, and temporary files of all
+#: these that a killed process left behind.
+_BESIDE_RECORD = re.compile(
+    r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?|({})(\.[0-9]+)?".format(
+        re.escape(BESIDE), "|".join(map(re.escape, BESIDE_LOG))
+    )
+)
 
 
 class Store:
@@ -84,6 +90,12 @@ class Store:
     def files(self, run_id: str) -> str:
         """Return the directory of a run that its user can write to."""
         return os.path.join(self.directory(run_id), "files")
+
+    def watch(self, run_id: str) -> dict[str, Any] | None:
+        """Return what the supervisor of a run's last attempt has noted last (`protocol.watch`); None if unknown."""
+        with contextlib.suppress(private.Damaged):
+            return private.read(os.path.join(self.directory(run_id), BESIDE_LOG[0]))
+        return None
 
     def make(self, run_id: str) -> None:
         """Create the directory of a run, for its record.
@@ -138,6 +150,9 @@ class Store:
             os.link(record, os.path.join(folder, "record.json"))
         if os.path.lexists(log):
             os.rename(log, self.log_aside(run_id, attempt))
+        for name in BESIDE_LOG:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(os.path.join(self.directory(run_id), name), os.path.join(folder, name))
 
     def _forget_oldest(self, run_id: str) -> None:
         """Remove the oldest attempts that were set aside, to make room for one more."""

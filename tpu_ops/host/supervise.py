@@ -26,6 +26,8 @@ from .person import by_uid
 from .rank_record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
 from .store import Store
 from .tracebacks import STILL
+from .watch import Watch
+from .watching import started
 
 #: Signal by which the link's thread tells the main thread that there is an order.
 _WAKE = signal.SIGUSR1
@@ -64,6 +66,7 @@ class Supervisor:
         self._disk_fault = ""
         self._tried = 0.0
         self._keeper, self._last = Keeper(store), False
+        self._watch: Watch | None = None
         #: How many processes the kernel has killed for lack of memory, and when that last happened (monotonic seconds).
         self._oom_kills, self._oom_at = proc.oom_kills(), float("-inf")
 
@@ -107,6 +110,7 @@ class Supervisor:
         logger.start()
         error = self.child.go()
         self._save(state="running", began=time.time())
+        self._watch = started(self.store.directory(self.run_id), self.record, logger)
         self._live(data, logger, error)
         lock.close()
         return 0
@@ -231,8 +235,12 @@ class Supervisor:
             self.pause(_TICK)
             self._count_kills()
             self._note_traceback(logger)
+            self._pass_on()
             # Report a stop request that arrived on this host before any process is ended.
             self._heed()
+        self._pass_on()
+        if self._watch:
+            self._watch.stop()
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
@@ -286,6 +294,14 @@ class Supervisor:
                 **self.record,
             )
             self._save(notes=[*self.record["notes"], text], traceback=found)
+
+    def _pass_on(self) -> None:
+        """Pass on what the watch has found: samples to the hub, notes to the record."""
+        for kind, value in self._watch.take() if self._watch else ():
+            if kind == "say":
+                self.link.say(**value)
+            else:
+                self._save(notes=[*self.record["notes"], value])
 
     def _report(self, error: str, oom: bool) -> None:
         """Report to the other ranks how the command has ended by itself."""
@@ -341,6 +357,9 @@ class Supervisor:
                 self._save(notes=[*self.record["notes"], order["text"]])
             elif order["do"] == "closed":
                 self._link_closed = True
+            elif order["do"] == "stall":
+                if self._watch:
+                    self._watch.order(order)
             elif not self._over:
                 self.order = order
                 return order
