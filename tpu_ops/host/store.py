@@ -32,7 +32,7 @@ KEPT_RUNS = 50
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
 #: Files of an attempt that the supervisor writes beside the log (see `watch`), and that are set aside with it.
-BESIDE_LOG = ("watch.json", "history.jsonl", "stacks.json")
+BESIDE_LOG = ("watch.json", "history.jsonl")
 #: Files beside a record that are removed with the run: the intent, those beside the log, and temporary files of all
 #: these that a killed process left behind.
 _BESIDE_RECORD = re.compile(
@@ -56,6 +56,8 @@ class Store:
         #: Directory of the locks by which Ansible's modules exclude each other (roles/facts/module_utils/turns.py).
         self.turns_dir = os.path.join(root, "run/tpu_ops-turns")
         self.secrets_dir = os.path.join(root, "run", SECRETS)
+        #: File that tells the run's command, once it gets SIGTERM, why. Names of secrets have no dots.
+        self.reason_file = os.path.join(self.secrets_dir, "reason.json")
         self._intents = Intents(self.run_dir, self.runs_dir)
         #: Functions that store and take the intent to end a run; see `Intents`.
         self.put_intent, self.take_intent = self._intents.put, self._intents.take
@@ -452,8 +454,17 @@ class Store:
             variables.update({name: value, name + "_FILE": path})
         return variables
 
+    def put_reason(self, reason: Dict[str, Any], gid: int) -> None:
+        """Write why a run is being ended to a file that the run's command can read; it is removed with the secrets."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.reason_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                json.dump(reason, file, sort_keys=True)
+                os.fchown(descriptor, -1, gid)
+                os.fchmod(descriptor, 0o640)
+
     def drop_secrets(self) -> None:
-        """Remove the files with secrets, of any run."""
+        """Remove the files with secrets, of any run, and the reason for its end."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.secrets_dir):
                 os.unlink(os.path.join(self.secrets_dir, name))

@@ -10,7 +10,7 @@ from typing import Any, Dict, TextIO
 
 from tpu_ops.protocol import spec
 from tpu_ops.protocol.record import grace
-from tpu_ops.protocol.wire import Refused
+from tpu_ops.protocol.wire import Refused, encode
 
 from . import environment, fitness, proc, space, spec_files, unit
 from .child import Child, output_pipe
@@ -23,7 +23,18 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .rank_record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
+from .rank_record import (
+    cause_of,
+    exit_of,
+    first_in,
+    holder_of,
+    intent_of,
+    new_record,
+    reason_of,
+    requested_by,
+    shutdown,
+    verdict,
+)
 from .store import Store
 from .tracebacks import STILL
 from .watch import Watch
@@ -40,6 +51,8 @@ _DRAIN = 5.0
 #: If the kernel kills a process for lack of memory, a failure of the command within this many seconds counts as caused
 #: by the kill. A command that loses a process, such as a data loader, takes a while to fail.
 _OOM_SPAN = 10.0
+#: Seconds to wait for the metadata server's answer whether a shutdown of the host is a preemption.
+_NOTICE_LIMIT = 0.5
 #: Maximum number of faults that a message contains.
 _SHOWN = 3
 #: Exit code of the supervisor if another supervisor holds this host.
@@ -110,7 +123,7 @@ class Supervisor:
         logger.start()
         error = self.child.go()
         self._save(state="running", began=time.time())
-        self._watch = started(self.store.directory(self.run_id), self.record, logger)
+        self._watch = started(self.store, self.record, logger)
         self._live(data, logger, error)
         lock.close()
         return 0
@@ -162,6 +175,7 @@ class Supervisor:
         from_host = environment.from_files(config["environment_files"])
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
+        env[encode(spec.REASON_FILE)] = encode(self.store.reason_file)
         self.record["cgroup"] = proc.own_cgroup()
         source, output = output_pipe(person)
         try:
@@ -253,6 +267,7 @@ class Supervisor:
         intent = None if ended_itself else self.intent
         # Report processes that the command left behind only if it ended by itself. Otherwise they are ended on purpose.
         left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
+        self.store.put_reason(reason_of(intent), by_uid(self.record["person"]["uid"]).gid)
         self._save(state="ending", intent=intent, left_behind=left)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
         # Collect the command's exit status if the command ended after the last check of child processes.
@@ -398,8 +413,11 @@ class Supervisor:
 
     def _told_by_systemd(self) -> Dict[str, Any]:
         """Return the intent if systemd sent the signal: the host shuts down, or an administrator stopped the unit."""
+        if self._watch:
+            self._watch.look()
         if not unit.stopped_by_hand():
-            return {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+            notice = self._watch.notice(_NOTICE_LIMIT) if self._watch else None
+            return shutdown(notice)
         reason = "stopped by systemctl on {}".format(self.record["worker"])
         intent = {"kind": "stop", "by": "an administrator", "at": time.time(), "reason": reason, "requested": True}
         self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(intent)

@@ -18,11 +18,12 @@ import traceback
 from . import TYPE_CHECKING
 from .notices import Notices
 from .stalls import Chips, Rules, cores_of, state_of
+from .store import BESIDE_LOG
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, Mapping, Sequence
 
-WATCH, HISTORY, STACKS = "watch.json", "history.jsonl", "stacks.json"
+WATCH, HISTORY = BESIDE_LOG
 #: Seconds between two lines of the history.
 HISTORY_EVERY = 60.0
 #: Maximum size of the history in bytes. Beyond it, every other line is dropped, except those of the last hour.
@@ -43,7 +44,7 @@ class Facts:
             since 1970, or None.
         holders: Returns the processes of the run that hold chips (see `proc.holders`).
         services: Returns the answers of these processes' metrics services.
-        stacks: Writes the stacks of the run's processes to a file.
+        stacks: Writes the stacks of the run's processes beside the log; returns the error, or "".
         notices: The notices of this host; None if nobody asks for them.
     """
 
@@ -52,7 +53,7 @@ class Facts:
         output: Callable[[], tuple[int, tuple[float, float] | None]],
         holders: Callable[[], list[Dict[str, Any]]],
         services: Callable[[list[Dict[str, Any]]], Sequence[Mapping[str, Any]]],
-        stacks: Callable[[str], None],
+        stacks: Callable[[], str],
         notices: Notices | None = None,
     ) -> None:
         self.output, self.holders, self.services, self.stacks = output, holders, services, stacks
@@ -148,11 +149,11 @@ class Watch(threading.Thread):
 
     def _stands_still(self, sign: str) -> None:
         """Write the stacks of a run that stands still; then tell the hub and, on rank 0, the user."""
-        text = "the stacks of its processes are kept"
         try:
-            self._facts.stacks(os.path.join(self._place, STACKS))
+            fault = self._facts.stacks()
         except Exception as exc:
-            text = "the stacks of its processes could not be read: {}".format(exc)
+            fault = str(exc) or type(exc).__name__
+        text = "stacks could not be kept: {}".format(fault) if fault else "the stacks of all ranks are kept"
         self._stall = {"at": time.time(), "sign": sign}
         if self._first:
             self._found.append(("note", "the run stands still: {}; {}".format(sign, text)))

@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Sequence
 
     from .logs import Logger
+    from .store import Store
 
 #: Seconds for the stacks of all processes of a rank.
 _STACKS_LIMIT = 10.0
 
 
-def started(place: str, record: Dict[str, Any], logger: Logger) -> Watch:
+def started(store: Store, record: Dict[str, Any], logger: Logger) -> Watch:
     """Return the watch of a rank whose command has begun; it runs already.
 
     Args:
-        place: The directory of the run.
+        store: The store of the run.
         record: The rank's record.
         logger: The rank's log.
     """
@@ -37,10 +38,10 @@ def started(place: str, record: Dict[str, Any], logger: Logger) -> Watch:
         # Only processes of the run: reading the open files of all processes of the host would take far longer.
         holders=lambda: proc.holders(only=own()),
         services=_services,
-        stacks=lambda path: _stacks(own(), path),
+        stacks=lambda: _stacks(own(), os.path.join(store.logs(record["run_id"]), "stacks.json")),
         notices=Notices(),
     )
-    watch = Watch(place, facts, Rules(**record["stall"]), first=record["rank"] == 0)
+    watch = Watch(store.directory(record["run_id"]), facts, Rules(**record["stall"]), first=record["rank"] == 0)
     watch.start()
     return watch
 
@@ -55,9 +56,11 @@ def _services(holders: list[Dict[str, Any]]) -> Sequence[Dict[str, Any]]:
     return found
 
 
-def _stacks(pids: list[int], path: str) -> None:
+def _stacks(pids: list[int], path: str) -> str:
+    """Keep the stacks of processes; return the error, or an empty text."""
     module = _module("stacks")
-    module.keep(path, module.collect(pids, limit=_STACKS_LIMIT))
+    fault: str = module.keep(path, module.collect(pids, limit=_STACKS_LIMIT))
+    return fault
 
 
 def _module(name: str) -> Any:
