@@ -223,6 +223,13 @@ def test_output_or_an_end_before_the_stacks_are_written_cancels_the_end() -> Non
     assert ([order["do"] for order in made.take()], made.phase) == (["stall"], RUNNING)
 
 
+def test_equal_notices_of_hosts_are_noted_once() -> None:
+    made = referee()
+    for rank in (1, 0):
+        made.announced(rank, "this worker is being preempted")
+    assert made.take() == [{"do": "note", "text": "rank 1 (w1): this worker is being preempted"}]
+
+
 def test_no_stall_while_a_rank_has_ended() -> None:
     made = referee()
     made.ended(0, 1.0, 1.0, {"code": 0}, oom=False, cause="")

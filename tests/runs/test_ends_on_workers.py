@@ -192,6 +192,14 @@ def test_a_run_with_one_silent_rank_does_not_stand_still(bench: Bench) -> None:
     assert bench.record(0, "one-is-silent")["notes"] == []
     history = bench.inside(0, "cat /var/lib/tpu_ops/runs/one-is-silent/history.jsonl")
     assert json.loads(history.splitlines()[0])["state"] == "none"
+    what = "this worker is being preempted"
+    notices = "/var/lib/tpu-lab/worker/notices.json"
+    bench.inside(1, f"""echo '{{"preempted": "TRUE"}}' >{notices}""")
+    bench.await_(lambda: (watches()[1]["maintenance"] or {}).get("kind") == "preempted", "the notice is seen")
+    shown = bench.tpu_ops("status", "one-is-silent").stderr
+    bench.inside(1, f"rm {notices}")
+    assert f"  pod-w1: {what}\n" in shown
+    assert bench.record(0, "one-is-silent")["notes"] == [f"rank 1 (pod-w1): {what}"]
     bench.tpu_ops("stop", "one-is-silent", "--grace", "1")
     bench.clean()
 

@@ -18,6 +18,7 @@ from typing import Any, Callable, Deque, Dict, NamedTuple
 
 from tpu_ops.protocol.spec import stall_of
 
+from .notices import plain
 from .referee import Referee
 from .stalls import DEFAULT, Rules
 
@@ -112,8 +113,8 @@ class Link(abc.ABC):
 
         Events: ``refused`` (``reason``), before the run begins; ``ended`` (``ending``, ``oom``, ``cause``, ``at``);
         ``stop`` (``intent``, ``at``); ``quiet`` (``sample``: see `stalls.Sample`, or None); ``dumped``: the stacks that
-        the order ``stall`` asked for are written; ``done``: no process of the run is left on this host. Times are in
-        seconds of this host's monotonic clock.
+        the order ``stall`` asked for are written; ``notice`` (``what``): this host announces an event; ``done``: no
+        process of the run is left on this host. Times are in seconds of this host's monotonic clock.
         """
 
 
@@ -133,6 +134,8 @@ def judge(referee: Referee, rank: int, event: Dict[str, Any], at: float, now: fl
         referee.quiet(rank, event.get("sample"), now)
     elif what == "dumped":
         referee.dumped(rank)
+    elif what == "notice":
+        referee.announced(rank, plain(str(event.get("what", ""))))
 
 
 class Alone(Link):

@@ -86,10 +86,11 @@ def _upcoming(text: str | None) -> Dict[str, str] | None:
         return None
     when = "under way since" if facts.get("maintenancestatus", "").upper() == _ONGOING else "planned from"
     what = "maintenance of this worker's host is {} {}".format(when, start) + (" to {}".format(end) if end else "")
-    return {"kind": MAINTENANCE, "what": _plain(what)}
+    return {"kind": MAINTENANCE, "what": plain(what)}
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a text of limited length that contains no control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)[:_LONGEST]
 
 

@@ -21,7 +21,7 @@ _SIGABRT = 6
 #: about the same time. If this part of the skew is shorter, it is used instead.
 QUIET, QUIET_PART = 5.0, 0.1
 
-#: Maximum number of ranks that a message names.
+#: Maximum number of ranks that a message names, and of notices of hosts that are noted.
 _SHOWN = 8
 
 BARRIER, RUNNING, DECIDED = "barrier", "running", "decided"
@@ -88,6 +88,7 @@ class Referee:
         self._stalled: tuple[int, str] | None = None
         self._dump_by = float("inf")
         self._dumped: set[int] = set()
+        self._announced: set[str] = set()
         self._orders: list[Dict[str, Any]] = []
         self.phase = BARRIER
 
@@ -173,6 +174,12 @@ class Referee:
             if self._ends_stalled:
                 self._stalled, self._dumped = (stall.rank, STALLED + stall.sign), set()
                 self._dump_by = now + DUMP_LIMIT
+
+    def announced(self, rank: int, what: str) -> None:
+        """Record a notice of a rank's host; workers with the same notice are noted once."""
+        if self.phase == RUNNING and what not in self._announced and len(self._announced) < _SHOWN:
+            self._announced.add(what)
+            self._note("{}: {}".format(self.name(rank), what))
 
     def dumped(self, rank: int) -> None:
         """Record that a rank has written its stacks, as a stall has ordered."""

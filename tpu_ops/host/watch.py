@@ -168,6 +168,8 @@ class Watch(threading.Thread):
             notices.ask(now, time.time())
             if notices.newest != before:
                 self._sampled = float("-inf")
+                if notices.newest:
+                    self._found.append(("say", {"say": "notice", "what": notices.newest["what"]}))
         if now - self._sampled >= self._rules.period:
             self._sampled = now
             self._sample(now, time.time())
