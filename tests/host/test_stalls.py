@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.star import Star, team
+from tpu_ops.host.link import Alone
 from tpu_ops.host.referee import DECIDED, RUNNING, Referee
 from tpu_ops.host.stalls import DUMP_LIMIT, REPEAT, Chips, Rules, Stalls, sample
 
@@ -221,6 +224,32 @@ def test_output_or_an_end_before_the_stacks_are_written_cancels_the_end() -> Non
     made.dumped(0)
     made.dumped(1)
     assert ([order["do"] for order in made.take()], made.phase) == (["stall"], RUNNING)
+
+
+QUICK = Rules(after=1.0, grace=0.0, on="stop", chosen=True)
+SILENT = {"say": "quiet", "sample": still(**UNUSED)}
+
+
+def test_a_run_of_one_worker_is_ended_too() -> None:
+    alone = Alone(team(0, 1, stall=QUICK), lambda: None)
+    alone.start()
+    alone.say(**SILENT)
+    alone.say(say="dumped")
+    orders = [alone.take() or {} for _ in range(3)]
+    assert [order["do"] for order in orders] == ["go", "stall", "end"]
+    assert orders[2]["reason"] == "stalled: no output for 16 min, no chips in use"
+    assert alone.take() is None
+
+
+def test_the_hub_hears_all_ranks_and_its_orders_reach_them(star: Callable[..., Star]) -> None:
+    made = star(3, stall=QUICK).running()
+    for each in made.links:
+        each.say(**SILENT)
+    signs = {made.await_(each, "stall")["sign"] for each in made.links}
+    assert signs == {"no output for 16 min, no chips in use"}
+    for each in made.links:
+        each.say(say="dumped")
+    assert {made.await_(each, "end")["kind"] for each in made.links} == {"failed"}
 
 
 def test_equal_notices_of_hosts_are_noted_once() -> None:

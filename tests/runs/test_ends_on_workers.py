@@ -199,7 +199,7 @@ def test_a_run_with_one_silent_rank_does_not_stand_still(bench: Bench) -> None:
     shown = bench.tpu_ops("status", "one-is-silent").stderr
     bench.inside(1, f"rm {notices}")
     assert f"  pod-w1: {what}\n" in shown
-    assert bench.record(0, "one-is-silent")["notes"] == [f"rank 1 (pod-w1): {what}"]
+    bench.await_(lambda: bench.record(0, "one-is-silent")["notes"] == [f"rank 1 (pod-w1): {what}"], "rank 0 notes it")
     bench.tpu_ops("stop", "one-is-silent", "--grace", "1")
     bench.clean()
 

@@ -163,9 +163,10 @@ def reason_of(intent: Dict[str, Any] | None) -> Dict[str, Any]:
     if intent is None:
         return {"kind": "ended", "reason": "the run's command has ended", "by": "", "at": time.time()}
     kind = intent.get("notice") or {"failed": "failure", "skew": "failure", "lost": "failure"}.get(intent["kind"])
-    if intent["reason"].startswith(STALLED):
+    reason = str(intent.get("reason", ""))
+    if reason.startswith(STALLED):
         kind = "stall"
-    return {"kind": kind or intent["kind"], **{key: intent[key] for key in ("reason", "by", "at")}}
+    return {"kind": kind or intent["kind"], "reason": reason, "by": intent.get("by", ""), "at": intent.get("at")}
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:

@@ -80,6 +80,8 @@ class Supervisor:
         self._tried = 0.0
         self._keeper, self._last = Keeper(store), False
         self._watch: Watch | None = None
+        #: The primary group of the run's user; the account may be gone at the run's end.
+        self._gid = 0
         #: How many processes the kernel has killed for lack of memory, and when that last happened (monotonic seconds).
         self._oom_kills, self._oom_at = proc.oom_kills(), float("-inf")
 
@@ -176,7 +178,7 @@ class Supervisor:
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
         env[encode(spec.REASON_FILE)] = encode(self.store.reason_file)
-        self.record["cgroup"] = proc.own_cgroup()
+        self.record["cgroup"], self._gid = proc.own_cgroup(), person.gid
         source, output = output_pipe(person)
         try:
             cwd, digest = environment.working_directory(data, person), spec.copied(data)
@@ -267,7 +269,7 @@ class Supervisor:
         intent = None if ended_itself else self.intent
         # Report processes that the command left behind only if it ended by itself. Otherwise they are ended on purpose.
         left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
-        self.store.put_reason(reason_of(intent), by_uid(self.record["person"]["uid"]).gid)
+        self.store.put_reason(reason_of(intent), self._gid)
         self._save(state="ending", intent=intent, left_behind=left)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
         # Collect the command's exit status if the command ended after the last check of child processes.
