@@ -143,6 +143,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (
         ("tpu_ops train pod --sync my-code -- python train.py --lr 0.1", "and follow rank 0"),
         ("tpu_ops train pod --recover --detach --sync my-code -- python train.py", "starts again if the node is lost"),
+        ("tpu_ops train pod --on-stall stop -- python train.py", "ends the run if all ranks and chips stand still"),
     ),
     "attach": (
         ("tpu_ops attach pod", "the run on this node"),

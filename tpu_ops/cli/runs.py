@@ -13,7 +13,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.recovery import open_requests
-from tpu_ops.runs import advice, control, overview, preflight, preparations, recovery
+from tpu_ops.runs import advice, control, overview, preflight, preparations, recovery, watched
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.replies import Reply
 
@@ -59,6 +59,9 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
         for row in rows:
             if row["state"] == advice.RECOVERING:
                 output.info(advice.recovery(found[row["run"]]))
+        for run_, outcomes, _ in seen.rows:
+            for text in filter(None, (watched.told(outcomes), *watched.notices(outcomes))):
+                output.info(f"run {run_.run_id}: {text}")
     elif not problem:
         output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts a run")
     tell_of_new(new)

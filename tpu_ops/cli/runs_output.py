@@ -12,6 +12,7 @@ from tpu_ops.cli import output
 from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.record import ON
+from tpu_ops.protocol.watch import STALLED
 from tpu_ops.runs import advice, attempts, holders, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
@@ -331,6 +332,8 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
     who = f"rank {first.rank} ({first.host})"
     refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
     text = f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}"
+    if first.cause.startswith(STALLED):
+        text = f"the run {first.cause}"
     output.info(text, Meaning.FAILED)
     if raised := raised_before(outcomes, first):
         what = f"printed a traceback {raised.before:.0f} s before that, which may be the cause"

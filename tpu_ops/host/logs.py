@@ -174,7 +174,10 @@ class Logger(threading.Thread):
         self._first = self._waiting = 0
         #: Number of dropped bytes after the last byte in the buffer.
         self._missed = 0
-        self._came = 0
+        #: Number of bytes that have come, and when the last ones came: monotonic seconds, and seconds since 1970. Other
+        #: threads read both without a lock.
+        self.came = 0
+        self.heard: tuple[float, float] | None = None
         #: Offset after the last byte that was written or dropped.
         self.offset = 0
         self.dropped = 0
@@ -219,7 +222,8 @@ class Logger(threading.Thread):
             room = self._room()
             count = os.readv(self._source, [room or beside])
             with self._changed:
-                self._came += count
+                self.came += count
+                self.heard = (time.monotonic(), time.time()) if count else self.heard
                 if room:
                     self._waiting += count
                 else:
@@ -258,7 +262,7 @@ class Logger(threading.Thread):
         with self._changed:
             if self._source >= 0:
                 fcntl.ioctl(self._source, termios.FIONREAD, count)
-            return self._came - self.offset + int.from_bytes(count, sys.byteorder)
+            return self.came - self.offset + int.from_bytes(count, sys.byteorder)
 
     def facts(self, *, last: bool = False) -> dict[str, Any]:
         """Return how many bytes were written, removed by rotation and dropped, and the last error of the disk.
