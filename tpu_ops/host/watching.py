@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 
 from . import TYPE_CHECKING, proc
@@ -38,7 +37,7 @@ def started(store: Store, record: Dict[str, Any], logger: Logger) -> Watch:
         # Only processes of the run: reading the open files of all processes of the host would take far longer.
         holders=lambda: proc.holders(only=own()),
         services=_services,
-        stacks=lambda: _stacks(own(), os.path.join(store.logs(record["run_id"]), "stacks.json")),
+        stacks=lambda: _stacks(store, record),
         notices=Notices(),
     )
     watch = Watch(store.directory(record["run_id"]), facts, Rules(**record["stall"]), first=record["rank"] == 0)
@@ -49,20 +48,14 @@ def started(store: Store, record: Dict[str, Any], logger: Logger) -> Watch:
 def _services(holders: list[Dict[str, Any]]) -> Sequence[Dict[str, Any]]:
     if not holders:
         return []
-    try:
-        found: Sequence[Dict[str, Any]] = _module("chip_metrics").read(holders)
-    except ImportError:
-        return []
-    return found
+    from . import chip_metrics  # imported late: a run without chips does not need it
+
+    return chip_metrics.read(holders)
 
 
-def _stacks(pids: list[int], path: str) -> str:
-    """Keep the stacks of processes; return the error, or an empty text."""
-    module = _module("stacks")
-    fault: str = module.keep(path, module.collect(pids, limit=_STACKS_LIMIT))
-    return fault
+def _stacks(store: Store, record: Dict[str, Any]) -> str:
+    """Keep the stacks of a rank's processes; return the error, or an empty text."""
+    from . import stacks  # imported late: most runs never stand still
 
-
-def _module(name: str) -> Any:
-    """Return a module of this package that only the watch needs."""
-    return importlib.import_module("tpu_ops.host." + name)
+    found = stacks.collect(stacks.processes_of(record), _STACKS_LIMIT)
+    return stacks.keep(stacks.kept_path(store, record["run_id"]), found)
