@@ -92,6 +92,7 @@ def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | 
         "recovery": found.facts() if found and state == advice.RECOVERING else None,
         "person": next((record["person"]["name"] for record in records), ""),
         "started_by": next((record["asker"] for record in records if record.get("asker")), ""),
+        "started_from": next((record["started_from"] for record in records if record.get("started_from")), ""),
         "argv": next((record["argv"] for record in records if "argv" in record), []),
         "since": min((record["since"] for record in records), default=None),
         "ended": None if on else max(ends, default=None),
