@@ -143,6 +143,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (
         ("tpu_ops train pod --sync my-code -- python train.py --lr 0.1", "and follow rank 0"),
         ("tpu_ops train pod --recover --detach --sync my-code -- python train.py", "starts again if the node is lost"),
+        ("tpu_ops train pod --on-stall stop -- python train.py", "ends the run if all ranks and chips stand still"),
     ),
     "attach": (
         ("tpu_ops attach pod", "the run on this node"),
@@ -159,6 +160,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "logs": (
         ("tpu_ops logs RUN --rank all", "the output of all ranks so far"),
         ("tpu_ops logs RUN --fetch logs", "copy the logs to logs/RUN/rank-N.log"),
+    ),
+    "stacks": (
+        ("tpu_ops stacks RUN", "one line for each place at which ranks are"),
+        ("tpu_ops stacks pod --rank 3 --full", "all threads of a rank of the run on this node"),
     ),
     "runs": (
         ("tpu_ops runs", "active runs, and the last that this machine started"),
@@ -195,6 +200,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "lab down": (
         ("tpu_ops lab down", "this lab"),
         ("tpu_ops lab down --all --cache", "every lab, and what they share"),
+    ),
+    "lab chips": (
+        ("tpu_ops lab chips pod idle", "no program runs on the chips of the node's workers"),
+        ("tpu_ops lab chips pod-w0 hung --first-id 8", "one worker, with other ids"),
     ),
     "lab env": (
         ('eval "$(tpu_ops lab env)"', "this shell uses the lab"),
