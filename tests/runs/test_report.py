@@ -40,7 +40,8 @@ def test_a_run_of_two_attempts() -> None:
         ("stall", "0-3", "no output for 15 min, chips idle for 15 min")
     ]
     assert [one.ranks for one in found.tails] == ["2", "0-1,3"]
-    assert [(one.ranks, "data.py:41" in one.text) for one in found.stacks] == [("2", True), ("0-1,3", False)]
+    assert found.hangs == ("ranks 0-1,3: all_reduce (train.py:88)", "rank 2: next (data.py:41)")
+    assert [one.text.splitlines()[0] for one in found.stacks] == ["all_reduce (train.py:88)", "next (data.py:41)"]
     assert found.use_of == "duty cycle"
     assert 70 < (found.ranks[0].use or 0) < 95
     json.dumps(found.to_json(), allow_nan=False)
@@ -102,22 +103,17 @@ def test_different_texts_and_long_ones_are_limited() -> None:
     assert max(len(one.text) for one in found.tails) < report_data.LONGEST + 10
 
 
-def test_stacks_show_where_and_how_they_were_read() -> None:
-    data = reports.stacks("data.py:41") | {"at": 0.0, "omitted": 2}
-    data["processes"].append(
-        {"command": "sh", "state": "D", "source": "kernel", "threads": [{"frames": [["wait", "", 0]]}]}
-    )
-    assert report_stacks.texts({0: data, 1: None})[0].splitlines() == [
-        "taken at 1970-01-01 00:00:00 UTC",
-        "python train.py (state S, by py-spy)",
-        "  thread MainThread, active",
-        "    next (data.py:41)",
-        "    main (train.py:141)",
-        "sh (state D, by kernel)",
-        "  thread ?",
-        "    wait",
-        "(2 more processes)",
-    ]
+def test_damaged_stacks_leave_those_of_other_ranks() -> None:
+    damaged = reports.stacks("data.py:41")
+    damaged["processes"][0]["threads"] = [{"name": 1, "active": True, "frames": [[1, 2, 3]]}]
+    found = report_stacks.of_ranks({0: damaged, 1: {"processes": "x"}, 2: None, 3: reports.stacks("train.py:88")})
+    assert [one.rank for one in found] == [3]
+
+
+def test_many_different_stacks_are_limited() -> None:
+    found = report_stacks.of_ranks({rank: reports.stacks(f"data.py:{rank}") for rank in range(100)})
+    assert report_stacks.folded(found)[-1].title == "70 more"
+    assert report_stacks.places(found)[-1] == "(80 more lines)"
 
 
 # --- curves ---------------------------------------------------------------------------------------------------
@@ -241,7 +237,7 @@ def test_the_report_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "command:      python train.py --config",
         "stall of ranks 0-3 at 2026-11-22",
         "last lines, ranks 2:\n  step 1710",
-        "stacks, ranks 0-1,3:\n  python train.py",
+        "ranks 0-1,3: all_reduce (train.py:88)",
     ):
         assert text in shown
 

@@ -63,12 +63,13 @@ def hostile() -> Sources:
     record = reports.record(0, 1, **facts)
     watch = {"stall": {"at": reports.BEGIN, "sign": text}, "maintenance": {"at": reports.BEGIN, "what": text}}
     process: dict[str, Any] = {"command": text, "why": text, "source": text, "state": text}
-    process |= {"threads": [{"name": text, "frames": [[text, text, text]]}]}
+    process |= {"pid": 1, "parent": 1, "user": text}
+    process |= {"threads": [{"name": text, "active": True, "frames": [[text, text, text]]}]}
     answer = {
         "record": record,
         "watch": {**watch, "chips": text},
         "tail": f"\x1b[31m{text}\x1b[0m\0\x07\u202e\udcff",
-        "stacks": {"processes": [process], "omitted": text},
+        "stacks": {"at": 1.0, "processes": [process], "omitted": 3},
         "environment": {"path": text, "python": text, "digest": text, "packages": {text: text}},
         "history": [{"t": reports.BEGIN + index, "out": index, "cores": [], "state": text} for index in range(9)],
         "attempts": [{**record, "state": text, "attempt": 0}],

@@ -63,10 +63,8 @@ def stacks(place: str, pid: int = 4711) -> dict[str, Any]:
     file, _, line = place.partition(":")
     frames = [["all_reduce" if "train" in place else "next", file, int(line)], ["main", "train.py", 141]]
     process = {"pid": pid, "parent": 1, "user": "ada", "command": "python train.py", "state": "S", "source": "py-spy"}
-    return {
-        "processes": [process | {"why": "", "threads": [{"name": "MainThread", "active": True, "frames": frames}]}],
-        "omitted": 0,
-    }
+    threads = [{"name": "MainThread", "active": True, "frames": frames}]
+    return {"at": BEGIN, "processes": [process | {"why": "", "threads": threads}], "omitted": 0}
 
 
 def of_run(size: int = 4, points: int = 300, seconds: float = 2 * 86400) -> Sources:

@@ -90,6 +90,7 @@ def show(found: Report) -> None:
     environments = "; ".join(one.text for one in found.environments)
     for label, text in (
         ("failed first", found.first),
+        ("because", found.known),
         ("recovery", output.on_fleet(found.recovery)),
         ("command", shlex.join(found.argv)),
         ("in", found.directory),
@@ -112,7 +113,11 @@ def show(found: Report) -> None:
         output.line(f"noted: {text}")
     _lines("before the first failure", [Folded("", found.raised)] if found.raised else [], None)
     _lines("last lines", found.tails, LINES)
-    _lines("stacks", found.stacks, None)
+    if found.hangs:
+        output.line()
+        output.line("where the processes were (with --html: all stacks):")
+        for text in found.hangs:
+            output.line(f"  {text}")
 
 
 def _attempt(one: report_data.Attempt) -> dict[str, object]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from tpu_ops.protocol.record import ON
 from tpu_ops.protocol.spec import COMMIT
-from tpu_ops.runs import ranks, report_curves, report_stacks
+from tpu_ops.runs import known_failures, ranks, report_curves, report_stacks
 from tpu_ops.runs.outcomes import Outcome, first_failure, newest_records, outcome_of, person, raised_before, run_state
 from tpu_ops.runs.report_curves import Curve
+from tpu_ops.runs.report_stacks import Stack
 
 #: Maximum number of different outputs and stacks that a report has, and of characters in each.
 GROUPS, LONGEST = 12, 16_000
@@ -143,11 +144,13 @@ class Report:
         code: The commit, or the digest of the synced code, in words; empty if unknown.
         environments: Ranks -> their environment as it is now, in words.
         first: Who failed first and why, in words; empty if no rank failed.
+        known: The failure that the output names by a known text, in words; empty if none.
         raised: A traceback that a rank printed before that, which might be the cause; empty if none.
         use_of: What ``use`` is: ``duty cycle`` or ``HBM bandwidth``; empty if nothing was measured.
         use: Use of the chips over time, in percent.
         hbm: HBM in use over time, in percent.
         output: Output of a rank over time, in bytes per second.
+        hangs: Where the processes were when their stacks were taken.
         notes: What the supervisor noted during the run.
         silent: Ranks -> why nothing is known of them.
     """
@@ -166,6 +169,7 @@ class Report:
     environments: tuple[Folded, ...]
     places: tuple[Place, ...]
     first: str
+    known: str
     raised: str
     recovery: str
     attempts: tuple[Attempt, ...]
@@ -176,7 +180,8 @@ class Report:
     hbm: Curve
     output: Curve
     tails: tuple[Folded, ...]
-    stacks: tuple[Folded, ...]
+    hangs: tuple[str, ...]
+    stacks: tuple[Stack, ...]
     notes: tuple[str, ...]
     silent: tuple[Folded, ...]
 
@@ -202,6 +207,7 @@ def compute(given: Sources) -> Report:
         ended = known.get("ended")
     window = (since if since is not None else given.now, ended or given.now)
     first = failure.rank if failure else None
+    stacks = report_stacks.of_ranks({rank: answer.get("stacks") for rank, answer in given.told.items()})
     return Report(
         run_id=given.run_id,
         state=state,
@@ -218,6 +224,7 @@ def compute(given: Sources) -> Report:
         environments=_environments(given.told),
         places=given.places,
         first=_line(f"rank {failure.rank} ({failure.host}): {failure.cause}") if failure else "",
+        known=_line(found.what()) if (found := known_failures.of_run(outcomes)) else "",
         raised=_raised(outcomes),
         recovery=given.recovery,
         attempts=_attempts(given, state),
@@ -228,7 +235,8 @@ def compute(given: Sources) -> Report:
         hbm=report_curves.curve([one.hbm() for one in measured.values()], window),
         output=report_curves.curve([one.output() for one in measured.values()], window),
         tails=_folded({rank: text for rank, text in _tails(given).items() if text.strip()}, first),
-        stacks=_folded(report_stacks.texts({rank: answer.get("stacks") for rank, answer in given.told.items()}), first),
+        hangs=report_stacks.places(stacks),
+        stacks=report_stacks.folded(stacks),
         notes=tuple(_line(text) for text in _first(records, lambda one: one.get("notes")) or ())[-NOTES:],
         silent=_folded({one.rank: one.reason for one in outcomes if one.record is None and one.reason}, None),
     )

@@ -1,44 +1,59 @@
-"""The stacks that workers keep of a run, as text for its report."""
+"""The stacks that workers keep of a run, folded for its report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from tpu_ops import texts as times
-from tpu_ops.runs.report_curves import is_number
+from tpu_ops.runs import stacks
+from tpu_ops.runs.stacks import RankStacks
+from tpu_ops.ssh.replies import Reply
 
-#: Maximum number of frames of a thread, and of threads and processes of a rank, in a report.
-FRAMES, THREADS, PROCESSES = 60, 40, 20
-
-
-def texts(found: Mapping[int, object]) -> dict[int, str]:
-    """Return the stacks of each rank as text, given the data that each worker keeps; ranks without any are left out.
-
-    Numbers of processes are left out, so that ranks at the same place have the same text.
-    """
-    shown = {rank: _text(data) for rank, data in found.items() if isinstance(data, Mapping)}
-    return {rank: text for rank, text in shown.items() if text}
+#: Maximum number of different stacks in a report, of lines on where processes are, and of frames of a stack.
+GROUPS, PLACES, FRAMES = 30, 20, 60
 
 
-def _text(data: Mapping[str, Any]) -> str:
-    at = data.get("at")
-    lines = [f"taken at {times.at(at)}"] if isinstance(at, int | float) and is_number(at) else []
-    for process in _objects(data.get("processes"), PROCESSES):
-        how = f", by {process['source']}" if process.get("source") else ""
-        lines.append(f"{process.get('command') or 'process'} (state {process.get('state') or '?'}{how})")
-        if process.get("why"):
-            lines.append(f"  {process['why']}")
-        for thread in _objects(process.get("threads"), THREADS):
-            lines.append(f"  thread {thread.get('name') or '?'}{', active' if thread.get('active') else ''}")
-            frames = thread.get("frames")
-            for frame in frames[:FRAMES] if isinstance(frames, list) else ():
-                if isinstance(frame, list) and len(frame) == 3:
-                    lines.append(f"    {frame[0]} ({frame[1]}:{frame[2]})" if frame[1] else f"    {frame[0]}")
-    if data.get("omitted"):
-        lines.append(f"({data['omitted']} more processes)")
-    return "\n".join(lines)
+class Stack(NamedTuple):
+    """A stack of some threads: a title that names their ranks, and the frames as text, the innermost first."""
+
+    title: str
+    text: str
 
 
-def _objects(found: object, most: int) -> Iterable[Mapping[str, Any]]:
-    return [one for one in found[:most] if isinstance(one, Mapping)] if isinstance(found, list) else ()
+def of_ranks(found: Mapping[int, object]) -> list[RankStacks]:
+    """Return the stacks of each rank, given what its worker keeps; those that are missing or damaged are left out."""
+    known = []
+    for rank, data in found.items():
+        if not isinstance(data, Mapping):
+            continue
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            one = stacks.of_reply(rank, Reply("", {"stacks": data, "state": "", "kept": True}))
+            # Damaged data can show only when it is used.
+            stacks.short([one]), stacks.full([one])
+            known.append(one)
+    return known
+
+
+def places(found: Sequence[RankStacks]) -> tuple[str, ...]:
+    """Return where the processes are, one line for each place, and why stacks are missing."""
+    every = [*stacks.short(found), *stacks.problems(found)]
+    left = [f"({len(every) - PLACES} more lines)"] if len(every) > PLACES else []
+    return (*every[:PLACES], *left)
+
+
+def folded(found: Sequence[RankStacks]) -> tuple[Stack, ...]:
+    """Return all stacks, the equal ones of all ranks as one."""
+    groups = stacks.full(found)
+    shown = [
+        Stack(
+            group.title,
+            "\n".join(
+                f"{frame.function} ({frame.file}:{frame.line})" if frame.file else frame.function
+                for frame in group.frames[:FRAMES]
+            ),
+        )
+        for group in groups[:GROUPS]
+    ]
+    left = len(groups) - len(shown)
+    return (*shown, Stack(f"{left} more", "(left out, to keep this short)")) if left else tuple(shown)
