@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -31,6 +32,20 @@ os.wait()
 open("/tmp/libtpu_lockfile", "w").close()
 print("settled", flush=True)
 time.sleep(900)
+"""
+
+#: Stands still, rank 1 at another place than the other; both have a child process and ignore SIGTERM.
+STANDS = """
+# STANDS
+import os, signal, sys, time
+def all_reduce(): time.sleep(900)
+def next_batch(): time.sleep(900)
+def load(): time.sleep(900)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    load()
+print("settled", flush=True)
+next_batch() if os.environ["TPU_OPS_RANK"] == "1" else all_reduce()
 """
 
 #: Opens its shared memory and its named semaphore anew for every line.
@@ -65,6 +80,38 @@ def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
         assert 1 <= record["ended"] - record["intent"]["at"] < 1 + 2, "the grace, and little more"
         assert (record["stuck"], record["chips"]["holders"]) == ([], [])
         assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
+    bench.clean()
+
+
+def test_stacks_say_where_ranks_stand_and_are_kept_of_those_that_a_stop_has_to_kill(bench: Bench) -> None:
+    bench.started("sh", "-c", 'python -c "$0"; true', STANDS, name="stands")
+    for index in BOTH:
+        bench.await_log(index, "stands", "settled")
+    places = [
+        "rank 0: all_reduce (<string>:4)",
+        "rank 1: next_batch (<string>:5)",
+        "ranks 0-1, 1 child process each: load (<string>:6)",
+    ]
+    done = bench.tpu_ops("stacks", "pod", person="bob")
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, places, "")
+    done = bench.tpu_ops("stacks", "pod-w1", "--full")
+    assert "rank 1, 1 thread: sh, of pid " in done.stdout
+    assert "    next_batch (<string>:5)\n    <module> (<string>:11)\n" in done.stdout
+    bench.inside(1, "mv /usr/local/lib/tpu_ops/py-spy /root/away")
+    done = bench.tpu_ops("stacks", "stands")
+    bench.inside(1, "mv /root/away /usr/local/lib/tpu_ops/py-spy")
+    assert "rank 0: all_reduce (<string>:4)\nrank 1: python waits in " in done.stdout
+    assert "warning: rank 1, 2 processes: py-spy is not installed on this worker" in done.stderr
+    asked = bench.tpu_ops("stacks", "stands", "--signal", person="bob")
+    assert asked.returncode == 1
+    assert "the run belongs to ada" in asked.stderr
+    begun = time.monotonic()
+    assert bench.tpu_ops("stop", "stands", "--grace", "2").returncode == 0
+    assert time.monotonic() - begun < 2 + 3
+    assert [bench.record(index, "stands")["exit"] for index in BOTH] == [{"signal": signal.SIGTERM}] * SIZE
+    done = bench.tpu_ops("stacks", "stands")
+    assert (done.returncode, done.stdout.splitlines()) == (0, places)
+    assert "ranks 0-1 stopped; these stacks were taken at 20" in done.stderr
     bench.clean()
 
 

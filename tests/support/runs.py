@@ -23,10 +23,11 @@ from tpu_ops.cloud.node import Node, workers_of
 from tpu_ops.fleet import view
 from tpu_ops.fleet.state import Files, Snapshot, question_of
 from tpu_ops.host import build
-from tpu_ops.lab import removal
+from tpu_ops.lab import removal, shared
 from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.containers import container_name
 from tpu_ops.lab.workers import ContainerBackend
+from tpu_ops.protocol import wire
 from tpu_ops.ssh import known_hosts
 
 #: The API's id of the first node; the others' follow.
@@ -56,6 +57,7 @@ if [ "$3" = zsh ]; then
 else
     printf '%s\n' "$noise" >/home/ada/.bashrc
 fi
+install -D -m 0755 /root/py-spy /usr/local/lib/tpu_ops/py-spy
 install -D -m 0755 /root/tpu-host "/usr/local/lib/tpu_ops/$1/tpu-host"
 ln -sf "/usr/local/lib/tpu_ops/$1/tpu-host" /usr/local/sbin/tpu-host
 /usr/local/sbin/tpu-host compile
@@ -230,6 +232,22 @@ class Bench:
         self.await_(pids, f"{person} holds a chip")
         return int(pids().split()[0])
 
+    def set_chips(self, index: int, state: str, **options: object) -> None:
+        """Set what a worker's chips do while a process holds them, as `tpu_ops lab chips` does."""
+        shared.set_chips(self.backend.directory(self.specs[index]), state, options)
+
+    def usage(self, index: int) -> dict[str, Any]:
+        """Return what the launcher of a worker of `pod` tells ada of its chips, through ssh."""
+        if not list((self.folder / "state-ada").glob("fleets/*/ssh_config-*")):
+            self.tpu_ops("who", "pod")
+        marker = wire.new_marker()
+        command = ["ssh", "-F", str(self.ssh_config()), f"pod-w{index}", wire.COMMAND]
+        request = wire.request(marker, "usage", {})
+        done = subprocess.run(command, input=request, capture_output=True, timeout=60, check=False)
+        answer = wire.find_answer(done.stdout, marker)
+        assert answer is not None, done.stderr.decode()
+        return dict(answer)
+
     @contextlib.contextmanager
     def paused(self, index: int) -> Iterator[None]:
         """Freeze a worker for as long as the block lasts."""
@@ -325,6 +343,7 @@ async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str, 
     async def install(spec: WorkerSpec) -> None:
         name = container_name(instance, spec)
         await engine.run("cp", str(program), f"{name}:/root/tpu-host")
+        await engine.run("cp", str(Path(sys.executable).with_name("py-spy")), f"{name}:/root/py-spy")
         await engine.run("cp", str(folder / "key.pub"), f"{name}:/root/key.pub")
         words = (digest, str(spec.index), packages[spec.index], venv)
         await engine.run("exec", name, "sh", "-c", SETUP, "sh", *words, timeout=PATIENCE)

@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "stop": ("stop", "stop a training run"),
         "status": ("status", "show the state of a training run, rank by rank"),
         "logs": ("logs", "show the output of a training run, or download its logs"),
+        "stacks": ("stacks", "show where the processes of a training run are, for one that stands still"),
         "runs": ("runs", "list the training runs"),
         "fetch": ("fetch", "copy files of a run, or of workers, to this machine"),
         "unlock": ("unlock", "free chips that your own runs or processes hold"),

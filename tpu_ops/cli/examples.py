@@ -160,6 +160,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops logs RUN --rank all", "the output of all ranks so far"),
         ("tpu_ops logs RUN --fetch logs", "copy the logs to logs/RUN/rank-N.log"),
     ),
+    "stacks": (
+        ("tpu_ops stacks RUN", "one line for each place at which ranks are"),
+        ("tpu_ops stacks pod --rank 3 --full", "all threads of a rank of the run on this node"),
+    ),
     "runs": (
         ("tpu_ops runs", "active runs, and the last that this machine started"),
         ("tpu_ops runs --json", "for a script"),
@@ -187,6 +191,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "lab down": (
         ("tpu_ops lab down", "this lab"),
         ("tpu_ops lab down --all --cache", "every lab, and what they share"),
+    ),
+    "lab chips": (
+        ("tpu_ops lab chips pod idle", "no program runs on the chips of the node's workers"),
+        ("tpu_ops lab chips pod-w0 hung --first-id 8", "one worker, with other ids"),
     ),
     "lab env": (
         ('eval "$(tpu_ops lab env)"', "this shell uses the lab"),

@@ -14,6 +14,8 @@ from . import TYPE_CHECKING, proc
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
+    from .last_look import LastLook
+
 LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - libtpu's own choice
 #: Seconds for which SIGKILL is repeated before remaining processes count as stuck. The kernel needs a while to free the
 #: memory of a large program and its mappings of a device.
@@ -65,13 +67,16 @@ def left_behind(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, A
     return [{"pid": pid, "command": proc.command_line("/proc/{}".format(pid))} for pid in left[:_NAMED]]
 
 
-def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
+def end_tree(
+    cgroup: str, grace: float, pause: Callable[[float], None], last_look: LastLook | None = None
+) -> list[Dict[str, Any]]:
     """End every process of a control group except this process.
 
     Args:
         cgroup: Directory of the group.
         grace: Seconds between SIGTERM and SIGKILL. Processes that start in these seconds get SIGTERM too.
         pause: Called to wait for at most this many seconds.
+        last_look: Takes the stacks of the processes that are left after half of the grace.
 
     Returns:
         The remaining processes: ``{"pid", "state", "command"}`` each. In state D, a process waits inside the kernel.
@@ -83,8 +88,10 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
         fresh = [pid for pid in left if pid not in told]
         send(fresh, signal.SIGTERM)
         told.update(fresh)
+        if last_look is not None and deadline - time.monotonic() < grace / 2:
+            last_look.take(deadline - time.monotonic())
         pause(min(_POLL, max(0.0, deadline - time.monotonic())))
-        left = others(cgroup)
+        left = [pid for pid in others(cgroup) if last_look is None or not last_look.is_own(pid)]
     return _kill(cgroup, pause)
 
 

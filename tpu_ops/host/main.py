@@ -37,17 +37,25 @@ def main(compiled_copy: str) -> int:
         from .after import after
 
         return after(Store(), check_run_id(words[1]), words[2])
-    if words == ["compile"]:
-        from . import compiled
+    if len(words) == 3 and words[0] == "stacks":
+        from .stacks import take
 
-        try:
-            compiled.write(os.path.realpath(sys.argv[0]), compiled_copy)
-        except OSError as exc:
-            sys.stderr.write("tpu-host: cannot write {}: {}\n".format(compiled_copy, exc.strerror))
-            return 1
-        return 0
+        return take(Store(), check_run_id(words[1]), float(words[2]))
+    if words == ["compile"]:
+        return _compile(compiled_copy)
     sys.stderr.write("tpu-host: takes one JSON request on standard input and no arguments\n")
     return 2
+
+
+def _compile(compiled_copy: str) -> int:
+    from . import compiled
+
+    try:
+        compiled.write(os.path.realpath(sys.argv[0]), compiled_copy)
+    except OSError as exc:
+        sys.stderr.write("tpu-host: cannot write {}: {}\n".format(compiled_copy, exc.strerror))
+        return 1
+    return 0
 
 
 def program(compiled_copy: str) -> NoReturn:

@@ -55,6 +55,12 @@ def start_time(pid: int, root: str = "/") -> int:
     return parse_stat(text)["start"] if ")" in text else 0
 
 
+def parent(pid: int, root: str = "/") -> int:
+    """Return the parent of a process; 0 if the process does not exist."""
+    text = read_text(os.path.join(root, "proc", str(pid), "stat"))
+    return int(parse_stat(text)["parent"]) if ")" in text else 0
+
+
 def process_state(pid: int, root: str = "/") -> str:
     """Return the one-letter state of a process; empty if the process does not exist.
 

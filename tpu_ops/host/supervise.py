@@ -12,7 +12,7 @@ from tpu_ops.protocol import spec
 from tpu_ops.protocol.record import grace
 from tpu_ops.protocol.wire import Refused
 
-from . import environment, fitness, proc, space, spec_files, unit
+from . import environment, fitness, last_look, proc, space, spec_files, unit
 from .child import Child, output_pipe
 from .code import Copy
 from .command import NotReady
@@ -246,7 +246,8 @@ class Supervisor:
         # Report processes that the command left behind only if it ended by itself. Otherwise they are ended on purpose.
         left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
         self._save(state="ending", intent=intent, left_behind=left)
-        stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
+        look = last_look.of_run(self.run_id)
+        stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause, look)
         # Collect the command's exit status if the command ended after the last check of child processes.
         self.pause(0)
         ended = time.time()

@@ -62,6 +62,7 @@ _KEYS = {
     "reserve": bool,
     "run_id": str,
     "server": str,
+    "signal": bool,
     "since": _NUMBER,
     "user": str,
     "venv": str,

@@ -13,6 +13,8 @@ from testinfra.host import Host
 MARKER = "0123456789abcdef"
 PROBE = f"""echo '{{"marker": "{MARKER}", "action": "probe"}}' | sudo -n /usr/local/sbin/tpu-host"""
 
+PY_SPY = "/usr/local/lib/tpu_ops/py-spy"
+
 TAG = "import sys; print(sys.implementation.cache_tag)"
 
 Rita = Callable[[str], Any]
@@ -82,7 +84,7 @@ def test_only_root_writes_what_root_executes(host: Host) -> None:
     with host.sudo():
         path = host.check_output("readlink -f /usr/local/sbin/tpu-host")
         compiled = host.check_output(f"echo {path}.$(/usr/bin/python3 -c {shlex.quote(TAG)}).zip")
-        way = host.check_output(f"namei --long --modes {path} {compiled}")
+        way = host.check_output(f"namei --long --modes {path} {compiled} {PY_SPY}")
     assert path.startswith("/usr/local/lib/tpu_ops/")
     rows = [line.split() for line in way.splitlines()[1:]]
     assert all(row[1] == "root" and row[0][8] != "w" for row in rows if row[0].startswith(("-", "d"))), way
@@ -93,6 +95,18 @@ def test_the_program_is_the_one_that_was_brought(host: Host) -> None:
         path = host.check_output("readlink -f /usr/local/sbin/tpu-host")
         digest = host.check_output(f"sha256sum {path}")
     assert digest.startswith(path.split("/")[-2])
+
+
+def test_py_spy_shows_where_a_program_of_somebody_else_is(host: Host) -> None:
+    assert host.check_output(f"{PY_SPY} --version").startswith("py-spy ")
+    sleeps = "import time; slept = lambda: time.sleep(60); slept()"
+    reads = f"setpriv --reuid=rita --clear-groups --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace {PY_SPY}"
+    with host.sudo():
+        found = host.check_output(
+            f"setpriv --reuid=rita --regid=rita --clear-groups /usr/bin/python3 -c {shlex.quote(sleeps)} & "
+            f"timeout 20 sh -c 'until {reads} dump --pid $0 2>/dev/null | grep lambda; do sleep 0.1; done' $!; kill $!"
+        )
+    assert "<lambda>" in found
 
 
 def test_records_of_runs_are_changed_by_root_only(host: Host) -> None:
