@@ -61,7 +61,7 @@ def test_a_maintenance_event_ends_with_all_addresses_new(lab, lab_api, tpu_ops):
 
 def test_a_preempted_node_is_preempted_and_cannot_be_maintained(lab, lab_api, tpu_ops):
     lab_api.create("pod", "v4-8")
-    assert tpu_ops("lab", "preempt", "pod")[0] == 0
+    assert tpu_ops("lab", "preempt", "pod", "--notice", "0.1s")[0] == 0
     assert lab_api.node("pod")["state"] == "PREEMPTED"
     code, out, err = tpu_ops("lab", "maintenance", "pod")
     assert (code, out) == (3, "")

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tpu_ops.lab.instance import Instance
 
 #: Upper limit of --seconds, the shortest duration of an operation: one day.
 _MAX_SECONDS = 86400.0
+#: Announced duration of a maintenance event in seconds.
+_MAINTENANCE_TAKES = 3600.0
 _QUOTA = re.compile(r"(?P<zone>[^:=]+):(?P<generation>[^:=]+)(?P<spot>:spot)?=(?P<chips>\d+)")
 _STOCKOUT = re.compile(r"(?P<zone>[^:=]+)(?::(?P<type>[^:=]+))?(?:=(?P<duration>.+))?")
 
@@ -74,6 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
         event.add_argument("--zone", help="zone of the node, if several nodes share the name")
+        event.add_argument(
+            "--notice",
+            type=options.duration,
+            default=0.0,
+            metavar="TIME",
+            help="announce the event by the workers' metadata servers this long before it, as in 30s (default: 0)",
+        )
     chips = add(
         "chips",
         "set what the chips of workers do, as the metrics service there reports it",
@@ -379,12 +389,18 @@ def _capacity(lab: Instance, args: argparse.Namespace) -> int:
 
 def _event(lab: Instance, args: argparse.Namespace) -> int:
     name = events.node_name(lab, args.node, args.zone)
-    if args.command == "preempt":
-        events.preempt(lab, name)
-        output.line(f"{args.node} was preempted")
-    else:
-        events.maintain(lab, name)
-        output.line(f"{args.node} went through a maintenance event: its external addresses are new")
+    places = events.directories(lab, name)
+    events.write_notice(places, events.notice(args.command, time.time() + args.notice, _MAINTENANCE_TAKES))
+    try:
+        time.sleep(args.notice)
+        if args.command == "preempt":
+            events.preempt(lab, name)
+            output.line(f"{args.node} was preempted")
+        else:
+            events.maintain(lab, name)
+            output.line(f"{args.node} went through a maintenance event: its external addresses are new")
+    finally:
+        events.write_notice(places, {})
     return ExitCode.OK
 
 
