@@ -179,12 +179,13 @@ def test_a_run_that_has_ended_has_no_profile(workers: Workers) -> None:
     [
         ("server", HostError, profiles.LINE),
         ("package", HostError, "jax[xprof]"),
+        ("denied", HostError, "ask ada to record"),
         ("failed", HostError, "`tpu_ops logs r1 --rank 1`"),
         ("unreachable", UnreachableError, "`tpu_ops status r1`"),
     ],
 )
 def test_each_problem_has_its_fix(kind: str, error: type[OpsError], fix: str) -> None:
-    found = profiles.error("r1", [Profile(0, "w0"), Profile(1, "w1", kind=kind, problem="why")])
+    found = profiles.error("r1", [Profile(0, "w0"), Profile(1, "w1", "ada", kind=kind, problem="why")])
     assert isinstance(found, error)
     assert (found.what, found.where, fix in found.fix) == ("no profile of 1 rank: why", "ranks 1 of r1", True)
 

@@ -38,7 +38,7 @@ def test_a_run_is_profiled_and_reported_with_the_use_of_the_fleet(bench: Bench, 
     assert [bench.inside(index, "ls /tmp | grep -c tpu_ops-profile || true").strip() for index in BOTH] == ["0", "0"]
     # Somebody else may not run commands as ada.
     denied = bench.tpu_ops("profile", "pod", str(tmp_path / "bobs"), "--seconds", "0.5", person="bob")
-    assert (denied.returncode, "sudo" in denied.stderr) == (1, True), denied.stderr
+    assert (denied.returncode, "ask ada" in denied.stderr) == (1, True), denied.stderr
 
     bench.inside(1, f"kill -KILL {bench.record(1, 'seen')['pid']}")
     bench.await_state(0, "seen", "stopped")

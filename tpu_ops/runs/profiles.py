@@ -42,8 +42,9 @@ class Profile:
         ports: The ports of the profilers.
         files: The files on this machine.
         size: Their size in bytes.
-        kind: ``server`` if the rank has no profiler, ``package`` if its environment cannot record, ``failed`` or
-            ``unreachable`` for other problems; empty if there is none.
+        kind: ``server`` if the rank has no profiler, ``package`` if its environment cannot record, ``denied`` if the
+            user who asks may not run commands as the run's user, ``failed`` or ``unreachable`` for other problems;
+            empty if there is none.
         problem: What failed, in words; empty if nothing did.
     """
 
@@ -161,7 +162,8 @@ def _profile(outcome: Outcome, result: Result, user: str) -> Profile:
     except (ValueError, KeyError, TypeError):
         last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = result.problem or last or f"exit code {result.code}"
-        return replace(made, kind="failed" if result.reached else "unreachable", problem=why)
+        kind = "failed" if result.reached else "unreachable"
+        return replace(made, kind="denied" if user and last.startswith("sudo:") else kind, problem=why)
 
 
 async def _fetch(
@@ -228,6 +230,8 @@ def error(run_id: str, found: Sequence[Profile]) -> OpsError | None:
             f"add the line {LINE} to the program, before its first step, and start the run again, or name its port "
             "with --port; the port is open to all who reach the worker, so let no firewall rule open it"
         )
+    elif worst.kind == "denied":
+        fix = f"ask {worst.user} to record the profile: this needs the right to run commands as {worst.user} by sudo"
     elif worst.kind == "package":
         fix = "the run's environment needs the packages jax and xprof: add jax[xprof] to its packages"
     else:

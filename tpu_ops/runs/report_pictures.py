@@ -164,9 +164,9 @@ def size(count: float) -> str:
 
 
 def _round(value: float) -> float:
-    """Return the next 1, 2 or 5 times a power of ten."""
+    """Return the next small number times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value)
+    return next(factor * power for factor in (1, 2, 3, 4, 5, 6, 8, 10) if factor * power >= value)
 
 
 def _chart(curve: Curve, along: Axis, most: float, rows: Iterable[tuple[float, str]]) -> Chart:
