@@ -13,7 +13,7 @@ from tests.support.runs import Bench
 
 pytestmark = pytest.mark.lab
 
-PLACE = "/home/ada/modules"
+PLACE = "/home/bob/modules"
 
 
 def test_a_run_is_profiled_and_reported_with_the_use_of_the_fleet(bench: Bench, tmp_path: Path) -> None:
@@ -26,31 +26,32 @@ def test_a_run_is_profiled_and_reported_with_the_use_of_the_fleet(bench: Bench, 
             bench.inside(
                 index, f"install -D -m 0644 /dev/null {PLACE}/{name}; cat >{PLACE}/{name} <<'END'\n{text}\nEND"
             )
-    bench.started("python", f"{PLACE}/program.py", "9999", name="seen", options=("--env", f"PYTHONPATH={PLACE}"))
+    options = ("--env", f"PYTHONPATH={PLACE}")
+    bench.started("python", f"{PLACE}/program.py", "9999", name="seen", person="bob", options=options)
     for index in BOTH:
         bench.await_log(index, "seen", "ready")
 
-    done = bench.tpu_ops("profile", "seen", str(tmp_path / "profiles"), "--seconds", "0.5", "--json")
+    done = bench.tpu_ops("profile", "seen", str(tmp_path / "profiles"), "--seconds", "0.5", "--json", person="bob")
     assert done.returncode == 0, done.stderr
     (session,) = (tmp_path / "profiles" / "plugins" / "profile").iterdir()
     assert sorted(path.name for path in session.iterdir()) == ["pod-w0.xplane.pb", "pod-w1.xplane.pb"]
     assert (session / "pod-w1.xplane.pb").read_text() == "9999 500 cpu"
     assert [bench.inside(index, "ls /tmp | grep -c tpu_ops-profile || true").strip() for index in BOTH] == ["0", "0"]
-    # Somebody else may not run commands as ada.
-    denied = bench.tpu_ops("profile", "pod", str(tmp_path / "bobs"), "--seconds", "0.5", person="bob")
-    assert (denied.returncode, "ask ada" in denied.stderr) == (1, True), denied.stderr
+    # Somebody else may not run commands as bob.
+    denied = bench.tpu_ops("profile", "pod", str(tmp_path / "adas"), "--seconds", "0.5")
+    assert (denied.returncode, "ask bob" in denied.stderr) == (1, True), denied.stderr
 
     bench.inside(1, f"kill -KILL {bench.record(1, 'seen')['pid']}")
     bench.await_state(0, "seen", "stopped")
     page = tmp_path / "seen.html"
-    done = bench.tpu_ops("report", "seen", "--html", str(page))
+    done = bench.tpu_ops("report", "seen", "--html", str(page), person="bob")
     assert done.returncode == 0, done.stderr
     assert "rank 1 (pod-w1): killed by SIGKILL" in page.read_text()
-    found = json.loads(bench.tpu_ops("report", "seen", "--json", person="bob").stdout)
-    assert (found["state"], found["person"], found["first"]) == ("failed", "ada", "rank 1 (pod-w1): killed by SIGKILL")
+    found = json.loads(bench.tpu_ops("report", "seen", "--json").stdout)
+    assert (found["state"], found["person"], found["first"]) == ("failed", "bob", "rank 1 (pod-w1): killed by SIGKILL")
     assert [one["text"] for one in found["tails"]] == ["ready"]
     assert found["argv"][:2] == ["python", f"{PLACE}/program.py"]
 
     used = json.loads(bench.tpu_ops("report", "--days", "1", "--json").stdout)
-    assert {one["person"] for one in used["people"]} >= {"ada"}
+    assert {one["person"] for one in used["people"]} >= {"bob"}
     assert used["nodes"][0]["chip_hours"] > 0

@@ -1,6 +1,7 @@
 """Records a profile of a run's processes, as the run's user, on a worker that is sent this file: see `profiles`.
 
-It reads a request as JSON from standard input and prints the answer as JSON. Standard library, Python 3.8.
+It reads a request as JSON from standard input and prints the answer as JSON in the last line. Standard library only,
+Python 3.8.
 
 Request: ``folder``, which must not exist; ``cgroup``, the directory of the run's control group; ``venv``, the run's
 environment; ``milliseconds``; ``port`` of the profiler, or null: then all ports on which the run listens are tried, but
@@ -44,7 +45,8 @@ def main() -> None:
         if request["remove"].startswith(PREFIX) and "/" not in request["remove"][len(PREFIX) :]:
             shutil.rmtree(request["remove"], ignore_errors=True)
         return
-    print(json.dumps(answer(request)))
+    # A login shell might have printed text before.
+    print("\n" + json.dumps(answer(request)))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

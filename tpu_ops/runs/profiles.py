@@ -156,10 +156,10 @@ def _profile(outcome: Outcome, result: Result, user: str) -> Profile:
     """Return what was recorded on a worker, given the result of `command` there."""
     made = Profile(outcome.rank, outcome.host, user)
     try:
-        told: dict[str, Any] = json.loads(result.stdout)
+        told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
         ports = tuple(int(port) for port in told["ports"])
         return replace(made, ports=ports, kind=str(told["kind"]), problem=str(told["problem"])[:1000])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IndexError):
         last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = result.problem or last or f"exit code {result.code}"
         kind = "failed" if result.reached else "unreachable"
