@@ -52,6 +52,6 @@ def test_a_run_is_profiled_and_reported_with_the_use_of_the_fleet(bench: Bench, 
     assert [one["text"] for one in found["tails"]] == ["ready"]
     assert found["argv"][:2] == ["python", f"{PLACE}/program.py"]
 
-    used = json.loads(bench.tpu_ops("report", "--days", "1", "--json").stdout)
+    used = json.loads(bench.tpu_ops("report", "--cached", "--days", "1", "--json").stdout)
     assert {one["person"] for one in used["people"]} >= {"bob"}
     assert used["nodes"][0]["chip_hours"] > 0

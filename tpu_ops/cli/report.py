@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"without RUN: the use of the last N days (default: {report_fleet.DAYS})",
     )
+    parser.add_argument(
+        "--cached", action="store_true", help="without RUN: do not ask the API for the nodes; use the last known view"
+    )
     options.add_json(parser)
     parser.add_argument(
         "--fleet",
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("a report is printed as JSON or written as a page", where="--json and --html", fix="use one")
     settings = config.load(args.fleet)
     if not args.run:
-        return report_fleet.run(settings, args.days, html=args.html, as_json=args.json)
+        return report_fleet.run(settings, args.days, cached=args.cached, html=args.html, as_json=args.json)
     fleet = view.current(settings)
 
     async def made() -> Report:

@@ -23,9 +23,9 @@ NODES = ("node", "zone", "type", "state", "tier", "chips", "chip_hours", "use", 
 PEOPLE = ("person", "chip_hours", "share", "runs")
 
 
-def run(settings: Settings, days: int, *, html: str | None, as_json: bool) -> int:
+def run(settings: Settings, days: int, *, cached: bool, html: str | None, as_json: bool) -> int:
     """Ask the workers of the fleet, and print or write the report."""
-    fleet, now = view.newest(settings)[0], time.time()
+    fleet, now = view.cached(settings) if cached else view.newest(settings)[0], time.time()
     for text in fleet.warnings:
         output.warning(text)
     begins = fleet_report.begins_of(now, days)
@@ -40,6 +40,8 @@ def run(settings: Settings, days: int, *, html: str | None, as_json: bool) -> in
             show(found)
     for text in found.gaps:
         output.info(f"note: {text}")
+    if fleet.source or cached:
+        output.info(f"as {fleet.age}")
     return ExitCode.OK
 
 
