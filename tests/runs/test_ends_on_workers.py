@@ -232,14 +232,15 @@ def test_a_run_whose_chips_wait_in_vain_stands_still(bench: Bench) -> None:
     bench.set_chips(0, "hung")
     bench.set_chips(1, "idle")
     bench.await_(lambda: bench.record(0, "hung")["notes"], "the stall is noted")
-    for index in BOTH:
-        bench.set_chips(index, "busy")
     (note,) = bench.record(0, "hung")["notes"]
     signs = r"chips idle for \d+ s on 1 of 2 ranks, chips wait without using their memory for \d+ s on 1 of 2 ranks"
     assert re.fullmatch(rf"the run stands still: no output for \d+ s, {signs}; the stacks of all ranks are kept", note)
     stacks = json.loads(bench.inside(1, "cat /var/lib/tpu_ops/runs/hung/log/stacks.json"))
     assert "sleep" in [process["command"].split()[0] for process in stacks["processes"]]
     assert "  stands still: no output for " in bench.tpu_ops("status", "hung").stderr
+    for index in BOTH:
+        bench.set_chips(index, "busy")
+    bench.await_(lambda: "stands still:" not in bench.tpu_ops("runs").stderr, "the chips are in use again")
     bench.tpu_ops("stop", "hung", "--grace", "1")
     bench.clean()
 
