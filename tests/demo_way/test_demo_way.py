@@ -221,6 +221,14 @@ def test_a_person_s_notebook_runs_the_fleet_s_jax_and_keeps_runs_off_the_chips_u
     detached_is_found_again(desk, command, port, ada)
 
 
+def listens(port, wanted):
+    """Wait until a tunnel is open at a port, or until ssh has ended after the process that opened it."""
+    patience = time.monotonic() + 30
+    while tunnels.listens(port) != wanted:
+        assert time.monotonic() < patience, f"port {port}"
+        time.sleep(0.1)
+
+
 def detached_is_found_again(desk, command, port, ada):
     """Leave the notebook server running, ask for it again, lose the process of its tunnel, and end it."""
     command = [*command, "--detach"]
@@ -232,15 +240,18 @@ def detached_is_found_again(desk, command, port, ada):
         assert (refused.returncode, f"port {port} leads to jupyter on solo-w0" in refused.stderr) == (2, True)
         (record,) = Path(desk.environ["TPU_OPS_STATE"]).rglob(f"tunnels/{port}")
         os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
-        # ssh ends as well, and frees the port.
-        patience = time.monotonic() + 20
-        while tunnels.listens(int(port)) and time.monotonic() < patience:
-            time.sleep(0.1)
+        listens(int(port), False)
         assert url in desk.succeed(*command, **ada).stderr
     finally:
         ended = desk.succeed("tpu_ops", "jupyter", "solo", "--stop", **ada).stderr
     assert (f"the tunnel at port {port} has ended" in ended, "jupyter has ended" in ended) == (True, True), ended
-    assert not tunnels.listens(int(port))
+    listens(int(port), False)
+    with desk.begun("tpu_ops", "tunnel", "solo", "22", port) as process:
+        listens(int(port), True)
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as connection:
+            assert connection.recv(4) == b"SSH-"
+        process.kill()
+        listens(int(port), False)
 
 
 def losses_of(log: str) -> list[float]:

@@ -140,12 +140,17 @@ def test_processes_left_behind_by_a_rank_that_exits_with_0_are_named_at_the_end(
 
 
 def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
-    script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; echo last words; exit 7'
+    script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 99; echo MemoryError: last words; exit 7'
     done = bench.tpu_ops("train", "pod", "--name", "seven", "--", "sh", "-c", script)
     assert done.returncode == 1
     assert "rank 1 (pod-w1) failed first: exit code 7" in done.stderr
-    assert "[1] last words" in done.stderr
-    assert bench.tpu_ops("status", "seven", "--exit-code", "rank").returncode == 7
+    assert "[1] MemoryError: last words" in done.stderr
+    known = "the worker's memory was full, in the last lines of rank 1 (pod-w1): MemoryError: last words"
+    assert known in done.stderr
+    status = bench.tpu_ops("status", "seven", "--exit-code", "rank")
+    assert (status.returncode, known in status.stderr) == (7, True)
+    (listed,) = (row for row in bench.tpu_ops("runs").stdout.splitlines() if row.startswith("seven "))
+    assert "7, host memory full" in listed
     records = [bench.record(index, "seven") for index in BOTH]
     assert [(record["state"], record["exit"]) for record in records] == [
         ("stopped", {"signal": signal.SIGTERM}),

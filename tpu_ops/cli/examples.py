@@ -169,6 +169,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops runs", "active runs, and the last that this machine started"),
         ("tpu_ops runs --json", "for a script"),
     ),
+    "report": (
+        ("tpu_ops report RUN --html run.html", "one page with pictures, to send to others"),
+        ("tpu_ops report --days 30", "who used how much of the fleet in the last month"),
+    ),
+    "profile": (
+        ("tpu_ops profile RUN --seconds 5", "into profiles/RUN, for xprof and TensorBoard"),
+        ("tpu_ops profile pod --port 9012 --rank 0,3 my-profiles", "two ranks, by the port of their profiler"),
+    ),
     "fetch": (
         ("tpu_ops fetch RUN checkpoints results", "from rank 0"),
         ("tpu_ops fetch pod --rank all /tmp/profile results", "from each worker into a directory of its own"),

@@ -13,7 +13,7 @@ from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
 from tpu_ops.recovery import open_requests
-from tpu_ops.runs import advice, control, holders, nodes, overview, preparations, recovery, watched
+from tpu_ops.runs import advice, control, holders, nodes, overview, preparations, recovery, spec, watched
 from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome, run_state
 
@@ -88,6 +88,8 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     if note := advice.recovery(found):
         output.info(note)
     else:
+        if away := advice.elsewhere(run_.run_id, outcomes, spec.here()):
+            output.info(away)
         runs_output.steps(advice.again(outcomes, lambda: nodes.states(fleet)))
 
 

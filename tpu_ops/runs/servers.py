@@ -74,7 +74,7 @@ exec >log 2>&1
 directory=$PWD
 export LANG=C.UTF-8 VIRTUAL_ENV=VENV PATH=VENV/bin:$PATH:/snap/bin
 # Workers may share the home, and files that Jupyter has for its processes are named after their pids.
-export JUPYTER_RUNTIME_DIR=$RUNTIME_DIRECTORY
+export JUPYTER_RUNTIME_DIR=$RUNTIME_DIRECTORY/files
 export JUPYTER_PATH=$directory JUPYTER_TOKEN_FILE=$directory/token"""
 #: Starts a kernel in the fleet's environment; packages that are missing there come from the server's environment.
 _KERNEL = """\
