@@ -149,6 +149,9 @@ def test_a_stall_is_told_once_then_rarely_and_ends_with_output() -> None:
     assert hear(REPEAT + 30, None) == (True, False)
     assert hear(REPEAT + 60, None) == (False, False)
     assert hear(REPEAT + 90, still()) == (False, True)
+    assert hear(REPEAT + 120, still(chips="busy", rests=0.0, sign="")) == (True, False)
+    assert hear(REPEAT + 150, still()) == (False, False)
+    assert hear(2 * REPEAT + 90, still()) == (False, True)
 
 
 def test_an_old_sample_of_a_rank_is_no_sign() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.runs.conftest import BOTH, SIZE
 from tests.support.folded import lines_of
-from tests.support.runs import Bench
+from tests.support.runs import CHIPS, Bench
 
 pytestmark = pytest.mark.lab
 
@@ -222,6 +222,31 @@ def test_a_run_that_stands_still_is_ended_as_failed_and_its_command_learns_why(b
         why = json.loads(bench.inside(index, "cat /var/lib/tpu_ops/runs/still/files/why"))
         assert (why["kind"], why["reason"]) == ("stall", record["reason"])
         assert bench.inside(index, "ls /run/tpu-run-secrets 2>/dev/null || true") == ""
+    bench.clean()
+
+
+def test_a_run_whose_chips_wait_in_vain_stands_still(bench: Bench) -> None:
+    script = f"exec 3<{CHIPS[0]}; echo step; exec sleep 600"
+    bench.started("sh", "-c", script, name="hung", options=("--stall-after", "3", "--stall-grace", "1"))
+
+    def chips() -> set[str]:
+        [found] = json.loads(bench.tpu_ops("status", "hung", "--json").stdout)
+        return {(rank["watch"] or {}).get("chips", "") for rank in found["ranks"]}
+
+    bench.await_(lambda: chips() == {"busy"}, "the chips are busy")
+    bench.set_chips(0, "hung")
+    bench.set_chips(1, "idle")
+    bench.await_(lambda: bench.record(0, "hung")["notes"], "the stall is noted")
+    (note,) = bench.record(0, "hung")["notes"]
+    signs = r"chips idle for \d+ s on 1 of 2 ranks, chips wait without using their memory for \d+ s on 1 of 2 ranks"
+    assert re.fullmatch(rf"the run stands still: no output for \d+ s, {signs}; the stacks of all ranks are kept", note)
+    stacks = json.loads(bench.inside(1, "cat /var/lib/tpu_ops/runs/hung/log/stacks.json"))
+    assert "sleep" in [process["command"].split()[0] for process in stacks["processes"]]
+    assert "  stands still: no output for " in bench.tpu_ops("status", "hung").stderr
+    for index in BOTH:
+        bench.set_chips(index, "busy")
+    bench.await_(lambda: "stands still:" not in bench.tpu_ops("runs").stderr, "the chips are in use again")
+    bench.tpu_ops("stop", "hung", "--grace", "1")
     bench.clean()
 
 

@@ -203,10 +203,13 @@ class Stalls:
             self._samples[rank] = now, found
 
     def resumed(self, now: float) -> bool:
-        """Return once whether a run that stood still does so no longer."""
-        if not self.stands or len(self._fresh(now)) == self._size:
+        """Return once whether a run that stood still does so no longer: a rank writes, or uses its chips."""
+        samples = self._fresh(now)
+        silent = len(samples) == self._size
+        if not self.stands or (silent and all(found.chips != BUSY for found in samples.values())):
             return False
-        self.stands, self._told = False, -math.inf
+        # Chips in use are a weaker sign than output: if they stop again, the next report comes after REPEAT only.
+        self.stands, self._told = False, self._told if silent else -math.inf
         return True
 
     def found(self, now: float) -> Stall | None:
