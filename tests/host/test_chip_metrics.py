@@ -439,6 +439,16 @@ def test_a_process_in_another_network_namespace_is_asked_there() -> None:
     assert [(core["id"], core["hbm_used"], core["duty"]) for core in found["cores"]] == [(3, 5, None)]
 
 
+@pytest.mark.skipif(not ROOT, reason="it takes root to make a network namespace")
+def test_a_port_that_is_closed_before_it_is_asked_is_none() -> None:
+    """The loopback interface of a new namespace is down, so that no connection is possible."""
+    listen = "import socket; made = socket.create_server(('', 0)); print(made.getsockname()[1], flush=True); input()"
+    with program("unshare", "--net", sys.executable, "-c", listen) as (pid, port):
+        (found,) = read(int(port), holder(1, pid))
+    assert (found["pid"], found["port"], found["state"]) == (pid, 0, "none")
+    assert found["why"].startswith("the port is closed: ")
+
+
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:20EF 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 4711 1 0000000000000000 100

@@ -63,9 +63,9 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
             if any(listener.same_port(each) for each in used):
                 # Several processes can share a port by SO_REUSEPORT; the kernel chooses which of them answers.
                 service = dict(_none(holder), why="it shares port {} with another process".format(listener.port))
-            else:
-                served |= _chips(holder)
             used.append(listener)
+        if service["state"] != "none":
+            served |= _chips(holder)
         services.append(service)
     chips = {holder["pid"]: _chips(holder) for holder in holders}
     return [service for service in services if service["state"] != "none" or not chips[service["pid"]] <= served]
