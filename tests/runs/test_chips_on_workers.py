@@ -288,6 +288,14 @@ def service_of(bench: Bench) -> dict[str, Any]:
     return dict(service)
 
 
+def settled(bench: Bench, *, late: bool) -> dict[str, Any]:
+    """Return the service of the only holder; a machine that is busy with other tests can answer late, a few times."""
+    found = [service_of(bench)]
+    while late and found[-1]["state"] == "silent" and len(found) < 10:
+        found.append(service_of(bench))
+    return found[-1]
+
+
 def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: int) -> None:
     bench.await_(lambda: service_of(bench)["state"] == "ok", "metrics")
     found = bench.usage(0)
@@ -295,7 +303,7 @@ def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: in
     seen = {}
     for state in ("busy", "hung", "idle", "not-found", "warming", "silent", "broken"):
         bench.set_chips(0, state, first_id=8)
-        service = service_of(bench)
+        service = settled(bench, late=state != "silent")
         assert (service["pid"], service["port"]) == (busy, 8431)
         first = [[core[key] for key in ("id", "duty", "hbm_bandwidth")] for core in service["cores"][:1]]
         seen[state] = (service["state"], first[0] if first else None)
@@ -314,7 +322,7 @@ def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: in
     bench.set_chips(0, "busy")
     bench.await_(lambda: service_of(bench)["state"] == "ok", "metrics again")
     bench.inside(0, f"kill -KILL {busy}")
-    bench.await_(lambda: bench.inside(0, PROBE).strip() == "closed", "no port without a holder", seconds=3)
+    bench.await_(lambda: bench.inside(0, PROBE).strip() == "closed", "no port without a holder")
     assert (bench.usage(0)["services"], bench.usage(0)["holders"]) == ([], [])
     bench.await_(lambda: "chip_service" not in bench.inside(0, "ps -eo args"), "no program without a holder")
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 KNOWN_PORTS = (8431,)
 #: Maximum number of bytes that are read from one service.
 MAX_BYTES = 1024 * 1024
-#: Number of other ports of one process that are tried, and seconds for each.
+#: Number of other ports of one process that are tried.
 _OTHER_PORTS = 8
-_OTHER_SECONDS = 0.25
 _PORT_OPTION = re.compile(r"--runtime_metric_service_port=([0-9]{1,5})\b")
 #: All processes that use a chip by vfio have this file open.
 _VFIO = "/dev/vfio/vfio"
@@ -64,9 +63,9 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
             if any(listener.same_port(each) for each in used):
                 # Several processes can share a port by SO_REUSEPORT; the kernel chooses which of them answers.
                 service = dict(_none(holder), why="it shares port {} with another process".format(listener.port))
-            else:
-                served |= _chips(holder)
             used.append(listener)
+        if service["state"] != "none":
+            served |= _chips(holder)
         services.append(service)
     chips = {holder["pid"]: _chips(holder) for holder in holders}
     return [service for service in services if service["state"] != "none" or not chips[service["pid"]] <= served]
@@ -90,8 +89,10 @@ def _of(
     for each in (*own, *of_root):
         if each.port in usual:
             return dict(_ask(each, chips, deadline), pid=pid), each
-    for each in own[:_OTHER_PORTS]:
-        found = _ask(each, chips, min(deadline, time.monotonic() + _OTHER_SECONDS))
+    others = own[:_OTHER_PORTS]
+    for number, each in enumerate(others):
+        now = time.monotonic()
+        found = _ask(each, chips, now + (deadline - now) / (len(others) - number))
         if found["state"] in ("ok", "warming"):
             return dict(found, pid=pid), each
     return _none(holder), None
