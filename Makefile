@@ -22,8 +22,8 @@ PART_LOGS := .build/parts
 IMAGES := tpu-ubuntu2204-base lab-debian12 lab-debian13
 ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
-.PHONY: help env tools engine demo demo-record test images check check-roles check-code check-tests lab-test demo-test \
-	molecule bench bench-docs collection $(PARTS) $(PARTS:%=logged-%) format lock clean
+.PHONY: help env tools browser engine demo demo-record test images check check-roles check-code check-tests lab-test \
+	demo-test molecule bench bench-docs collection $(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ env: ## Make .venv/ from requirements.lock
 tools: ## Install what the commands call: ssh, rsync, git
 	@tools/setup.sh tools
 
+browser: ## Install the browser in which tests open pages
+	@tools/setup.sh browser
+
 engine: env ## Install and start what the lab needs: env, tools and a container engine
 	@tools/setup.sh engine
 
@@ -43,7 +46,7 @@ demo: engine ## Run the main job once, from bare workers to a trained model, on 
 demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
-test: env tools ## Run every test: the fast ones, the lab, the demo, Molecule
+test: env tools browser ## Run every test: the fast ones, the lab, the demo, Molecule
 	@$(MAKE) --no-print-directory images & images=$$!; code=0; $(MAKE) --no-print-directory check || code=$$?; \
 		wait $$images || code=$$?; exit $$code
 	@mkdir -p $(PART_LOGS) && rm -f $(PART_LOGS)/*.log
@@ -60,7 +63,7 @@ $(PARTS:%=logged-%): logged-%:
 	@mkdir -p $(PART_LOGS)
 	@$(MAKE) --no-print-directory $* 2>&1 | tee -i $(PART_LOGS)/$*.log
 
-check: env tools ## Run the fast part: style, types, roles, packages, tests without containers
+check: env tools browser ## Run the fast part: style, types, roles, packages, tests without containers
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-roles check-code

@@ -3,7 +3,8 @@
 #
 #   tools/setup.sh env      .venv/ from requirements.lock, created by uv
 #   tools/setup.sh tools    ssh, rsync and git, which the commands and the fast tests use
-#   tools/setup.sh engine   the same, and a running container engine for the lab
+#   tools/setup.sh browser  Chromium, in which tests open the pages of reports, where the system has a package of it
+#   tools/setup.sh engine   the same as tools, and a running container engine for the lab
 #
 # Exit codes: 0 ready, 2 something is missing that this script must not or cannot install.
 set -euo pipefail
@@ -32,6 +33,16 @@ if [ "$(id -u)" != 0 ]; then
 fi
 
 apt_updated=
+apt_update() {
+    [ -z "$apt_updated" ] || return 0
+    local log="$build/apt.log"
+    "${sudo_cmd[@]}" apt-get update -qq >"$log" 2>&1 || {
+        tail -n 5 "$log" >&2
+        fail "apt-get update failed (log: $log)" "check the network and the apt sources, then run this again"
+    }
+    apt_updated=1
+}
+
 apt_install() {
     command -v apt-get >/dev/null ||
         fail "this machine has no apt-get and lacks: $*" "install these packages with the machine's own package manager"
@@ -39,13 +50,7 @@ apt_install() {
         fail "installing $* needs root, and sudo is not installed" "run as root, or have an administrator install: $*"
     say "installing packages: $*"
     local log="$build/apt.log"
-    if [ -z "$apt_updated" ]; then
-        "${sudo_cmd[@]}" apt-get update -qq >"$log" 2>&1 || {
-            tail -n 5 "$log" >&2
-            fail "apt-get update failed (log: $log)" "check the network and the apt sources, then run this again"
-        }
-        apt_updated=1
-    fi
+    apt_update
     "${sudo_cmd[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1 || {
         tail -n 15 "$log" >&2
         fail "apt-get install $* failed (log: $log)" "repair the package system, then run this again"
@@ -153,6 +158,18 @@ setup_tools() {
     install_missing "${tools[@]}"
 }
 
+# Ubuntu has Chromium as a snap only. Without it, tests are skipped for a reason that docs/unproved.md has.
+setup_browser() {
+    local name
+    for name in chromium chromium-browser google-chrome chromium-headless-shell; do
+        ! command -v "$name" >/dev/null || return 0
+    done
+    command -v apt-get >/dev/null || return 0
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || return 0
+    apt-cache policy "$name" | grep -q 'Candidate: [0-9]' || apt_update
+    ! apt-cache policy "$name" | grep -q 'Candidate: [0-9]' || apt_install "$name"
+}
+
 setup_engine() {
     local needed=("${tools[@]}" ip:iproute2)
     # Without an image registry, the lab builds its worker image with mmdebstrap.
@@ -175,6 +192,7 @@ setup_engine() {
 case "${1:-}" in
     env) setup_env ;;
     tools) setup_tools ;;
+    browser) setup_browser ;;
     engine) setup_engine ;;
-    *) fail "unknown step '${1:-}'" "use: tools/setup.sh env|tools|engine" ;;
+    *) fail "unknown step '${1:-}'" "use: tools/setup.sh env|tools|browser|engine" ;;
 esac

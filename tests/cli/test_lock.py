@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
-from roles.python.filter_plugins.environments import pinned, wanted_environments
+from roles.python.filter_plugins.environments import wanted_environments
 from roles.python.filter_plugins.fleet_locks import fleet_lists, fleet_lock_faults, fleet_locked
 from tests.support.environments import UV, plain_wheel
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops.ansible import locks
 from tpu_ops.ansible.playbook import Outcome
+from tpu_ops.cloud.node import Node
 from tpu_ops.errors import OpsError
+from tpu_ops.protocol.installed_packages import pinned_packages
 
 VARIABLES = {
     "ansible_connection": "local",
@@ -37,11 +40,15 @@ class Desk:
 
     def __init__(self, root: Path) -> None:
         self.member, self.wheels = Member(root, snapshot=str(root / "published.json")), root / "wheels"
-        (root / "published.json").write_text(document([node(count=1), node("solo", node_id="2", count=1)]).text())
+        self.publish(node(count=1), node("solo", node_id="2", count=1))
         for name, version, *needs in (("jax", "0.12.0.1", "six"), ("six", "1"), ("flax", "1", "jax"), ("optax", "1")):
             plain_wheel(self.wheels, name, version, *needs)
         self.locks = self.member.path / "inventory" / "locks"
         self.set("all", **VARIABLES)
+
+    def publish(self, *nodes: Node) -> None:
+        """Replace the nodes of the fleet."""
+        (self.member.path.parent / "published.json").write_text(document(nodes, asked_at=time.time()).text())
 
     def set(self, group: str, **variables: Any) -> None:
         """Write the variables of a group."""
@@ -91,6 +98,38 @@ def test_the_lists_of_all_workers_are_resolved_once_and_kept_until_they_change(d
     assert last.read_text() == text
 
 
+def test_a_stopped_node_is_named_and_keeps_its_lock(desk: Desk) -> None:
+    desk.set("node_solo", jax_packages=["optax"])
+    assert desk.lock().returncode == 0
+    first, last = sorted(desk.locks.iterdir())
+    texts = {path: path.read_text() for path in (first, last)}
+    of_solo = next(path for path, text in texts.items() if "optax" in text)
+    desk.publish(node(count=1), node("solo", node_id="2", count=1, state="STOPPED"))
+    desk.member.write(snapshot=str(desk.member.path.parent / "published.json"), states=["READY", "STOPPED"])
+    # The list of the other worker has changed, so that its lock needs a file.
+    desk.set("all", **VARIABLES | {"jax_packages": ["flax", "optax"]})
+    done = desk.lock()
+    assert (done.returncode, of_solo.read_text()) == (0, texts[of_solo]), done.stderr
+    assert "warning: solo is STOPPED: the lists there were not read, and their locks stay" in done.stderr
+    assert f"{of_solo} stays" in done.stderr
+    assert done.stdout.splitlines() == [f"{desk.locks}/jax-3.12-x86_64-3.txt: 4 packages for pod-w0", "  + optax 1"]
+    desk.publish(node("solo", node_id="2", count=1, state="STOPPED"))
+    done = desk.lock()
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
+    assert "no worker can be asked for its lists, and all locks stay: solo is STOPPED\n  at:  solo-w0" in done.stderr
+
+
+def test_a_fleet_that_lists_nothing_or_has_no_workers_is_told_so(desk: Desk) -> None:
+    (own := desk.member.path / "own.txt").write_text("jax==0.12.0.1\n")
+    desk.set("all", **VARIABLES | {"jax_lock": str(own), "jax_packages": []})
+    done = desk.lock()
+    assert "no lock was written: each environment has a lock file of its own (jax_lock, or" in done.stderr, done.stderr
+    assert (done.returncode, done.stdout, desk.locks.exists()) == (0, "", False)
+    desk.publish()
+    done = desk.lock()
+    assert (done.returncode, "the fleet has no workers" in done.stderr) == (2, True), done.stderr
+
+
 def test_upgrade_takes_the_newest_versions_that_the_list_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +174,7 @@ def test_the_role_installs_the_lock_of_its_very_list(tmp_path: Path) -> None:
     assert path.name == "jax-3.12-x86_64.txt"
     texts = [path.read_text()]
     (entry,) = fleet_locked(wanted("flax"), "x86_64", texts)
-    assert (pinned(entry["lock"]), entry["exact"], entry["agreed"]) == ({"jax": "1", "flax": "1"}, True, False)
+    assert (pinned_packages(entry["lock"]), entry["exact"], entry["agreed"]) == ({"jax": "1", "flax": "1"}, True, False)
     (owned,) = fleet_locked([wanted("flax")[0] | {"owner": "ada"}], "x86_64", texts)
     assert (owned["lock"], owned["exact"], owned["agreed"]) == (entry["lock"], False, True)
     for others in (wanted("optax"), wanted("flax", "optax")):

@@ -24,6 +24,7 @@ from tests.support.fleet import ROOT
 from tests.support.folded import lines_of
 from tests.support.wheel import installed, succeed
 from tpu_ops.lab.engine import find as find_engine
+from tpu_ops.ssh import tunnels
 
 pytestmark = pytest.mark.lab
 
@@ -217,6 +218,29 @@ def test_a_person_s_notebook_runs_the_fleet_s_jax_and_keeps_runs_off_the_chips_u
     assert (process.returncode, "solo-w0: jupyter has ended" in end) == (0, True), end
     assert "kernel.py" not in desk.inside(worker, "ps", "axww")
     assert "free: solo-w0" in desk.succeed("tpu_ops", "who", "solo").stderr
+    detached_is_found_again(desk, command, port, ada)
+
+
+def detached_is_found_again(desk, command, port, ada):
+    """Leave the notebook server running, ask for it again, lose the process of its tunnel, and end it."""
+    command = [*command, "--detach"]
+    try:
+        first = desk.succeed(*command, **ada).stderr
+        (url,) = re.findall(r"http://localhost\S+", first)
+        assert url in desk.succeed(*command, **ada).stderr
+        refused = desk.try_("tpu_ops", "tensorboard", "solo", port, "--logdir", "runs", **ada)
+        assert (refused.returncode, f"port {port} leads to jupyter on solo-w0" in refused.stderr) == (2, True)
+        (record,) = Path(desk.environ["TPU_OPS_STATE"]).rglob(f"tunnels/{port}")
+        os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+        # ssh ends as well, and frees the port.
+        patience = time.monotonic() + 20
+        while tunnels.listens(int(port)) and time.monotonic() < patience:
+            time.sleep(0.1)
+        assert url in desk.succeed(*command, **ada).stderr
+    finally:
+        ended = desk.succeed("tpu_ops", "jupyter", "solo", "--stop", **ada).stderr
+    assert (f"the tunnel at port {port} has ended" in ended, "jupyter has ended" in ended) == (True, True), ended
+    assert not tunnels.listens(int(port))
 
 
 def losses_of(log: str) -> list[float]:

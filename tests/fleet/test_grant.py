@@ -304,6 +304,17 @@ FIRST = "32 on-demand Cloud TPU v4 chips in zone us-central2-b"
         (FIRST.replace("32", "1,024"), FIRST.replace("32", "1024"), []),
         (f"-{FIRST}", "", [f"-{FIRST}"]),
         (f"- {FIRST}", FIRST, []),
+        (FIRST.replace("TPU ", "TPU\n").replace("in ", "in\n"), FIRST, []),
+        # A line or an e-mail that is cut.
+        (FIRST.partition(" chips")[0], "", [FIRST.partition(" chips")[0]]),
+        (FIRST.partition(" Cloud")[0], "", [FIRST.partition(" Cloud")[0]]),
+        (FIRST.removesuffix("-b"), "", [FIRST.removesuffix("-b")]),
+        # Sentences with numbers: about TPUs, and about other things.
+        ("You may also use 64 more v4 TPU cores.", "", ["You may also use 64 more v4 TPU cores."]),
+        ("We have added 16 TPUs.", "", ["We have added 16 TPUs."]),
+        ("For the next 30 days, read about Cloud TPUs in 2 guides of project p (1234).", "", []),
+        ("This free 30-day trial is only for Cloud TPUs in the zones listed above.", "", []),
+        ("https://cloud.google.com/tpu/docs/v4-users-guide", "", []),
     ],
 )
 def test_lines_are_found_as_mail_programs_write_them(text: str, taken: str, unknown: list[str]) -> None:

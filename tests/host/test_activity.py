@@ -87,16 +87,16 @@ def test_a_host_without_wtmp_cannot_tell_logins(tmp_path: Path) -> None:
 def test_the_end_of_a_lost_run_is_the_latest_that_is_possible(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(root))
     record = {"run_id": "exp", "state": "failed", "since": 100.0, "began": 110.0, "exited": 300.0, "ended": 310.0}
-    assert activity._end_of(record, store) == 310.0
+    assert activity.end_of(record, store) == 310.0
     folder = Path(store.directory("exp"))
     folder.mkdir(parents=True)
     (folder / "log").touch()
     os.utime(folder / "log", (500, 500))
     lost = {**record, "state": "lost", "exited": None, "ended": None, "boot_id": "another", "init_start": 1}
     monkeypatch.setattr(proc, "started_at", lambda pid: 400.0)
-    assert activity._end_of(lost, store) == 500.0
+    assert activity.end_of(lost, store) == 500.0
     os.utime(folder / "log", (200, 200))
-    assert activity._end_of(lost, store) == 400.0
+    assert activity.end_of(lost, store) == 400.0
 
 
 def test_the_answer_has_signs_of_all_kinds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def test_a_stalled_disk_slows_no_rank_and_gaps_are_reported_in_place(
         rank.join(20)
         assert not rank.is_alive()
         # What waits in the pipe yet would have room again once the disk goes on.
-        await_(lambda: logger._came == size + 1)
+        await_(lambda: logger.came == size + 1)
         assert logger.offset + logger.unread() == size + 1
         facts = logger.facts(last=True)
         assert facts["bytes"] + facts["dropped"] == size + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_the_unit_belongs_to_the_person_who_asks_and_is_named_after_them(systemd
         f"--property=RuntimeDirectory=tpu-jupyter-{person.name}",
         f"--property=EnvironmentFile={systemd['variables']}",
     } <= set(command)
-    assert command[-2:] == ["/bin/bash", f"{person.home}/.local/share/tpu_ops/jupyter/start"]
+    assert command[-2:] == ["/bin/bash", f"{person.home}/.local/share/tpu_ops/jupyter/{os.uname().nodename}/start"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab_workers.test_containers import WORKER
-from tpu_ops.lab import containers
+from tpu_ops.lab import containers, events
 from tpu_ops.lab.image import metadata_server, startup_script
 
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -68,6 +68,9 @@ def answer(server: metadata_server.Server, path: str, **headers: str) -> tuple[i
         ("instance/hostname", f"{WORKER.hostname}.us-central2-b.c.lab.internal"),
         ("project/project-id", "lab"),
         ("", "instance/\nproject/\n"),
+        ("instance/preempted", "FALSE"),
+        ("instance/preempted?alt=json", '"FALSE"'),
+        ("instance/maintenance-event", "NONE"),
     ],
 )
 def test_an_entry_is_answered_as_text(server: metadata_server.Server, path: str, text: str) -> None:
@@ -82,6 +85,8 @@ def test_an_entry_is_answered_as_text(server: metadata_server.Server, path: str,
         (V1 + "instance/service-accounts/default/token", FLAVOR, 404),
         (V1 + "instance/attributes/other", FLAVOR, 404),
         (V1 + "instance/zone/name", FLAVOR, 404),
+        (V1 + "instance/upcoming-maintenance?alt=json", FLAVOR, 404),
+        (V1 + "instance/preempted?wait_for_change=true", FLAVOR, 501),
         ("/", FLAVOR, 404),
         ("/computeMetadata/v1beta1/instance/zone", FLAVOR, 404),
         (V1 + "instance/?recursive=true", FLAVOR, 501),
@@ -98,6 +103,20 @@ def test_another_request_is_refused(
 def test_a_change_of_the_metadata_is_answered_at_once(server: metadata_server.Server, metadata: Path) -> None:
     metadata.write_bytes(containers.metadata_file(replace(NODE, metadata={"key": "new"})))
     assert answer(server, f"{V1}instance/attributes/key", **FLAVOR)[1] == "new"
+
+
+def test_an_announced_event_is_answered_until_it_is_over(
+    server: metadata_server.Server, metadata: Path, tmp_path: Path
+) -> None:
+    events.write_notice([tmp_path], events.notice("maintenance", 1000.0, 3600.0))
+    assert answer(server, f"{V1}instance/maintenance-event", **FLAVOR)[1] == "TERMINATE_ON_HOST_MAINTENANCE"
+    window = json.loads(answer(server, f"{V1}instance/upcoming-maintenance?alt=json", **FLAVOR)[1])
+    assert (window["window_start_time"], window["window_end_time"]) == ("1970-01-01T00:16:40Z", "1970-01-01T01:16:40Z")
+    events.write_notice([tmp_path], events.notice("preempt", 1000.0, 0.0))
+    assert answer(server, f"{V1}instance/preempted", **FLAVOR)[1] == "TRUE"
+    events.write_notice([tmp_path, tmp_path / "gone"], {})
+    assert answer(server, f"{V1}instance/preempted", **FLAVOR)[1] == "FALSE"
+    assert not (tmp_path / "gone").exists()
 
 
 def test_workers_of_a_node_are_instances_with_names_and_ids_of_their_own() -> None:

@@ -55,11 +55,23 @@ from tpu_ops.protocol.wire import Refused
         {"slices": 3},
         {"slices": 8},
         {"uid": 0},
+        {"stall": None},
+        {"stall": {"after": 900, "grace": 0}},
+        {"stall": {"after": 900, "grace": 0, "on": "kill"}},
+        {"stall": {"after": -1, "grace": 0, "on": "tell"}},
+        {"stall": {"after": float("nan"), "grace": 0, "on": "tell"}},
+        {"stall": {"after": True, "grace": 0, "on": "tell"}},
     ],
 )
 def test_a_spec_that_cannot_be_carried_out_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(Refused):
         spec.check(good(**changes))
+
+
+def test_a_spec_without_rules_for_stalls_has_the_defaults() -> None:
+    assert spec.stall_of(spec.check(good())) == {"after": 900, "grace": 1800, "on": "tell", "chosen": False}
+    chosen = {"after": 0, "grace": 5.0, "on": "stop"}
+    assert spec.stall_of(spec.check(good(stall=chosen))) == {**chosen, "chosen": True}
 
 
 def test_all_ranks_of_a_run_have_one_digest() -> None:

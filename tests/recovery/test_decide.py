@@ -79,6 +79,8 @@ def ranks(*records: Mapping[str, Any] | Reply | None) -> tuple[Outcome, ...]:
 
 
 DONE, FAILED = record("succeeded"), record("failed", first="exit code 3")
+STILL = "stalled: no output for 16 min, chips idle for 15 min"
+STALLED = record("stopped", intent="failed", reason=STILL, first=STILL)
 STOPPED = record("stopped", intent="stop", reason="stopped by ada", by="ada")
 SHUT_DOWN = record("stopped", intent="shutdown", reason="host shuts down")
 REFUSED, GIVEN_UP = record("refused", reason="no chips"), record("stopped", reason="not started: no answer")
@@ -222,6 +224,18 @@ ENDS: dict[str, tuple[State, Ended, tuple[int, int, bool, bool, bool], tuple[Act
         Ended(ranks(FAILED, FAILED)),
         (1, 0, True, False, False),
         (Tell("rank 0 (pod-w0): exit code 3", "starting the run again"), AGAIN),
+    ),
+    "the run stood still, and its user wants it stopped then": (
+        with_kept(ON, max_failures=1),
+        Ended(ranks(STALLED | {"stall": {"on": "stop"}}, STALLED | {"stall": {"on": "stop"}})),
+        (0, 0, False, False, False),
+        (Tell(f"rank 0 (pod-w0): {STILL}", "not started again because of --on-stall stop"), Finish()),
+    ),
+    "the run stood still, and its user wants it restarted then": (
+        with_kept(ON, max_failures=1),
+        Ended(ranks(STALLED | {"stall": {"on": "restart"}}, STALLED | {"stall": {"on": "restart"}})),
+        (1, 0, True, False, False),
+        (Tell(f"rank 0 (pod-w0): {STILL}", "starting the run again"), AGAIN),
     ),
     "no worker knows the attempt": (
         ON,

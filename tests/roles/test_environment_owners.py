@@ -12,11 +12,12 @@ import pytest
 from roles.facts.module_utils import environment_sets
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
-from roles.python.module_utils import environment_state, environment_work
+from roles.python.module_utils import environment_work
 from roles.python.module_utils.uv_program import Uv
 from roles.workspace.library import git_workspaces
 from tests.roles.conftest import Run
 from tests.support.environments import UV, more, plain_wheel, write_project
+from tpu_ops.protocol.installed_packages import pinned_packages
 
 Result = dict[str, Any]
 
@@ -210,7 +211,7 @@ def test_a_package_that_nobody_listed_is_in_no_lock_and_leaves(worker: Worker) -
     subprocess.run(install, check=True, timeout=60)
     entry = worker.arguments["environments"][0]
     arguments = worker.arguments | {"step": "resolve", "environments": [entry]}
-    assert set(environment_state.pins(worker.run(uv_environments, arguments)["locks"]["t"])) == {"extra"}
+    assert set(pinned_packages(worker.run(uv_environments, arguments)["locks"]["t"])) == {"extra"}
     worker.python()
     assert worker.packages() == {"extra": "2"}
 

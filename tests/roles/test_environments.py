@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from roles.facts.module_utils import active_run, turns
-from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
 from roles.python.module_utils import environment_state, environment_work
 from roles.python.module_utils.uv_program import Fault, Uv, plan_lines
@@ -255,7 +254,7 @@ def test_the_agreed_lock_decides_all_packages_from_the_index(
     (site(tmp_path) / "here-1.dist-info" / "direct_url.json").write_text('{"url": "file:///here.whl"}')
     asked = more(arguments, requirements=["jax"], forbidden="bad")
     lock = run(uv_environments, asked | {"step": "resolve"})["locks"]["jax"]
-    assert environment_state.pins(lock) == {"jax": "1"}
+    assert installed_packages.pinned_packages(lock) == {"jax": "1"}
     agreed = more(asked, lock=lock, agreed=True)
     assert state(run(uv_environments, agreed, check=True))["plan"] == ["- bad", "- dropped"]
     filled = state(run(uv_environments, agreed))
@@ -557,11 +556,7 @@ def test_plan_lines_are_what_uv_reports() -> None:
     ],
 )
 def test_locks_are_read(lock: str, hashed: bool, pins: dict[str, str]) -> None:
-    assert (environment_state.fully_hashed(lock), environment_state.pins(lock), filters.pinned(lock)) == (
-        hashed,
-        pins,
-        pins,
-    )
+    assert (environment_state.fully_hashed(lock), installed_packages.pinned_packages(lock)) == (hashed, pins)
 
 
 @pytest.mark.parametrize(

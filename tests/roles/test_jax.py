@@ -22,10 +22,11 @@ from roles.jax.filter_plugins.jax import (
     jax_or_newest,
     jax_python_fault,
 )
-from roles.python.filter_plugins.environments import pinned, wanted_environments
+from roles.python.filter_plugins.environments import wanted_environments
 from roles.python.library import uv_environments
 from tests.roles.conftest import Run
 from tests.support.environments import UV
+from tpu_ops.protocol.installed_packages import pinned_packages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,7 +190,7 @@ def resolved(run: Run, tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.index
 def test_jax_for_tpus_is_resolved_with_the_libtpu_that_it_pins(run: Run, tmp_path: Path) -> None:
-    pins = pinned(resolved(run, tmp_path, jax_framework="jax")["locks"]["jax"])
+    pins = pinned_packages(resolved(run, tmp_path, jax_framework="jax")["locks"]["jax"])
     assert pins["jax"] == jax_or_newest("", f"{sys.version_info[0]}.{sys.version_info[1]}")
     alone = ["pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(tmp_path / "jax")]
     subprocess.run([UV, *alone, f"jax=={pins['jax']}"], check=True, timeout=120)
@@ -202,7 +203,7 @@ def test_jax_for_tpus_is_resolved_with_the_libtpu_that_it_pins(run: Run, tmp_pat
 
 @pytest.mark.index
 def test_torch_xla_is_resolved_with_the_torch_that_has_no_cuda(run: Run, tmp_path: Path, torch: Path) -> None:
-    pins = pinned(resolved(run, tmp_path, jax_torch_find_links=[str(torch)])["locks"]["jax"])
+    pins = pinned_packages(resolved(run, tmp_path, jax_torch_find_links=[str(torch)])["locks"]["jax"])
     assert (pins["torch-xla"], pins["torch"]) == ("2.9.0", "2.9.0+cpu")
     assert {"libtpu", "numpy", "absl-py"} <= pins.keys()
 

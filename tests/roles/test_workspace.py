@@ -4,6 +4,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,7 @@ def test_dotfiles_are_projects_of_their_owner_after_those_of_the_fleet() -> None
         ({"repository": "https://token@forge.test/a"}, "users_people: ada: dotfiles: repository contains a password"),
         ({"repository": "ext::sh -c id"}, "users_people: ada: dotfiles: repository is not of the form"),
         ({"repository": "/srv/dot", "ref": "a b"}, "users_people: ada: dotfiles: ref 'a b' is not the name"),
+        ({"repository": "/srv/dot", "branch": "a"}, "users_people: ada: dotfiles: unknown key branch; the keys are"),
         ("https://forge.test/a", ""),
     ],
 )
@@ -371,6 +373,7 @@ def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "system": str(tmp_path / "gitconfig"),
             "on_local_changes": changes.get("on_local_changes", "fail"),
             "during_runs": changes.get("during_runs", True),
+            "timeout": changes.get("timeout", 600),
         }
         return run(git_workspaces, arguments, check=check)
 
@@ -404,7 +407,7 @@ def test_a_clone_is_made_moved_and_left_alone(git: Git, bring: Bring, tmp_path: 
 def test_a_script_runs_once_at_each_commit_and_again_after_a_failure(git: Git, bring: Bring, tmp_path: Path) -> None:
     (tmp_path / "source/setup").mkdir()
     script = tmp_path / "source/install"
-    script.write_text('#!/bin/sh\necho "$HOME $PWD" >>~/ran\n[ ! -e ~/broken ]\n')
+    script.write_text('#!/bin/sh\necho "$HOME $PWD" >>~/ran\n[ ! -e ~/broken ] || { echo no foo; exit 1; }\n')
     script.chmod(0o755)
     git("source", "add", ".")
     git("source", "commit", "-q", "-m", "script")
@@ -420,7 +423,7 @@ def test_a_script_runs_once_at_each_commit_and_again_after_a_failure(git: Git, b
     for _ in range(2):
         failed = bring(newer, **dotfiles)
         assert not failed.get("failed")
-        assert f"vision: {work}/install exited with 1" in str(failed["warnings"])
+        assert f"vision: {work}/install exited with 1; its last output: no foo" in str(failed["warnings"])
     (tmp_path / "home/broken").unlink()
     assert bring(newer, check=True, **dotfiles)["actions"] == [f"vision: run {work}/install"]
     assert bring(newer, **dotfiles)["changed"] is True
@@ -429,6 +432,23 @@ def test_a_script_runs_once_at_each_commit_and_again_after_a_failure(git: Git, b
     kept = bring(commit(git, tmp_path, "three\n"), **dotfiles)
     assert "changed files: a.txt" in str(kept["warnings"])
     assert (kept["changed"], (work / "a.txt").read_text(), len(ran.read_text().splitlines())) == (False, "own\n", 4)
+
+
+def test_a_script_s_background_process_is_not_awaited_and_a_hanging_script_is_ended(
+    git: Git, bring: Bring, tmp_path: Path
+) -> None:
+    script, pid = tmp_path / "source/install", tmp_path / "home/pid"
+    script.write_text("#!/bin/sh\nsleep 300 & echo $! >~/pid\n")
+    script.chmod(0o755)
+    git("source", "add", ".")
+    git("source", "commit", "-q", "-m", "script")
+    done = bring(scripts=["install"], optional=True, timeout=20)
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # it was left running
+    assert (done["changed"], done.get("warnings", [])) == (True, [])
+    script.write_text("#!/bin/sh\necho Which shell?\nsleep 300 & echo $! >~/pid\nwait\n")
+    git("source", "commit", "-q", "-a", "-m", "hangs")
+    said = str(bring(scripts=["install"], optional=True, timeout=1)["warnings"])
+    assert "install did not end within 1 s (workspace_timeout) and was ended; its last output: Which shell?" in said
 
 
 def test_nothing_is_cloned_below_a_mount_point_whose_disk_is_not_mounted(bring: Bring, tmp_path: Path) -> None:

@@ -177,3 +177,26 @@ def test_a_run_is_recovering_while_a_process_here_starts_it_again(
 ) -> None:
     told, shown = states
     assert (advice.state(told, found), advice.recovery(found)) == (shown, said)
+
+
+def started(state: str, attempt: int = 1, machine: str = "ada@desk", cause: str = "") -> list[Outcome]:
+    """Return the outcomes of a run of two ranks, whose second rank has no record."""
+    first = {"rank": 1, "worker": "pod-w1", "cause": cause} if cause else None
+    record = {"attempt": attempt, "state": state, "started_from": machine, "first": first, "intent": {"kind": "failed"}}
+    return [outcome_of(0, "pod-w0", record), unknown(1)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        (started("stopped"), "run r1 was started on ada@desk: "),
+        (started("stopped", 3), "run r1 was started on ada@desk with --recover (attempt 3 was the last one seen): "),
+        (started("stopped", cause="lost contact: nothing heard for 15 s"), "run r1 was started on ada@desk: "),
+        (started("stopped", machine="bob@here"), ""),
+        (started("stopped", cause="exit code 3"), ""),
+        ([rank(0, "succeeded")], ""),
+    ],
+)
+def test_the_machine_that_may_recover_a_run_is_named_elsewhere(outcomes: list[Outcome], said: str) -> None:
+    told = advice.elsewhere("r1", outcomes, "bob@here")
+    assert told == (said and f"{said}`tpu_ops status r1` there shows whether it is being recovered")

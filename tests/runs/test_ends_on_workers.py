@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -139,12 +140,17 @@ def test_processes_left_behind_by_a_rank_that_exits_with_0_are_named_at_the_end(
 
 
 def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
-    script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; echo last words; exit 7'
+    script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 99; echo MemoryError: last words; exit 7'
     done = bench.tpu_ops("train", "pod", "--name", "seven", "--", "sh", "-c", script)
     assert done.returncode == 1
     assert "rank 1 (pod-w1) failed first: exit code 7" in done.stderr
-    assert "[1] last words" in done.stderr
-    assert bench.tpu_ops("status", "seven", "--exit-code", "rank").returncode == 7
+    assert "[1] MemoryError: last words" in done.stderr
+    known = "the worker's memory was full, in the last lines of rank 1 (pod-w1): MemoryError: last words"
+    assert known in done.stderr
+    status = bench.tpu_ops("status", "seven", "--exit-code", "rank")
+    assert (status.returncode, known in status.stderr) == (7, True)
+    (listed,) = (row for row in bench.tpu_ops("runs").stdout.splitlines() if row.startswith("seven "))
+    assert "7, host memory full" in listed
     records = [bench.record(index, "seven") for index in BOTH]
     assert [(record["state"], record["exit"]) for record in records] == [
         ("stopped", {"signal": signal.SIGTERM}),
@@ -198,6 +204,55 @@ def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench:
     # The others hear of its end before its own record, which says when it was over.
     at = float(bench.inside(1, "cat /var/lib/tpu_ops/runs/early/files/at"))
     assert at + 3 <= records[0]["ended"] < records[1]["ended"] + 3 + records[0]["grace"]["failure"] + 2
+    bench.clean()
+
+
+def test_a_run_that_stands_still_is_ended_as_failed_and_its_command_learns_why(bench: Bench) -> None:
+    script = 'trap "cp $TPU_OPS_REASON_FILE $TPU_OPS_RUN_DIR/why; exit 0" TERM; echo step; sleep 600 & wait'
+    limits = ("--stall-after", "3", "--stall-grace", "1s", "--on-stall", "stop")
+    done = bench.tpu_ops("train", "pod", *limits, "--name", "still", "--", "sh", "-c", script)
+    assert done.returncode == 1
+    sign = r"no output for \d s, no chips in use"
+    assert re.search(f"the run stands still: {sign}; .*stacks", done.stderr), done.stderr
+    assert re.search(f"the run stalled: {sign}\n", done.stderr), done.stderr
+    for index in BOTH:
+        record = bench.record(index, "still")
+        assert re.fullmatch(f"stalled: {sign}", record["reason"])
+        assert record["stall"] == {"after": 3, "grace": 1, "on": "stop", "chosen": True}
+        why = json.loads(bench.inside(index, "cat /var/lib/tpu_ops/runs/still/files/why"))
+        assert (why["kind"], why["reason"]) == ("stall", record["reason"])
+        assert bench.inside(index, "ls /run/tpu-run-secrets 2>/dev/null || true") == ""
+    bench.clean()
+
+
+def test_a_run_with_one_silent_rank_does_not_stand_still(bench: Bench) -> None:
+    script = 'echo step; [ "$TPU_OPS_RANK" = 1 ] && exec sleep 600; while sleep 0.2; do echo step; done'
+    bench.started("sh", "-c", script, name="one-is-silent", options=("--stall-after", "1", "--stall-grace", "1"))
+
+    def watches() -> list[dict[str, Any]]:
+        [found] = json.loads(bench.tpu_ops("status", "one-is-silent", "--json").stdout)
+        return [rank["watch"] or {} for rank in found["ranks"]]
+
+    def silent() -> bool:
+        watch = watches()[1]
+        return bool(watch) and watch["at"] - watch["last_output"] > 5
+
+    bench.await_(silent, "rank 1 has been silent for five times the limit")
+    first, second = watches()
+    assert first["at"] - first["last_output"] < 2
+    assert [first["stall"], second["stall"], second["chips"]] == [None, None, "none"]
+    assert bench.record(0, "one-is-silent")["notes"] == []
+    history = bench.inside(0, "cat /var/lib/tpu_ops/runs/one-is-silent/history.jsonl")
+    assert json.loads(history.splitlines()[0])["state"] == "none"
+    what = "this worker is being preempted"
+    notices = "/var/lib/tpu-lab/worker/notices.json"
+    bench.inside(1, f"""echo '{{"preempted": "TRUE"}}' >{notices}""")
+    bench.await_(lambda: (watches()[1]["maintenance"] or {}).get("kind") == "preempted", "the notice is seen")
+    shown = bench.tpu_ops("status", "one-is-silent").stderr
+    bench.inside(1, f"rm {notices}")
+    assert f"  pod-w1: {what}\n" in shown
+    bench.await_(lambda: bench.record(0, "one-is-silent")["notes"] == [f"rank 1 (pod-w1): {what}"], "rank 0 notes it")
+    bench.tpu_ops("stop", "one-is-silent", "--grace", "1")
     bench.clean()
 
 

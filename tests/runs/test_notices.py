@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -51,7 +54,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_a_command_gets_the_end_in_its_environment_and_on_its_input(tmp_path: Path) -> None:
     command = f"cd '{tmp_path}' && env >variables && cat >notice"
-    assert notices.send(NOTICE, command) == ""
+    assert notices.send(NOTICE, [command]) == [""]
     variables = dict(line.split("=", 1) for line in (tmp_path / "variables").read_text().splitlines() if "=" in line)
     assert {name: value for name, value in variables.items() if name.startswith("TPU_OPS_RUN_")} == {
         "TPU_OPS_RUN_ID": "exp",
@@ -71,27 +74,58 @@ def test_a_command_gets_the_end_in_its_environment_and_on_its_input(tmp_path: Pa
     }
 
 
-def test_a_command_that_fails_or_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "COMMAND_LIMIT", 0.1)
-    assert notices.send(NOTICE, "exit 3") == "exit code 3"
-    assert notices.send(NOTICE, "exec sleep 60") == "not done after 0 s"
+def test_a_command_that_fails_or_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert notices.send(NOTICE, ["exit 3", "true"]) == ["exit code 3", ""]
+    monkeypatch.setattr(notices, "COMMAND_LIMIT", 0.5)
+    # The shell waits for another program, which is ended as well: the pipe has no writer then.
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        assert notices.send(NOTICE, [f"sleep 60 >'{pipe}' & wait"]) == ["ended, since it was not done after 0.5 s"]
+        os.set_blocking(reader.fileno(), True)
+        begun = time.monotonic()
+        assert reader.read() == ""
+    assert time.monotonic() - begun < 30
+
+
+def test_slow_webhooks_delay_the_end_once_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(notices, "WEBHOOK_LIMIT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def drip() -> None:
+            """Answer with one byte at a time: each arrives within the timeout of a single read."""
+            client, _ = server.accept()
+            with client:
+                client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not ended.wait(0.05):
+                    client.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        urls = [f"http://127.0.0.1:{server.getsockname()[1]}/{path}" for path in ("drips", "silent")]
+        begun = time.monotonic()
+        assert notices.send(NOTICE, [*urls, "true"]) == ["no answer within 10 s", "no answer within 10 s", ""]
+        assert time.monotonic() - begun < 5
+        ended.set()
+        thread.join()
 
 
 def test_a_webhook_gets_the_json_with_a_text(hook: Any) -> None:
-    assert notices.send(NOTICE, f"http://127.0.0.1:{hook.server_port}/T1/secret") == ""
+    assert notices.send(NOTICE, [f"http://127.0.0.1:{hook.server_port}/T1/secret"]) == [""]
     assert hook.got == [("POST", "/T1/secret", "application/json", NOTICE.to_json())]
 
 
 @pytest.mark.parametrize(("path", "said"), [("/gone", "HTTP 410 Gone"), ("/moved", "HTTP 302 Found")])
 def test_a_webhook_that_refuses_or_redirects_is_a_failure(hook: Any, path: str, said: str) -> None:
-    assert notices.send(NOTICE, f"http://127.0.0.1:{hook.server_port}{path}") == said
+    assert notices.send(NOTICE, [f"http://127.0.0.1:{hook.server_port}{path}"]) == [said]
     assert len(hook.got) == 1
 
 
 def test_a_webhook_without_a_server_is_a_failure_and_its_path_is_not_shown() -> None:
     with HTTPServer(("127.0.0.1", 0), _Hook) as closed:
         url = f"http://127.0.0.1:{closed.server_port}/T1/secret"
-    assert "refused" in notices.send(NOTICE, url)
+    assert "refused" in notices.send(NOTICE, [url])[0]
     assert notices.named(url) == "webhook of 127.0.0.1"
 
 

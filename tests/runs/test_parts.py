@@ -854,9 +854,21 @@ async def test_doctor_says_that_nodes_of_no_one_run_are_compared_by_themselves(
         *(f"        {text}" for text in same.notes),
     ]
     (note,) = same.notes
-    assert "is not that of other v4-32 nodes: " in note
+    assert note.startswith("the environment of other is not that of pod: jax ")
+    assert "(pod 0.10.2)" in note
     assert note.endswith("for a run on all of them: tpu_ops configure other,pod")
     assert doctor_command.row(same)["notes"] == [note]
+
+
+async def test_doctor_names_differing_nodes_of_several_types_if_the_target_names_them() -> None:
+    fanout: Any = Probes()
+    small = pod(name="other", node_id="2", subnet=1)
+    workers = [*pod(), *(one._replace(node=one.node._replace(accelerator_type="v5litepod-16")) for one in small)]
+    for target, notes in (("pod,other", 1), ("", 0)):
+        findings = await doctor.examine(fanout, workers, target)
+        (same,) = (finding for finding in findings if finding.check == "same")
+        assert (same.passed, same.each_node, len(same.notes)) == (True, True, notes)
+        assert "for a run on all" not in "".join(same.notes)
 
 
 def test_every_fault_is_of_a_check_that_the_doctor_names() -> None:

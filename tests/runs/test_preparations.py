@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.runs import control, launch, overview, preflight, records, recovery, spec
 from tpu_ops.runs.doctor import Finding, unconfigured
-from tpu_ops.runs.preparations import problem_of
+from tpu_ops.runs.preparations import each_at_work, problem_of, way_back
 from tpu_ops.ssh.replies import Reply
 
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
@@ -27,10 +28,16 @@ WAIT = "wait until run r1 has started again, or end it: `tpu_ops stop r1`"
 @pytest.fixture
 def at_work(tmp_path: Path) -> Callable[..., contextlib.AbstractContextManager[Any]]:
     """Return what a recovery of a run on `pod` holds while it brings it back."""
-    records.write(tmp_path, records.RunRecord("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("x",), since=1.0))
-    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
-    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
-    return lambda: recovery.alone(tmp_path, "r1")
+    return lambda: recovering(tmp_path, "r1", "pod")
+
+
+def recovering(state_dir: Path, run_id: str, node: str) -> contextlib.AbstractContextManager[Any]:
+    """Write a recovery of a run on a node; return what the process of the recovery holds."""
+    hosts = (f"{node}-w0", f"{node}-w1")
+    records.write(state_dir, records.RunRecord(run_id, (node,), ("1",), hosts, ("x",), since=1.0))
+    options = recovery.options_of(spec.RunSpec(run_id, ("x",)), {})
+    recovery.write(state_dir, recovery.Recovery(run_id, 1, Plan(()), options, pending=True))
+    return recovery.alone(state_dir, run_id)
 
 
 def test_nothing_advises_to_configure_workers_in_recovery(tmp_path: Path, at_work: Any) -> None:
@@ -51,6 +58,25 @@ def test_nothing_advises_to_configure_workers_in_recovery(tmp_path: Path, at_wor
         assert (NOTE in caught.value.what, caught.value.fix) == (True, WAIT)
     assert said(BARE).fix == "tpu_ops configure pod-w0", "it has ended"
     assert problem_of([], tmp_path) is None
+
+
+def test_each_of_several_recoveries_is_named_for_its_own_workers(tmp_path: Path) -> None:
+    hosts = ["pod-w0", "pod-w1", "duo-w0", "else-w0"]
+    with recovering(tmp_path, "r1", "pod"), recovering(tmp_path, "r2", "duo"):
+        fixes = {host: work.fix for host, work in each_at_work(tmp_path, hosts).items()}
+        second = WAIT.replace("r1", "r2")
+        assert fixes == {"pod-w0": WAIT, "pod-w1": WAIT, "duo-w0": second}
+        problem = problem_of([BARE, LOST, BARE._replace(host="duo-w0")], tmp_path)
+        assert problem is not None
+        assert all(note in problem.what for note in (NOTE, NOTE.replace("r1", "r2")))
+        assert problem.fix == f"{WAIT}; {second}"
+        other = BARE._replace(host="else-w0", fix="tpu_ops configure else-w0")
+        problem = problem_of([BARE, other], tmp_path)
+        assert problem is not None
+        assert problem.fix == f"tpu_ops configure else-w0; {WAIT}"
+        fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=())
+        assert way_back(fleet, ["duo-w0", "pod-w1"]) == f"{second}; {WAIT}"
+        assert way_back(fleet, hosts).startswith(f"{WAIT}; {second}; `tpu_ops list` shows")
 
 
 AWAY = preflight.Fault("pod-w0", "its node is PREEMPTED", "it does not come back: `tpu_ops delete pod`", True)

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.protocol.servers import directory_of
 from tpu_ops.runs import servers
 from tpu_ops.ssh.replies import Reply, Result
 
 HOST = "box-w0"
 PREPARED, LISTENS = Result(HOST, 0, b"secret"), Result(HOST, 0)
 STARTED, STOPPED = Reply(HOST, {"started": True}), Reply(HOST, {"stopped": True})
+FACTS = {"hostname": "t1v-1", "venv": {"path": "/opt/venvs/jax"}}
 BOARD = servers.tensorboard("/opt/venvs/jax", "runs")
 
 
@@ -40,7 +42,7 @@ class Worker:
 
 
 async def start(worker: Worker) -> servers.Started:
-    return await servers.start(worker, HOST, "ada", BOARD, "/opt/venvs/jax")
+    return await servers.start(worker, HOST, "ada", BOARD, FACTS)
 
 
 async def test_a_server_is_prepared_started_and_awaited():
@@ -62,7 +64,12 @@ OLD = Reply(HOST, {}, "invalid", "unknown action 'server_start'")
         (Worker([GONE]), ExitCode.UNREACHABLE, 1, ["No route to host"]),
         (Worker(server_start=OLD), ExitCode.FAILED, 2, ["launcher is too old", "tpu_ops configure"]),
         # A server that does not listen is ended, unless it was running before.
-        (Worker([PREPARED, DEAD]), ExitCode.FAILED, 4, ["did not start: OSError: no space", "tensorboard/log"]),
+        (
+            Worker([PREPARED, DEAD]),
+            ExitCode.FAILED,
+            4,
+            ["did not start: OSError: no space", "~/.local/share/tpu_ops/tensorboard/t1v-1/log"],
+        ),
         (
             Worker([PREPARED, DEAD], server_start=Reply(HOST, {"started": False})),
             ExitCode.FAILED,
@@ -121,11 +128,11 @@ def shell(home: Path) -> dict[str, str]:
 
 
 def test_a_running_server_is_left_as_it_is_and_one_with_other_options_is_refused(home):
-    place = home / ".local/share/tpu_ops/tensorboard"
+    place = home / directory_of("tensorboard", "t1v-1")
     place.mkdir(parents=True)
     (place / "start").write_text(BOARD.script)
     (place / "token").write_text("secret")
-    argv = ["bash", "-c", servers._PREPARE, "bash", "unit", ".local/share/tpu_ops/tensorboard", "/none", "package"]
+    argv = ["bash", "-c", servers._PREPARE, "bash", "unit", directory_of("tensorboard", "t1v-1"), "/none", "package"]
     for server, code, said in (
         (BOARD, 0, "secret"),
         (servers.tensorboard("/opt/venvs/jax", "other"), servers._DIFFERS, ""),

@@ -38,11 +38,13 @@ class Command:
         argv: The command.
         environ: Its environment.
         before: Called before each run.
+        cwd: The directory in which it runs.
     """
 
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     before: Callable[[], None] = lambda: None
+    cwd: Path = ROOT
 
 
 class Took(NamedTuple):
@@ -65,7 +67,7 @@ class Took(NamedTuple):
 
 
 def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float = LONGEST) -> Took:
-    """Run a command in the project's directory and return the measured resources.
+    """Run a command and return the measured resources.
 
     Args:
         command: The command; its `before` is called first.
@@ -80,7 +82,7 @@ def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float
     command.before()
     stopwatch = (sys.executable, "-I", "-S", str(STOPWATCH), str(stdout), str(stderr), *command.argv)
     with subprocess.Popen(
-        stopwatch, env=command.environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        stopwatch, env=command.environ, cwd=command.cwd, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
             answer, _ = process.communicate(timeout=limit)

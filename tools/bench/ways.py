@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from tools.bench.lab import Lab
 from tools.bench.measure import BIN, ROOT, ZONE, Command, clock
 from tools.bench.report import digits, origin, spread
@@ -83,7 +85,8 @@ def run(rounds: int, root: Path, say: Callable[[str], None]) -> Iterator[WaySamp
                 if key == "users":
                     _add_people(fleet)
                 words = tuple(str(fleet) if word == "FLEET" else word for word in argv)
-                took = clock(Command((str(BIN / "tpu_ops"), *words), lab.environ), root / "out", root / "err", key)
+                command = Command((str(BIN / "tpu_ops"), *words), lab.environ, cwd=root)
+                took = clock(command, root / "out", root / "err", key)
                 if key == "init":
                     lab.environ["TPU_OPS_FLEET"] = str(fleet)
                     lab.environ |= json.loads(lab.do("tpu_ops", "lab", "env", "--json"))
@@ -92,13 +95,15 @@ def run(rounds: int, root: Path, say: Callable[[str], None]) -> Iterator[WaySamp
 
 
 def _add_people(fleet: Path) -> None:
-    """Write people with keys of their own into the fleet's variables."""
-    people = []
+    """Add people with keys of their own to the fleet's variables."""
+    path = fleet / "inventory/group_vars/all/main.yml"
+    variables = yaml.safe_load(path.read_text())
+    people = variables.setdefault("users_people", [])
     for number in range(1, PEOPLE + 1):
         key = fleet / f"key{number}"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         people.append({"name": f"person{number}", "keys": [key.with_suffix(".pub").read_text().strip()]})
-    (fleet / "inventory/group_vars/all/people.yml").write_text(json.dumps({"users_people": people}))
+    path.write_text(yaml.safe_dump(variables))
 
 
 def section(series: WaySeries) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +15,12 @@ from typing import Any
 from tpu_ops import files, texts
 from tpu_ops.ansible import playbook
 from tpu_ops.ansible.playbook import Outcome, Said, Step
+from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.files import unwritable
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.installed_packages import pinned_packages
 
 #: Directory of the locks beside the fleet's file. The role jax looks for them there.
 DIRECTORY = "locks"
@@ -26,8 +28,6 @@ DIRECTORY = "locks"
 _PLATFORM = "manylinux_2_31"
 #: Beginning of each lock that `tpu_ops lock` writes; other files in the directory belong to users.
 _MARK = "# Lock of "
-#: A pinned package in a lock.
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,30 @@ class Lock:
     @property
     def packages(self) -> dict[str, str]:
         """The locked packages: name -> version."""
-        return dict(_PIN.findall(self.text))
+        return pinned_packages(self.text)
 
     @property
     def changes(self) -> list[str]:
         """Differences between the new lock and the old file, one line for each package."""
-        was, now = dict(_PIN.findall(self.before)), self.packages
+        was, now = pinned_packages(self.before), self.packages
         changed = [f"~ {name} {was[name]} -> {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
         added = [f"+ {name} {now[name]}" for name in now if name not in was]
         return changed + added + [f"- {name}" for name in was if name not in now]
 
 
-def listed(settings: Settings, told: Callable[[Step | Said], None]) -> Outcome:
-    """Ask all workers which packages their environments list; `lists_of` reads the outcome."""
+def away(fleet: Fleet) -> list[Worker]:
+    """Return the workers whose lists cannot be read, since their nodes do not run."""
+    return [worker for worker in fleet.workers if worker.node.state not in SERVING_STATES]
+
+
+def listed(settings: Settings, told: Callable[[Step | Said], None], without: Sequence[Worker] = ()) -> Outcome:
+    """Ask all workers but some which packages their environments list; `lists_of` reads the outcome."""
     project = playbook.project_of(settings.path, settings.file)
+    # The inventory lists the states in the settings; Ansible warns of a host that is excluded and not listed.
+    excluded = [f"!{worker.host}" for worker in without if worker.node.state in settings.states]
+    hosts = ["all", *excluded] if excluded else []
     # Use the playbook of tpu_ops: a fleet with playbooks of its own may lack this one, which only reads.
-    return playbook.run(project, replace(project, root=playbook.tool_root()).playbook("lock"), told=told)
+    return playbook.run(project, replace(project, root=playbook.tool_root()).playbook("lock"), hosts=hosts, told=told)
 
 
 def lists_of(outcome: Outcome) -> dict[Wanted, tuple[str, ...]]:
@@ -105,29 +113,51 @@ def lists_of(outcome: Outcome) -> dict[Wanted, tuple[str, ...]]:
     return {each: tuple(hosts) for each, hosts in found.items()}
 
 
-def planned(directory: Path, lists: Mapping[Wanted, tuple[str, ...]]) -> list[Lock]:
+def planned(directory: Path, lists: Mapping[Wanted, tuple[str, ...]], *, whole: bool = True) -> list[Lock]:
     """Return the lock of each list, with the file that it has or gets, before it is resolved.
 
     A changed list has no file with its header. It gets the first file name that no other list has, usually that of the
     old list.
 
+    Args:
+        directory: The directory of the locks.
+        lists: Each list, with its workers.
+        whole: Whether these are the lists of all workers. If not, other locks keep their files, since they may
+            belong to the other workers.
+
     Raises:
         OpsError: A lock cannot be read.
     """
-    paths = sorted(directory.glob("*.txt"), key=lambda path: texts.natural(path.name))
-    try:
-        there = {path: path.read_text(encoding="utf-8") for path in paths}
-    except (OSError, UnicodeDecodeError) as exc:
-        raise OpsError(f"a lock cannot be read: {exc}", where=str(directory), fix="delete it, or correct it") from exc
+    there = _there(directory)
     own = {each: next((path for path, text in there.items() if text.startswith(each.header)), None) for each in lists}
     taken = {path for path in own.values() if path}
     foreign = {path for path, text in there.items() if not text.startswith(_MARK)}
     locks = []
     for each, workers in lists.items():
-        path = own[each] or _free(directory, each, {*taken, *foreign})
+        before = own[each] or _free(directory, each, {*taken, *foreign})
+        path = own[each] or _free(directory, each, {*taken, *(foreign if whole else there)})
         taken.add(path)
-        locks.append(Lock(path, each, workers, there.get(path, "")))
+        locks.append(Lock(path, each, workers, there.get(before, "")))
     return locks
+
+
+def others(directory: Path, locks: Iterable[Lock]) -> list[Path]:
+    """Return the files of the locks in a directory that are none of these locks.
+
+    Raises:
+        OpsError: A lock cannot be read.
+    """
+    own = {lock.path for lock in locks}
+    return [path for path, text in _there(directory).items() if text.startswith(_MARK) and path not in own]
+
+
+def _there(directory: Path) -> dict[Path, str]:
+    """Return the files in the directory of the locks, with their texts."""
+    paths = sorted(directory.glob("*.txt"), key=lambda path: texts.natural(path.name))
+    try:
+        return {path: path.read_text(encoding="utf-8") for path in paths}
+    except (OSError, UnicodeDecodeError) as exc:
+        raise OpsError(f"a lock cannot be read: {exc}", where=str(directory), fix="delete it, or correct it") from exc
 
 
 def _free(directory: Path, wanted: Wanted, taken: Iterable[Path]) -> Path:

@@ -48,6 +48,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("logs", "show the output of a training run, or download its logs"),
         "stacks": ("stacks", "show where the processes of a training run are, for one that stands still"),
         "runs": ("runs", "list the training runs"),
+        "report": ("report", "report on a run or on the fleet, as text or as a page to send to others"),
+        "profile": ("profile", "record profiles of all ranks of a run at the same time"),
         "fetch": ("fetch", "copy files of a run, or of workers, to this machine"),
         "unlock": ("unlock", "free chips that your own runs or processes hold"),
     },

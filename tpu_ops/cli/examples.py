@@ -143,6 +143,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (
         ("tpu_ops train pod --sync my-code -- python train.py --lr 0.1", "and follow rank 0"),
         ("tpu_ops train pod --recover --detach --sync my-code -- python train.py", "starts again if the node is lost"),
+        ("tpu_ops train pod --on-stall stop -- python train.py", "ends the run if all ranks and chips stand still"),
     ),
     "attach": (
         ("tpu_ops attach pod", "the run on this node"),
@@ -168,6 +169,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops runs", "active runs, and the last that this machine started"),
         ("tpu_ops runs --json", "for a script"),
     ),
+    "report": (
+        ("tpu_ops report RUN --html run.html", "one page with pictures, to send to others"),
+        ("tpu_ops report --days 30", "who used how much of the fleet in the last month"),
+    ),
+    "profile": (
+        ("tpu_ops profile RUN --seconds 5", "into profiles/RUN, for xprof and TensorBoard"),
+        ("tpu_ops profile pod --port 9012 --rank 0,3 my-profiles", "two ranks, by the port of their profiler"),
+    ),
     "fetch": (
         ("tpu_ops fetch RUN checkpoints results", "from rank 0"),
         ("tpu_ops fetch pod --rank all /tmp/profile results", "from each worker into a directory of its own"),
@@ -191,6 +200,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "lab down": (
         ("tpu_ops lab down", "this lab"),
         ("tpu_ops lab down --all --cache", "every lab, and what they share"),
+    ),
+    "lab chips": (
+        ("tpu_ops lab chips pod idle", "no program runs on the chips of the node's workers"),
+        ("tpu_ops lab chips pod-w0 hung --first-id 8", "one worker, with other ids"),
     ),
     "lab env": (
         ('eval "$(tpu_ops lab env)"', "this shell uses the lab"),

@@ -28,6 +28,8 @@ COLUMNS = ("granted", "used", "free", "zone", "tier", "by")
 DELETION_LIMIT = 900.0
 #: The largest e-mail in bytes.
 _LARGEST = 1_000_000
+#: Characters of a line of the e-mail that an error shows.
+_SHOWN = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -227,8 +229,16 @@ def _import(settings: Settings, args: argparse.Namespace) -> int:
     mail = grant_mail.read(_text(source))
     for line in mail.taken:
         output.info(f"took: {line}")
-    for text, why in mail.unknown:
-        output.warning(f"not understood: {text[:120]} ({why})")
+    if mail.unknown:
+        one = len(mail.unknown) == 1
+        raise UsageError(
+            f"{texts.count(len(mail.unknown), 'line')} of the e-mail {'was' if one else 'were'} not understood, so "
+            "nothing was written",
+            where="standard input" if source == "-" else source,
+            fix=f"correct {'this line' if one else 'these lines'} in a file, or delete what states no TPUs, and import "
+            "that file",
+            details=[f"'{text[:_SHOWN]}' ({why})" for text, why in mail.unknown],
+        )
     if not mail.taken:
         raise UsageError(
             "no line of the e-mail states TPUs",
@@ -260,7 +270,6 @@ def _import(settings: Settings, args: argparse.Namespace) -> int:
                 "written": not args.dry_run,
                 "ends": ends.isoformat(),
                 "lines": [str(line) for line in mail.taken],
-                "not_understood": [text for text, _ in mail.unknown],
             }
         )
     else:

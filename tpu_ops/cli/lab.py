@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from tpu_ops import config, files, texts
 from tpu_ops.ansible import playbook
 from tpu_ops.cli import options, output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.lab import environment, events, instance
+from tpu_ops.lab import environment, events, instance, shared
 from tpu_ops.lab.instance import Instance
 
 #: Upper limit of --seconds, the shortest duration of an operation: one day.
 _MAX_SECONDS = 86400.0
+#: Announced duration of a maintenance event in seconds.
+_MAINTENANCE_TAKES = 3600.0
 _QUOTA = re.compile(r"(?P<zone>[^:=]+):(?P<generation>[^:=]+)(?P<spot>:spot)?=(?P<chips>\d+)")
 _STOCKOUT = re.compile(r"(?P<zone>[^:=]+)(?::(?P<type>[^:=]+))?(?:=(?P<duration>.+))?")
 
@@ -74,6 +77,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
         event.add_argument("--zone", help="zone of the node, if several nodes share the name")
+        event.add_argument(
+            "--notice",
+            type=options.duration,
+            default=0.0,
+            metavar="TIME",
+            help="announce the event by the workers' metadata servers this long before it, as in 30s (default: 0)",
+        )
+    chips = add(
+        "chips",
+        "set what the chips of workers do, as the metrics service there reports it",
+        "Each worker serves libtpu's metrics on port 8431 while a process holds a chip. Chips are busy until this "
+        "command says otherwise; the setting stays until the node is deleted.",
+    )
+    chips.add_argument("target", help="name of a node or of a worker, as in pod or pod-w0")
+    chips.add_argument(
+        "state",
+        choices=shared.CHIP_STATES,
+        help="busy, idle and hung (a program waits on the chip) have values; warming has lists of unequal length, "
+        "not-found lacks the newer metrics, silent answers nothing, broken answers nonsense, refused closes the port",
+    )
+    chips.add_argument("--first-id", type=int, default=0, metavar="N", help="id of the first core (default 0)")
+    chips.add_argument("--two-cores", action="store_true", help="two cores in each chip, as v2 and v3 have them")
+    chips.add_argument("--zone", help="zone of the node, if several nodes share the name")
     capacity = add(
         "capacity",
         "show or limit the capacity of the lab's cloud: quotas, stockouts, preemptions",
@@ -166,6 +192,7 @@ def run(args: argparse.Namespace) -> int:
     """Run one subcommand of `tpu_ops lab`."""
     lab = instance.instance()
     commands = {"up": _up, "down": _down, "env": _env, "status": _status, "capacity": _capacity, "api": _api}
+    commands |= {"chips": _chips}
     return commands.get(args.command, _event)(lab, args)
 
 
@@ -326,6 +353,16 @@ def _status(lab: Instance, args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _chips(lab: Instance, args: argparse.Namespace) -> int:
+    options = {"first_id": args.first_id, "two_cores": args.two_cores}
+    hosts = events.set_chips(lab, args.target, args.zone, args.state, options)
+    if args.json:
+        output.as_json({"hosts": hosts, "state": args.state, **options})
+    else:
+        output.line(f"chips of {texts.target(hosts)}: {args.state}")
+    return ExitCode.OK
+
+
 def _capacity(lab: Instance, args: argparse.Namespace) -> int:
     parts: dict[str, Any] = {"quotas": [], "stockouts": [], "preemption": {}} if args.unlimited else {}
     parts |= {"quotas": args.quota} if args.quota else {}
@@ -352,12 +389,18 @@ def _capacity(lab: Instance, args: argparse.Namespace) -> int:
 
 def _event(lab: Instance, args: argparse.Namespace) -> int:
     name = events.node_name(lab, args.node, args.zone)
-    if args.command == "preempt":
-        events.preempt(lab, name)
-        output.line(f"{args.node} was preempted")
-    else:
-        events.maintain(lab, name)
-        output.line(f"{args.node} went through a maintenance event: its external addresses are new")
+    places = events.directories(lab, name)
+    events.write_notice(places, events.notice(args.command, time.time() + args.notice, _MAINTENANCE_TAKES))
+    try:
+        time.sleep(args.notice)
+        if args.command == "preempt":
+            events.preempt(lab, name)
+            output.line(f"{args.node} was preempted")
+        else:
+            events.maintain(lab, name)
+            output.line(f"{args.node} went through a maintenance event: its external addresses are new")
+    finally:
+        events.write_notice(places, {})
     return ExitCode.OK
 
 

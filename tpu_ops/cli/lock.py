@@ -10,7 +10,9 @@ from tpu_ops.ansible.failures import fix_of
 from tpu_ops.ansible.locks import Lock
 from tpu_ops.cli import interrupts, options, output
 from tpu_ops.cli.configure import Progress
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, UnreachableError
+from tpu_ops.fleet import view
+from tpu_ops.runs import preparations
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +32,25 @@ def run(args: argparse.Namespace) -> int:
     """Resolve the lists, write the locks, and print what changed."""
     settings = config.load(args.fleet)
     uv, progress = locks.find_uv(), Progress()
-    outcome = locks.listed(settings, progress)
+    fleet, _ = view.newest(settings)
+    away = locks.away(fleet)
+    states = texts.some([f"{label} is {state}" for label, state in {one.label: one.node.state for one in away}.items()])
+    if away and len(away) == len(fleet.workers):
+        fix = preparations.way_back(fleet, [worker.host for worker in away])
+        what = f"no worker can be asked for its lists, and all locks stay: {states}"
+        raise UnreachableError(what, where=texts.folded([worker.host for worker in away]), fix=fix)
+    if away:
+        output.warning(f"{states}: the lists there were not read, and their locks stay")
+    outcome = locks.listed(settings, progress, away)
     progress.failures(outcome.failures)
     if fix := fix_of(outcome, settings.file, "the fleet", settings):
         output.info(f"  fix: {fix}")
         return ExitCode.FAILED
     lists = locks.lists_of(outcome)
-    planned = locks.planned(settings.file.parent / locks.DIRECTORY, lists)
+    directory = settings.file.parent / locks.DIRECTORY
+    planned = locks.planned(directory, lists, whole=not away)
+    for path in locks.others(directory, planned) if away else ():
+        output.info(f"{path} stays")
     done = [locks.resolved(lock, uv, upgrade=args.upgrade) for lock in planned]
     locks.write(done)
     with output.read_or_not():
@@ -46,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
             for lock in done:
                 show(lock)
     if not done:
-        output.info("no lock was written: all environments have lock files of their own, or list nothing")
+        own = "a lock file of its own (jax_lock, or `lock` in python_environments)"
+        output.info(f"no lock was written: each environment has {own}, or lists nothing")
     elif any(lock.changes for lock in done):
         output.info("`tpu_ops configure` installs this; keep the files with the fleet's other files, as in git")
     return ExitCode.OK

@@ -12,7 +12,7 @@ from tpu_ops import files
 from tpu_ops.cli import options, output, progress, runs_output
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import notices, results
+from tpu_ops.runs import known_failures, notices, results
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.notices import Notice
 from tpu_ops.runs.outcomes import Outcome, first_failure
@@ -155,7 +155,8 @@ class RunEnd:
         if not self._args.notify:
             return
         found = runs_output.summary(run.run_id, outcomes)
-        first = first_failure(outcomes)
+        first, known = first_failure(outcomes), known_failures.of_run(outcomes)
+        why = f"rank {first.rank} ({first.host}): {first.cause}" if first else ""
         labels = {worker.host: worker.label for worker in self._fleet().workers}
         since, until = found["since"], found["ended"]
         notice = Notice(
@@ -164,8 +165,9 @@ class RunEnd:
             int(code),
             list(dict.fromkeys(labels.get(host, host) for host in run.hosts)),
             max(0.0, until - since) if since and until else None,
-            reason or (f"rank {first.rank} ({first.host}): {first.cause}" if first else ""),
+            reason or (f"{why}; {known.what()}" if known else why),
         )
-        for to in self._args.notify:
-            if problem := notices.send(notice, to):
+        receivers = list(dict.fromkeys(self._args.notify))
+        for to, problem in zip(receivers, notices.send(notice, receivers), strict=True):
+            if problem:
                 output.warning(f"--notify: {notices.named(to)} was not told of the end of run {run.run_id}: {problem}")

@@ -12,8 +12,9 @@ from tpu_ops.cli import options, output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
+from tpu_ops.protocol.record import ON
 from tpu_ops.recovery import open_requests
-from tpu_ops.runs import advice, control, overview, preflight, preparations, recovery
+from tpu_ops.runs import advice, control, overview, preflight, preparations, recovery, spec, watched
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.ssh.replies import Reply
 
@@ -56,9 +57,12 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     elif seen.rows and not as_json:
         rows = [_row(*row, found[row[0].run_id]) for row in seen.rows]
         output.table(rows, COLUMNS)
-        for row in rows:
-            if row["state"] == advice.RECOVERING:
-                output.info(advice.recovery(found[row["run"]]))
+        for (run_, outcomes, _), row in zip(seen.rows, rows, strict=True):
+            note = advice.recovery(found[run_.run_id]) or advice.elsewhere(run_.run_id, outcomes, spec.here())
+            if note and row["state"] not in ON:
+                output.info(note)
+            for text in filter(None, (watched.told(outcomes), *watched.notices(outcomes))):
+                output.info(f"run {run_.run_id}: {text}")
     elif not problem:
         output.info("no run is active, and this machine has no record of a run; `tpu_ops train` starts a run")
     tell_of_new(new)

@@ -12,7 +12,8 @@ from tpu_ops.cli import output
 from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.record import ON
-from tpu_ops.runs import advice, attempts, holders, ranks
+from tpu_ops.protocol.watch import STALLED
+from tpu_ops.runs import advice, attempts, holders, known_failures, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
 
@@ -81,22 +82,24 @@ def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | 
         outcomes: The outcomes of its ranks.
         found: The process that recovers the run on this machine, if any.
     """
-    first, known = first_failure(outcomes), newest_records(outcomes)
-    ends = [float(record["ended"]) for record in known if record.get("ended")]
-    on = any(record["state"] != "lost" for record in known if not record.get("ended"))
-    remembered = next((out.remembered for out in outcomes if out.remembered and not known), {})
+    first, records = first_failure(outcomes), newest_records(outcomes)
+    ends = [float(record["ended"]) for record in records if record.get("ended")]
+    on = any(record["state"] != "lost" for record in records if not record.get("ended"))
+    remembered = next((out.remembered for out in outcomes if out.remembered and not records), {})
     return {
         "run_id": run_id,
         "attempt": attempt(outcomes),
         "state": (state := advice.state(run_state(outcomes), found)),
         "recovery": found.facts() if found and state == advice.RECOVERING else None,
-        "person": next((record["person"]["name"] for record in known), ""),
-        "started_by": next((record["asker"] for record in known if record.get("asker")), ""),
-        "argv": next((record["argv"] for record in known if "argv" in record), []),
-        "since": min((record["since"] for record in known), default=None),
+        "person": next((record["person"]["name"] for record in records), ""),
+        "started_by": next((record["asker"] for record in records if record.get("asker")), ""),
+        "started_from": next((record["started_from"] for record in records if record.get("started_from")), ""),
+        "argv": next((record["argv"] for record in records if "argv" in record), []),
+        "since": min((record["since"] for record in records), default=None),
         "ended": None if on else max(ends, default=None),
         "code_digest": next((out.record["code_digest"] for out in outcomes if out.record), ""),
         "first_failure": asdict(first) if first else None,
+        "known_failure": known._asdict() if (known := known_failures.of_run(outcomes)) else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
         **remembered,
     }
@@ -107,7 +110,8 @@ class End:
     """How a run has ended, as far as it is known.
 
     Attributes:
-        words: The exit code, or the name of the signal, of the rank that failed first; ``0`` after a success.
+        words: The exit code, or the name of the signal, of the rank that failed first, and the known failure in two
+            words if there is one; ``0`` after a success.
         exit_code: This exit code, 128 + N after signal N; None if it is not known.
         duration: Seconds from the start to the end, or until now if the run is active; None if unknown.
     """
@@ -133,7 +137,9 @@ def end_of(outcomes: Sequence[Outcome], told: Mapping[str, Any]) -> End:
     if told["state"] == "succeeded":
         return End("0", 0, duration)
     if failed := _failed_by_itself(outcomes):
-        return End(ending(failed).removeprefix("exit code "), _code_of_rank(outcomes), duration)
+        known = known_failures.of_run(outcomes)
+        words = [ending(failed).removeprefix("exit code "), *([known.short] if known else [])]
+        return End(", ".join(words), _code_of_rank(outcomes), duration)
     return End("", None, duration)
 
 
@@ -331,7 +337,12 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
     who = f"rank {first.rank} ({first.host})"
     refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
     text = f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}"
+    if first.cause.startswith(STALLED):
+        text = f"the run {first.cause}"
     output.info(text, Meaning.FAILED)
+    if known := known_failures.of_run(outcomes):
+        output.info(f"  {known.what()}")
+        output.info(f"  fix: {known.fix}")
     if raised := raised_before(outcomes, first):
         what = f"printed a traceback {raised.before:.0f} s before that, which may be the cause"
         output.info(f"rank {raised.rank} ({raised.host}) {what}: {raised.error}")

@@ -15,13 +15,13 @@ from typing import Any
 from tpu_ops import config
 from tpu_ops.cli import interrupts, options, output, ssh, tunnel
 from tpu_ops.cloud.node import Worker
-from tpu_ops.errors import ExitCode, HostError
+from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.protocol.servers import socket_of
 from tpu_ops.runs import servers
 from tpu_ops.runs.servers import Server
-from tpu_ops.ssh import tunnels
+from tpu_ops.ssh import background, tunnels
 from tpu_ops.ssh.fanout import Fanout
 
 #: Seconds between two checks of a tunnel that another process opens.
@@ -72,34 +72,72 @@ def run(args: argparse.Namespace, name: str, make: Callable[[str], Server], page
         page: The path of the server's page; ``{}`` is replaced by the token.
         warning: A warning that is printed before the server starts; empty if none.
     """
-    config.load(args.fleet)  # a missing fleet is the first error
+    settings = config.load(args.fleet)  # a missing fleet is the first error
     if args.stop:
-        fleet, worker = _found(args)
-        stopped = asyncio.run(servers.stop(contact.fanout(fleet), worker.host, name))
-        output.info(f"{worker.host}: {name} {'has ended' if stopped else 'is not running'}")
-        return ExitCode.OK
-    tunnels.require_free(args.local)
+        return _stop(args, name)
+    before = background.at(settings.state_dir, args.local)
+    if before is None:
+        tunnels.require_free(args.local)
     serving = _Serving(args, make, page, warning)
     if args.in_background:
-        tunnel.keep(args, args.local, serving.far, _PATIENCE)
-    elif args.detach:
-        serving.detach()
-    else:
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                tunnel.keep(args, args.local, serving.far)
-        finally:
-            serving.end()
+        with background.kept(settings.state_dir, args.local, name, _named(args)[1].host):
+            tunnel.keep(args, args.local, serving.far, _PATIENCE)
+        return ExitCode.OK
+    if before:
+        _check_same(args.local, before, name, _named(args)[1].host)
+    if args.detach:
+        serving.detach(is_open=before is not None)
+        return ExitCode.OK
+    if before:
+        background.end(settings.state_dir, before)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            tunnel.keep(args, args.local, serving.far)
+    except OpsError:
+        serving.abandon()
+        raise
+    except BaseException:
+        serving.end()
+        raise
+    serving.end()
     return ExitCode.OK
 
 
-def _found(args: argparse.Namespace) -> tuple[Fleet, Worker]:
-    """Return the fleet and the worker of the target, once the worker answers."""
+def _stop(args: argparse.Namespace, name: str) -> int:
+    """End the tunnels to a server in the background, and the server."""
+    fleet, worker = _named(args)
+    # First the tunnels: their processes would wait for a worker that does not answer.
+    for one in background.leading_to(fleet.settings.state_dir, name, worker.host):
+        background.end(fleet.settings.state_dir, one)
+        output.info(f"the tunnel at port {one.port} has ended")
+    _reach(fleet, worker)
+    stopped = asyncio.run(servers.stop(contact.fanout(fleet), worker.host, name))
+    output.info(f"{worker.host}: {name} {'has ended' if stopped else 'is not running'}")
+    return ExitCode.OK
+
+
+def _check_same(port: int, before: background.Tunnel, name: str, host: str) -> None:
+    """Refuse a port with a tunnel in the background that leads to another server.
+
+    Raises:
+        UsageError: It does.
+    """
+    if (before.name, before.host) != (name, host):
+        what = f"port {port} leads to {before.name} on {before.host}, which --detach left running"
+        fix = f"name another port as LOCAL, or end it with `tpu_ops {before.name} {before.host} --stop`"
+        raise UsageError(what, where="LOCAL", fix=fix)
+
+
+def _named(args: argparse.Namespace) -> tuple[Fleet, Worker]:
+    """Return the fleet and the worker of the target."""
     fleet, _ = contact.find(config.load(args.fleet), args.target)
-    worker = ssh.named(fleet, args.target)
+    return fleet, ssh.named(fleet, args.target)
+
+
+def _reach(fleet: Fleet, worker: Worker) -> None:
+    """Return once a worker answers."""
     ssh.check_serves(fleet, worker)
     asyncio.run(ssh.reach(fleet, worker))
-    return fleet, worker
 
 
 class _Serving:
@@ -107,13 +145,14 @@ class _Serving:
 
     def __init__(self, args: argparse.Namespace, make: Callable[[str], Server], page: str, warning: str) -> None:
         self.args, self._make, self._page, self._warning = args, make, page, warning
-        self._running: tuple[Fleet, str, str] | None = None
+        self._running: tuple[Fleet, str, str, str] | None = None
+        self._is_new = False
 
     def far(self, fleet: Fleet, worker: Worker) -> tunnel.Far:
         """Start the server on a worker unless it is running; return the far end of the tunnel to it."""
         user, again = fleet.settings.user, self._running is not None
-        server, started = asyncio.run(self._start(contact.fanout(fleet), worker, user))
-        self._running = (fleet, worker.host, server.name)
+        server, started, log = asyncio.run(self._start(contact.fanout(fleet), worker, user))
+        self._running, self._is_new = (fleet, worker.host, server.name, log), self._is_new or started.anew
         if again and started.anew:
             output.info(f"{worker.host}: {server.name} was started again; what it had in memory is lost")
         url = f"http://localhost:{self.args.local}/{self._page.format(started.token)}"
@@ -121,12 +160,13 @@ class _Serving:
         said = f"{url} is {server.name} on {worker.host}, {until}"
         return tunnel.Far(socket_of(server.name, user), said, servers.watch(server.name, user))
 
-    async def _start(self, fanout: Fanout, worker: Worker, user: str) -> tuple[Server, servers.Started]:
+    async def _start(self, fanout: Fanout, worker: Worker, user: str) -> tuple[Server, servers.Started, str]:
         facts = await servers.facts(fanout, worker.host, self.args.venv)
         server = self._make(facts["venv"]["path"])
         if self._running is None:
             self._say_start(facts, worker, server)
-        return server, await servers.start(fanout, worker.host, user, server, facts["venv"]["path"])
+        started = await servers.start(fanout, worker.host, user, server, facts)
+        return server, started, servers.log(server.name, facts)
 
     def _say_start(self, facts: Mapping[str, Any], worker: Worker, server: Server) -> None:
         if self._warning:
@@ -141,14 +181,16 @@ class _Serving:
             f"{worker.host}: starting {server.name}; the first time, this installs {', '.join(server.packages)}"
         )
 
-    def detach(self) -> None:
-        """Start the server, and a process that keeps the tunnel to it open."""
-        fleet, worker = _found(self.args)
+    def detach(self, *, is_open: bool) -> None:
+        """Start the server, and a process that keeps the tunnel to it open, unless the tunnel is open already."""
+        fleet, worker = _named(self.args)
+        _reach(fleet, worker)
         said = self.far(fleet, worker).said
         try:
-            self._leave_tunnel(worker)
+            if not is_open:
+                self._leave_tunnel(worker)
         except BaseException:  # also after Ctrl-C
-            self.end()
+            self.abandon()
             raise
         output.info(said)
 
@@ -162,17 +204,30 @@ class _Serving:
                 stderr=messages,
                 start_new_session=True,
             )
-            while not tunnels.listens(self.args.local):
-                if process.poll() is not None:
-                    messages.seek(0)
-                    text = messages.read().decode(errors="replace").strip()
-                    raise HostError(f"the tunnel could not be opened: {text}", where=worker.host)
-                time.sleep(_POLL)
+            try:
+                while not tunnels.listens(self.args.local) and process.poll() is None:
+                    time.sleep(_POLL)
+            except BaseException:  # also after Ctrl-C: the process would start the server again
+                process.terminate()
+                process.wait()
+                raise
+            if process.poll() is not None:
+                messages.seek(0)
+                text = messages.read().decode(errors="replace").strip()
+                raise HostError(f"the tunnel could not be opened: {text}", where=worker.host)
+
+    def abandon(self) -> None:
+        """End the server if this command has started it: one that was running before may hold somebody's work."""
+        if self._is_new:
+            self.end()
+        elif self._running:
+            _, host, name, _ = self._running
+            output.info(f"{host}: {name} was running before and goes on; `tpu_ops {name} {host} --stop` ends it")
 
     def end(self) -> None:
         """End the server, if it was reached."""
         if self._running:
-            fleet, host, name = self._running
+            fleet, host, name, log = self._running
             stopped = asyncio.run(servers.stop(contact.fanout(fleet), host, name))
-            told = "" if stopped else f" by itself, or by --stop; its last messages are in ~/{servers.log(name)} there"
+            told = "" if stopped else f" by itself, or by --stop; its last messages are in ~/{log} there"
             output.info(f"{host}: {name} has ended{told}")

@@ -26,6 +26,7 @@ from tpu_ops.cli import (
     recovering,
     run_end,
     runs_output,
+    stall_options,
 )
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.configure import Progress
@@ -116,6 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_argument_group("recovery after preemptions and failures")
     recover_options.add_arguments(again)
     recover_options.add_budgets(again)
+    stall_options.add_arguments(parser.add_argument_group("runs that stand still"))
     run_end.add_arguments(parser.add_argument_group("after the end of the run"))
     checks = parser.add_argument_group("checks before the start")
     forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
@@ -157,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
     """Check the workers, copy the code, start the run, and follow it to its end."""
     recover_options.check(args)
     run_end.check(args, detached=args.detach)
+    stall = stall_options.chosen(args)
     env = spec.variables(spec.parse_env(args.env), args.env_file, again=args.recover)
     if args.git:
         projects.check(args.git, args.sync)
@@ -197,6 +200,7 @@ def run(args: argparse.Namespace) -> int:
         exit_skew=args.exit_skew,
         code_digest=tree.digest if tree else "",
         force=args.force,
+        stall=stall,
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args, listed)
     with faults.told(run_spec.run_id, fleet.settings, as_json=args.json, more=job.facts):

@@ -19,6 +19,8 @@ from tpu_ops.ssh import tunnels
 
 #: Seconds between two attempts to open a lost tunnel again.
 _PAUSE = 5.0
+#: Ends with its input. If this process is killed, ssh does not stay with the port: it ends with its remote command.
+_WATCH = ("cat",)
 #: Largest number of a port.
 _PORTS = 65535
 
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     def far(fleet: Fleet, worker: Worker) -> Far:
         said = f"http://localhost:{local} is port {args.port} of {worker.host}, until Ctrl-C"
-        return Far(f"localhost:{args.port}", said)
+        return Far(f"localhost:{args.port}", said, _WATCH)
 
     with contextlib.suppress(KeyboardInterrupt):
         keep(args, local, far)

@@ -33,8 +33,16 @@ _TAG = re.compile(r"</?[a-z][^<>]*>", re.IGNORECASE)
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 _HYPHEN = re.compile("[\u2010-\u2013\u2212]")
 _BOLD = re.compile(r"\*+(?=\S)|(?<=\S)\*+")
-#: Words of a line that seems to state TPUs.
-_ABOUT_TPUS = re.compile(r"\bTPU\b.*\bzone|\bchips?\b|\bdevice(?:\(s\)|s)?\b", re.IGNORECASE)
+#: A line that seems to state TPUs: a number that is a word of its own, and a word for TPUs or a tier after the number.
+_ABOUT_TPUS = re.compile(
+    r"(?=.*(?<![\w.,-])-?\d[\d,]*(?![\w.-]))(?:.*(?:\bTPU\b.*\bzone|\b(?:chip|device|core)(?:\(s\)|s)?\b|\bv\d+[a-z]*\b)"
+    r"|.*\d\s+(?:\w+\s+)?(?:on-demand|spot|preemptible|reserved|TPUs?)\b)",
+    re.IGNORECASE,
+)
+#: Hyphens in the name of a zone; the name of a region has one.
+_HYPHENS = 2
+#: A mail program may have broken a line into this many rows.
+_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -67,19 +75,33 @@ def read(text: str) -> Mail:
     while rows:
         row = rows.popleft()
         try:
-            line = grant.parse_line(row)
-            # A mail program can have broken the line in two.
-            if not line and rows and (line := grant.parse_line(f"{row} {rows[0]}")):
-                rows.popleft()
+            line = _joined(row, rows)
         except ValueError as exc:
             unknown.append((row, str(exc)))
             continue
         if line:
             taken[line] = None
-        elif _ABOUT_TPUS.search(row) and re.search(r"\d", row):
+        elif _ABOUT_TPUS.match(row):
             unknown.append((row, f"its form differs from `{grant.EXAMPLE}`"))
     terms = {int(number) * (30 if unit.lower() == "month" else 1) for number, unit in _TERM.findall(text)}
     return Mail(tuple(taken), tuple(unknown), terms.pop() if len(terms) == 1 else None, _sent(text))
+
+
+def _joined(row: str, rows: deque[str]) -> Line | None:
+    """Return the line that begins with a row, and remove its further rows; None if the row begins no line.
+
+    Raises:
+        ValueError: The line has the form of a grant's line, but states TPUs that do not exist.
+    """
+    for more in range(min(_ROWS, len(rows) + 1)):
+        line = grant.parse_line(" ".join([row, *list(rows)[:more]]))
+        if line and line.zone.count("-") < _HYPHENS:
+            raise ValueError(f"{line.zone} is not a whole zone, as in us-central2-b")
+        if line:
+            for _ in range(more):
+                rows.popleft()
+            return line
+    return None
 
 
 def _plain(text: str) -> str:

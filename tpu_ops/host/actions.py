@@ -214,17 +214,21 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Return the record of one run, or the newest records of this worker, and the run that holds this worker now.
 
     Among the newest records, only the record of the active run has ``workers``. ``damaged`` has the ``message`` and the
-    ``fix`` for each unreadable record.
+    ``fix`` for each unreadable record. ``watch`` has what the supervisor of the run, without ``run_id`` of the active
+    run, has noted last (`protocol.watch`), and ``clock`` the time of this worker.
     """
     require_root()
     require_protocol(request)
     run_id = request.get("run_id")
     answer: Dict[str, Any] = {"ok": True, "holder": store.holder()}
+    answer.update(clock=time.time(), watch=None)
     if run_id:
         answer["record"] = store.observe(spec.check_run_id(run_id))
+        answer["watch"] = store.watch(run_id) if answer["record"] else None
     else:
         # Leave out the names of all workers: with ten runs on each of 512 workers, the answers would have 39 MB.
         held_by = (answer["holder"] or {}).get("run_id")
+        answer["watch"] = store.watch(held_by) if held_by else None
         records, damages = store.survey()
         answer["damaged"] = [{"message": damage.message, "fix": damage.fix} for damage in damages]
         answer["records"] = [

@@ -60,11 +60,11 @@ def _runs(store: Store, now: float) -> tuple[list[Dict[str, Any]], list[str]]:
         found.append(_sign("run", holder["person"], holder["run_id"], now, True))
     records, damages = store.survey()
     for record in records[:_RUNS]:
-        found.append(_sign("run", record["person"]["name"], record["run_id"], _end_of(record, store)))
+        found.append(_sign("run", record["person"]["name"], record["run_id"], end_of(record, store)))
     return found, [damage.message for damage in damages]
 
 
-def _end_of(record: Dict[str, Any], store: Store) -> float:
+def end_of(record: Dict[str, Any], store: Store) -> float:
     """Return when a run ended. For a run that was lost without a record of its end, return the latest possible time."""
     times = [record[key] for key in ("since", "began", "exited", "ended") if record.get(key)]
     if record["state"] == "lost":

@@ -135,7 +135,7 @@ class Hub(Networked):
             self._held.close()
             raise
         self.port = int(self._listener.getsockname()[1])
-        self._referee = Referee(team.workers, team.barrier, team.skew, time.monotonic())
+        self._referee = Referee(team.workers, team.barrier, team.skew, time.monotonic(), team.stall)
         self._selector = selectors.DefaultSelector()
         self._unproved: list[_Unproved] = []
         self._members: Dict[int, _Member] = {}

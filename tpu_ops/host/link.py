@@ -16,7 +16,11 @@ import time
 import traceback
 from typing import Any, Callable, Deque, Dict, NamedTuple
 
+from tpu_ops.protocol.spec import stall_of
+
+from .notices import plain
 from .referee import Referee
+from .stalls import DEFAULT, Rules
 
 #: Seconds between two heartbeats of the hub to all ranks.
 BEAT = 2.0
@@ -38,6 +42,7 @@ class Team(NamedTuple):
         lease: Seconds without received data after which a connection counts as lost.
         barrier: Seconds in which all ranks have to become ready.
         skew: Seconds that ranks may continue after another rank has ended with exit code 0.
+        stall: When the run counts as standing still.
     """
 
     run_id: str
@@ -52,6 +57,7 @@ class Team(NamedTuple):
     lease: float
     barrier: float
     skew: float
+    stall: Rules = DEFAULT
 
 
 def team(spec: Dict[str, Any], digest: str) -> Team:
@@ -70,15 +76,16 @@ def team(spec: Dict[str, Any], digest: str) -> Team:
         lease=spec["lease"],
         barrier=spec["barrier"],
         skew=spec["exit_skew"],
+        stall=Rules(**stall_of(spec)),
     )
 
 
 class Link(abc.ABC):
     """The main thread's interface to the other ranks.
 
-    Orders: ``go``; ``abort`` (``reason``, ``ranks``: the ranks at fault); ``note`` (``text``); ``end`` (``kind``:
-    ``over``, ``failed``, ``stop``, ``skew`` or ``lost``; ``reason``, ``first``, ``grace``, ``by``); ``closed``: this
-    link has ended.
+    Orders: ``go``; ``abort`` (``reason``, ``ranks``: the ranks at fault); ``note`` (``text``); ``stall`` (``sign``: the
+    run stands still, write the stacks; empty: it no longer does); ``end`` (``kind``: ``over``, ``failed``, ``stop``,
+    ``skew`` or ``lost``; ``reason``, ``first``, ``grace``, ``by``); ``closed``: this link has ended.
 
     Args:
         wake: Called from any thread when there is an order for the main thread.
@@ -105,8 +112,9 @@ class Link(abc.ABC):
         """Report a local event.
 
         Events: ``refused`` (``reason``), before the run begins; ``ended`` (``ending``, ``oom``, ``cause``, ``at``);
-        ``stop`` (``intent``, ``at``); ``done``: no process of the run is left on this host. Times are in seconds of
-        this host's monotonic clock.
+        ``stop`` (``intent``, ``at``); ``quiet`` (``sample``: see `stalls.Sample`, or None); ``dumped``: the stacks that
+        the order ``stall`` asked for are written; ``notice`` (``what``): this host announces an event; ``done``: no
+        process of the run is left on this host. Times are in seconds of this host's monotonic clock.
         """
 
 
@@ -122,6 +130,12 @@ def judge(referee: Referee, rank: int, event: Dict[str, Any], at: float, now: fl
         referee.ended(rank, at, now, ending, oom=event.get("oom") is True, cause=str(event.get("cause", "")))
     elif what == "stop":
         referee.stopped(rank, at, now, dict(event["intent"]))
+    elif what == "quiet":
+        referee.quiet(rank, event.get("sample"), now)
+    elif what == "dumped":
+        referee.dumped(rank)
+    elif what == "notice":
+        referee.announced(rank, plain(str(event.get("what", ""))))
 
 
 class Alone(Link):
@@ -129,7 +143,7 @@ class Alone(Link):
 
     def __init__(self, team: Team, wake: Callable[[], None]) -> None:
         super().__init__(wake)
-        self._referee = Referee(team.workers, team.barrier, team.skew, time.monotonic())
+        self._referee = Referee(team.workers, team.barrier, team.skew, time.monotonic(), team.stall)
 
     def start(self) -> None:
         """Start the link: there is no other rank to wait for."""

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 
+from tpu_ops.protocol import known_failures
+
 from . import TYPE_CHECKING, tracebacks
 
 if TYPE_CHECKING:
@@ -174,13 +176,18 @@ class Logger(threading.Thread):
         self._first = self._waiting = 0
         #: Number of dropped bytes after the last byte in the buffer.
         self._missed = 0
-        self._came = 0
+        #: Number of bytes that have come, and when the last ones came: monotonic seconds, and seconds since 1970. Other
+        #: threads read both without a lock.
+        self.came = 0
+        self.heard: tuple[float, float] | None = None
         #: Offset after the last byte that was written or dropped.
         self.offset = 0
         self.dropped = 0
         self.rotated = 0
         self.fault = ""
         self.tracebacks = tracebacks.Watch()
+        #: The last bytes of the output, which may name a known failure.
+        self._last = b""
 
     def run(self) -> None:
         """Copy the buffer to segments until the last writer has closed the pipe."""
@@ -191,7 +198,9 @@ class Logger(threading.Thread):
                     self._changed.wait()
                 piece = self._buffer[self._first :][: min(self._waiting, _PIECE)]
             if piece:
-                self.tracebacks.see(bytes(piece))
+                data = bytes(piece)
+                self.tracebacks.see(data)
+                self._last = (self._last + data)[-known_failures.SEARCHED :]
                 self._append(piece)
                 with self._changed:
                     self._first = (self._first + len(piece)) % len(self._buffer)
@@ -219,7 +228,8 @@ class Logger(threading.Thread):
             room = self._room()
             count = os.readv(self._source, [room or beside])
             with self._changed:
-                self._came += count
+                self.came += count
+                self.heard = (time.monotonic(), time.time()) if count else self.heard
                 if room:
                     self._waiting += count
                 else:
@@ -258,17 +268,21 @@ class Logger(threading.Thread):
         with self._changed:
             if self._source >= 0:
                 fcntl.ioctl(self._source, termios.FIONREAD, count)
-            return self._came - self.offset + int.from_bytes(count, sys.byteorder)
+            return self.came - self.offset + int.from_bytes(count, sys.byteorder)
 
     def facts(self, *, last: bool = False) -> dict[str, Any]:
         """Return how many bytes were written, removed by rotation and dropped, and the last error of the disk.
 
+        ``known`` is the failure that the last lines name (see `known_failures.find`), and is left out if there is none.
+
         Args:
             last: Whether this process ends now: waiting bytes then count as dropped.
         """
+        known = known_failures.find(self._last.decode("utf-8", "replace"))
         with self._changed:
             lost = self.unread() if last else 0
             return {
+                **({"known": known} if known else {}),
                 "bytes": self.offset - self.dropped,
                 "dropped": self.dropped + lost,
                 "rotated": self.rotated,

@@ -193,6 +193,8 @@ class Peer(Networked):
         while value is not None:
             if value.get("do") == "beat":
                 line.send({"say": "beat", "echo": value.get("at"), "at": time.monotonic()})
+            elif value.get("do") == "stall":
+                self._order(do="stall", sign=str(value.get("sign", "")))
             elif value.get("do") in ("go", "abort", "end"):
                 self._going = self._going or value["do"] == "go"
                 self._decided = self._decided or value["do"] != "go"

@@ -8,6 +8,7 @@ import time
 
 from tpu_ops.protocol import spec
 from tpu_ops.protocol.record import FINAL, grace, new
+from tpu_ops.protocol.watch import STALLED
 
 from . import TYPE_CHECKING, proc
 from .person import Person
@@ -144,6 +145,28 @@ def taken_back(store: Store, record: Dict[str, Any], intent: Dict[str, Any]) -> 
         return record  # `after` will read the intent
     taken = store.take_intent(record["run_id"], only=intent)
     return note_stop_request(store, record, requested_by(taken)) if requested_by(taken) else record
+
+
+def shutdown(notice: Dict[str, Any] | None) -> Dict[str, Any]:
+    """Return the intent of a rank whose host shuts down, given the newest notice of the host."""
+    reason = "host shuts down" + (": {}".format(notice["what"]) if notice else "")
+    intent = {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": reason}
+    return dict(intent, notice=notice["kind"]) if notice else intent
+
+
+def reason_of(intent: Dict[str, Any] | None) -> Dict[str, Any]:
+    """Return what the command's processes find in the file `spec.REASON_FILE` when they get SIGTERM.
+
+    ``kind`` is ``stop``, ``failure``, ``stall``, ``preempted``, ``maintenance``, ``shutdown``, or ``ended`` for
+    processes that the command has left behind.
+    """
+    if intent is None:
+        return {"kind": "ended", "reason": "the run's command has ended", "by": "", "at": time.time()}
+    kind = intent.get("notice") or {"failed": "failure", "skew": "failure", "lost": "failure"}.get(intent["kind"])
+    reason = str(intent.get("reason", ""))
+    if reason.startswith(STALLED):
+        kind = "stall"
+    return {"kind": kind or intent["kind"], "reason": reason, "by": intent.get("by", ""), "at": intent.get("at")}
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple
 
 from tpu_ops.protocol.spec import grace_of
+from tpu_ops.protocol.watch import STALLED
+
+from .stalls import DEFAULT, DUMP_LIMIT, Rules, Stalls, sample
 
 #: Seconds for which failures are collected before the first failure is determined.
 SETTLE = 1.0
@@ -18,7 +21,7 @@ _SIGABRT = 6
 #: about the same time. If this part of the skew is shorter, it is used instead.
 QUIET, QUIET_PART = 5.0, 0.1
 
-#: Maximum number of ranks that a message names.
+#: Maximum number of ranks that a message names, and of notices of hosts that are noted.
 _SHOWN = 8
 
 BARRIER, RUNNING, DECIDED = "barrier", "running", "decided"
@@ -66,9 +69,10 @@ class Referee:
         barrier: Seconds in which all ranks have to become ready.
         skew: Seconds that ranks may continue after another rank has ended with exit code 0.
         now: The start time.
+        stall: When the run counts as standing still.
     """
 
-    def __init__(self, workers: list[str], barrier: float, skew: float, now: float) -> None:
+    def __init__(self, workers: list[str], barrier: float, skew: float, now: float, stall: Rules = DEFAULT) -> None:
         self._workers = workers
         self._skew = skew
         self._barrier = barrier
@@ -78,13 +82,20 @@ class Referee:
         #: Time at which all ranks will be ended because one rank has ended with exit code 0.
         self._skewed = float("inf")
         self._failures: list[Failure] = []
+        self._stalls, self._ends_stalled = Stalls(len(workers), stall), stall.ends
+        #: The stall for which the run is about to be ended: its rank and cause, the time limit for the stacks of the
+        #: ranks, and the ranks that have written theirs.
+        self._stalled: tuple[int, str] | None = None
+        self._dump_by = float("inf")
+        self._dumped: set[int] = set()
+        self._announced: set[str] = set()
         self._orders: list[Dict[str, Any]] = []
         self.phase = BARRIER
 
     @property
     def deadline(self) -> float:
         """The time by which `tick` has to be called; infinity if there is no timeout."""
-        return float("inf") if self.phase == DECIDED else self._deadline
+        return float("inf") if self.phase == DECIDED else min(self._deadline, self._dump_by)
 
     def name(self, rank: int) -> str:
         """Return the name of a rank for messages."""
@@ -117,6 +128,7 @@ class Referee:
         """Record that a rank's command has ended by itself."""
         if self.phase != RUNNING:
             return
+        self._stalled, self._dump_by = None, float("inf")
         if ending == {"code": 0}:
             if not self._finished and not self._failures:
                 self._skewed = now + self._skew
@@ -148,6 +160,33 @@ class Referee:
             else:
                 self._end(kind="stop", reason=reason, grace=grace_of(intent.get("grace")), by=intent.get("by"))
 
+    def quiet(self, rank: int, found: Any, now: float) -> None:
+        """Record the sample of a rank that writes nothing, or None from a rank that writes again."""
+        self._stalls.heard(rank, sample(found), now)
+        if self.phase != RUNNING or self._finished or self._failures:
+            return
+        if self._stalls.resumed(now):
+            self._stalled, self._dump_by = None, float("inf")
+            self._orders.append({"do": "stall", "sign": ""})
+        stall = self._stalls.found(now)
+        if stall is not None and self._stalled is None:
+            self._orders.append({"do": "stall", "sign": stall.sign})
+            if self._ends_stalled:
+                self._stalled, self._dumped = (stall.rank, STALLED + stall.sign), set()
+                self._dump_by = now + DUMP_LIMIT
+
+    def announced(self, rank: int, what: str) -> None:
+        """Record a notice of a rank's host; workers with the same notice are noted once."""
+        if self.phase == RUNNING and what not in self._announced and len(self._announced) < _SHOWN:
+            self._announced.add(what)
+            self._note("{}: {}".format(self.name(rank), what))
+
+    def dumped(self, rank: int) -> None:
+        """Record that a rank has written its stacks, as a stall has ordered."""
+        self._dumped.add(rank)
+        if self._stalled is not None and len(self._dumped) == len(self._workers):
+            self._end_stalled()
+
     def tick(self, now: float, silent: Dict[int, float] | None = None) -> None:
         """Take the decisions that are due because a time limit has passed.
 
@@ -166,6 +205,8 @@ class Referee:
             self._abort(text.format(self._barrier, self._names(missing)), missing)
         elif self._failures:
             self._decide_failure(silent)
+        elif self._stalled is not None and now >= self._dump_by:
+            self._end_stalled()
         elif now < self._skewed:
             self._deadline = self._skewed
             text = "{} has exited with code 0; {} still running, to be ended {:.0f} s after it"
@@ -218,6 +259,12 @@ class Referee:
             self._note(text.format(self._names(list(unknown)), min(unknown.values())))
         reason = "{} failed: {}".format(self.name(first.rank), first.cause)
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
+
+    def _end_stalled(self) -> None:
+        if self.phase == RUNNING and self._stalled is not None and not self._failures:
+            rank, cause = self._stalled
+            self._end(kind="failed", reason=cause, first=self._first(rank, cause))
+        self._stalled, self._dump_by = None, float("inf")
 
     def _earliest(self) -> int:
         """Return the rank that ended with exit code 0 first. At least one rank must have done so."""

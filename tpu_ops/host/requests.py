@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -21,6 +22,8 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "probe": actions.probe,
     "status": actions.status,
 }
+#: Further such actions: functions and modules of these names, imported late, since few requests need them.
+_MODULES = ("activity", "report", "stacks", "usage")
 #: Actions that wait for something, and that end early if the caller has gone.
 _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] = {
     "start": actions.start,
@@ -44,14 +47,10 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
         from . import chips  # imported late, since only these two requests need it
 
         return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
-    if name == "activity":
-        from . import activity  # imported late, since only this request needs it
-
-        return activity.activity(request, store)
-    if name == "stacks":
-        from . import stacks  # imported late, since only this request needs it
-
-        return stacks.stacks(request, store)
+    if name in _MODULES:
+        module = importlib.import_module("." + name, __package__)
+        answered: Dict[str, Any] = getattr(module, name)(request, store)
+        return answered
     if name in ("server_start", "server_stop"):
         from . import servers  # imported late, since only these two requests need it
 

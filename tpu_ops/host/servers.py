@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from tpu_ops.protocol.servers import DIRECTORY, NAMES, socket_of, unit_of
+from tpu_ops.protocol.servers import NAMES, directory_of, socket_of, unit_of
 from tpu_ops.protocol.wire import Refused, require_protocol
 
 from . import TYPE_CHECKING, environment, unit
@@ -83,4 +83,5 @@ def start_command(name: str, person: Person, environment_files: list[str]) -> li
     command = ["systemd-run", "--quiet", "--unit=" + unit_of(name, person.name), "--service-type=exec"]
     command.append("--description=tpu_ops {} of {}".format(name, person.name))
     command += ["--property=" + entry for entry in properties]
-    return [*command, "--", "/bin/bash", os.path.join(person.home, DIRECTORY.format(name), "start")]
+    directory = directory_of(name, os.uname().nodename)
+    return [*command, "--", "/bin/bash", os.path.join(person.home, directory, "start")]

@@ -31,9 +31,15 @@ KEPT_RUNS = 50
 #: Maximum total size of the logs of ended runs, in bytes: enough for two recovered runs with logs of maximum size, and
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
-#: Files beside a record that are removed with the run: the intent, and temporary files of record and intent that a
-#: killed process left behind.
-_BESIDE_RECORD = re.compile(r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?".format(re.escape(BESIDE)))
+#: Files of an attempt that the supervisor writes beside the log (see `watch`), and that are set aside with it.
+BESIDE_LOG = ("watch.json", "history.jsonl")
+#: Files beside a record that are removed with the run: the intent, those beside the log, and temporary files of all
+#: these that a killed process left behind.
+_BESIDE_RECORD = re.compile(
+    r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?|({})(\.[0-9]+)?".format(
+        re.escape(BESIDE), "|".join(map(re.escape, BESIDE_LOG))
+    )
+)
 
 
 class Store:
@@ -50,6 +56,8 @@ class Store:
         #: Directory of the locks by which Ansible's modules exclude each other (roles/facts/module_utils/turns.py).
         self.turns_dir = os.path.join(root, "run/tpu_ops-turns")
         self.secrets_dir = os.path.join(root, "run", SECRETS)
+        #: File that tells the run's command, once it gets SIGTERM, why. Names of secrets have no dots.
+        self.reason_file = os.path.join(self.secrets_dir, "reason.json")
         self._intents = Intents(self.run_dir, self.runs_dir)
         #: Functions that store and take the intent to end a run; see `Intents`.
         self.put_intent, self.take_intent = self._intents.put, self._intents.take
@@ -84,6 +92,12 @@ class Store:
     def files(self, run_id: str) -> str:
         """Return the directory of a run that its user can write to."""
         return os.path.join(self.directory(run_id), "files")
+
+    def watch(self, run_id: str) -> dict[str, Any] | None:
+        """Return what the supervisor of a run's last attempt has noted last (`protocol.watch`); None if unknown."""
+        with contextlib.suppress(private.Damaged):
+            return private.read(os.path.join(self.directory(run_id), BESIDE_LOG[0]))
+        return None
 
     def make(self, run_id: str) -> None:
         """Create the directory of a run, for its record.
@@ -138,6 +152,9 @@ class Store:
             os.link(record, os.path.join(folder, "record.json"))
         if os.path.lexists(log):
             os.rename(log, self.log_aside(run_id, attempt))
+        for name in BESIDE_LOG:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(os.path.join(self.directory(run_id), name), os.path.join(folder, name))
 
     def _forget_oldest(self, run_id: str) -> None:
         """Remove the oldest attempts that were set aside, to make room for one more."""
@@ -437,8 +454,17 @@ class Store:
             variables.update({name: value, name + "_FILE": path})
         return variables
 
+    def put_reason(self, reason: Dict[str, Any], gid: int) -> None:
+        """Write why a run is being ended to a file that the run's command can read; it is removed with the secrets."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.reason_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                json.dump(reason, file, sort_keys=True)
+                os.fchown(descriptor, -1, gid)
+                os.fchmod(descriptor, 0o640)
+
     def drop_secrets(self) -> None:
-        """Remove the files with secrets, of any run."""
+        """Remove the files with secrets, of any run, and the reason for its end."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.secrets_dir):
                 os.unlink(os.path.join(self.secrets_dir, name))

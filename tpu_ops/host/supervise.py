@@ -10,7 +10,7 @@ from typing import Any, Dict, TextIO
 
 from tpu_ops.protocol import spec
 from tpu_ops.protocol.record import grace
-from tpu_ops.protocol.wire import Refused
+from tpu_ops.protocol.wire import Refused, encode
 
 from . import environment, fitness, last_look, proc, space, spec_files, unit
 from .child import Child, output_pipe
@@ -23,9 +23,22 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .rank_record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
+from .rank_record import (
+    cause_of,
+    exit_of,
+    first_in,
+    holder_of,
+    intent_of,
+    new_record,
+    reason_of,
+    requested_by,
+    shutdown,
+    verdict,
+)
 from .store import Store
 from .tracebacks import STILL
+from .watch import Watch
+from .watching import started
 
 #: Signal by which the link's thread tells the main thread that there is an order.
 _WAKE = signal.SIGUSR1
@@ -38,6 +51,8 @@ _DRAIN = 5.0
 #: If the kernel kills a process for lack of memory, a failure of the command within this many seconds counts as caused
 #: by the kill. A command that loses a process, such as a data loader, takes a while to fail.
 _OOM_SPAN = 10.0
+#: Seconds to wait for the metadata server's answer whether a shutdown of the host is a preemption.
+_NOTICE_LIMIT = 0.5
 #: Maximum number of faults that a message contains.
 _SHOWN = 3
 #: Exit code of the supervisor if another supervisor holds this host.
@@ -64,6 +79,9 @@ class Supervisor:
         self._disk_fault = ""
         self._tried = 0.0
         self._keeper, self._last = Keeper(store), False
+        self._watch: Watch | None = None
+        #: The primary group of the run's user; the account may be gone at the run's end.
+        self._gid = 0
         #: How many processes the kernel has killed for lack of memory, and when that last happened (monotonic seconds).
         self._oom_kills, self._oom_at = proc.oom_kills(), float("-inf")
 
@@ -107,6 +125,7 @@ class Supervisor:
         logger.start()
         error = self.child.go()
         self._save(state="running", began=time.time())
+        self._watch = started(self.store, self.record, logger)
         self._live(data, logger, error)
         lock.close()
         return 0
@@ -158,7 +177,8 @@ class Supervisor:
         from_host = environment.from_files(config["environment_files"])
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
-        self.record["cgroup"] = proc.own_cgroup()
+        env[encode(spec.REASON_FILE)] = encode(self.store.reason_file)
+        self.record["cgroup"], self._gid = proc.own_cgroup(), person.gid
         source, output = output_pipe(person)
         try:
             cwd, digest = environment.working_directory(data, person), spec.copied(data)
@@ -231,8 +251,12 @@ class Supervisor:
             self.pause(_TICK)
             self._count_kills()
             self._note_traceback(logger)
+            self._pass_on()
             # Report a stop request that arrived on this host before any process is ended.
             self._heed()
+        self._pass_on()
+        if self._watch:
+            self._watch.stop()
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
@@ -245,6 +269,7 @@ class Supervisor:
         intent = None if ended_itself else self.intent
         # Report processes that the command left behind only if it ended by itself. Otherwise they are ended on purpose.
         left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
+        self.store.put_reason(reason_of(intent), self._gid)
         self._save(state="ending", intent=intent, left_behind=left)
         look = last_look.of_run(self.run_id)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause, look)
@@ -287,6 +312,14 @@ class Supervisor:
                 **self.record,
             )
             self._save(notes=[*self.record["notes"], text], traceback=found)
+
+    def _pass_on(self) -> None:
+        """Pass on what the watch has found: samples to the hub, notes to the record."""
+        for kind, value in self._watch.take() if self._watch else ():
+            if kind == "say":
+                self.link.say(**value)
+            else:
+                self._save(notes=[*self.record["notes"], value])
 
     def _report(self, error: str, oom: bool) -> None:
         """Report to the other ranks how the command has ended by itself."""
@@ -342,6 +375,9 @@ class Supervisor:
                 self._save(notes=[*self.record["notes"], order["text"]])
             elif order["do"] == "closed":
                 self._link_closed = True
+            elif order["do"] == "stall":
+                if self._watch:
+                    self._watch.order(order)
             elif not self._over:
                 self.order = order
                 return order
@@ -380,8 +416,11 @@ class Supervisor:
 
     def _told_by_systemd(self) -> Dict[str, Any]:
         """Return the intent if systemd sent the signal: the host shuts down, or an administrator stopped the unit."""
+        if self._watch:
+            self._watch.look()
         if not unit.stopped_by_hand():
-            return {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+            notice = self._watch.notice(_NOTICE_LIMIT) if self._watch else None
+            return shutdown(notice)
         reason = "stopped by systemctl on {}".format(self.record["worker"])
         intent = {"kind": "stop", "by": "an administrator", "at": time.time(), "reason": reason, "requested": True}
         self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(intent)

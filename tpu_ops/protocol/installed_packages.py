@@ -1,7 +1,7 @@
-"""The packages of a virtual environment and their digest, read from its files.
+"""The packages of a virtual environment and their digest, read from its files; and the packages that a lock pins.
 
 The launcher's action `probe` and the role python use this digest to compare environments. Ansible sends this file alone
-to workers (`roles/python/module_utils/` links to it), so the file imports no other module of this package.
+to workers (`roles/facts/module_utils/` links to it), so the file imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import re
 
 _DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 _SITE = "lib/python3*/site-packages"
+#: A package that a lock pins, at the beginning of a line: name and version.
+PIN = r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)"
 #: A file in a person's or project's environment, which adds the packages of the fleet's environment to Python's path.
 #: Its first line is `# ` and the directory of these packages. roles/python/templates/command.sh.j2 and
 #: `runs/project_environment.py` write it.
@@ -22,6 +24,11 @@ BASE = "_tpu_ops_base.pth"
 def normalised(name: str) -> str:
     """Return a package's name in the normal form in which names are compared."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pinned_packages(lock: str) -> dict[str, str]:
+    """Return the packages that a lock pins, given its text: normalised name -> version."""
+    return {normalised(name): version for name, version in re.findall(PIN, lock, re.MULTILINE)}
 
 
 def dist_infos(path: str) -> dict[str, tuple[str, str]]:

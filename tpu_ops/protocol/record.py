@@ -74,6 +74,7 @@ def new(
         failed_checks=[],
         notes=[],
         traceback=None,
+        stall=spec.stall_of(data),
         left_behind=[],
     )
     return record

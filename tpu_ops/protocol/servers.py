@@ -4,8 +4,14 @@ from __future__ import annotations
 
 #: The servers that a launcher starts.
 NAMES = ("jupyter", "tensorboard")
-#: Path of a server's directory below the person's home. The script ``start`` in it starts the server.
-DIRECTORY = ".local/share/tpu_ops/{}"
+
+
+def directory_of(name: str, hostname: str) -> str:
+    """Return the path of a server's directory below the person's home. The script ``start`` in it starts the server.
+
+    Workers may share the homes, so that each has a directory of its own.
+    """
+    return ".local/share/tpu_ops/{}/{}".format(name, hostname)
 
 
 def unit_of(name: str, user: str) -> str:

@@ -6,10 +6,11 @@ import json
 import os
 import re
 
-from . import TYPE_CHECKING
+from . import TYPE_CHECKING, watch
 from .wire import Refused, encode, has_type
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 #: The id of a run. Ids that end in .json are invalid: controllers store run `NAME` in `NAME.json`, beside directories
@@ -30,6 +31,8 @@ TIMES = {
     "lease": (5, 3600),
     "exit_skew": (1, 86400),
 }
+#: Keys of the spec's ``stall`` -> minimum and maximum, in seconds; ``after`` 0 means that a run never stands still.
+STALL_TIMES = {"after": (0, 10 * 86400), "grace": (0, 10 * 86400)}
 #: Variables by which the slices of a run find each other: address of rank 0, number of slices, index of this slice.
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 #: Environment variable that the launcher sets for every rank -> key of the spec that has the variable's value.
@@ -50,6 +53,8 @@ RUN_PORTS = range(UNPRIVILEGED, 32768)
 TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
 #: Environment variable of every rank with the directory of the run in which the user can write files.
 RUN_DIR = "TPU_OPS_RUN_DIR"
+#: Environment variable of every rank with the path of a file that says, once the rank gets SIGTERM, why.
+REASON_FILE = "TPU_OPS_REASON_FILE"
 _KEYS = {
     "run_id": str,
     "attempt": int,
@@ -81,6 +86,9 @@ _KEYS = {
     # Addresses, port and key by which the supervisors reach and trust each other; None for a run of one worker.
     "net": (dict, type(None)),
 }
+#: Keys that a controller leaves out unless their value differs from the default, since launchers of older versions do
+#: not have them. ``stall`` has the keys of `stall_of`, without ``chosen``.
+_OPTIONAL = {"stall": dict}
 _NET = {"address": str, "hub": str, "port": int, "key": str}
 _KEY = re.compile(r"[0-9a-f]{64}")
 #: Keys of the spec that differ between the ranks of a run. The digest does not cover them, nor the secret in ``net``.
@@ -95,8 +103,8 @@ def check(data: Any) -> dict[str, Any]:
     """
     if not isinstance(data, dict):
         raise Refused("invalid", "the spec is not an object")
-    if set(data) != set(_KEYS):
-        wrong = sorted(set(data) ^ set(_KEYS))
+    if set(data) - set(_OPTIONAL) != set(_KEYS):
+        wrong = sorted((set(data) - set(_OPTIONAL)) ^ set(_KEYS))
         raise Refused("invalid", "keys of the spec differ from those of this version: {}".format(", ".join(wrong)))
     for key, kind in _KEYS.items():
         if not has_type(data[key], kind):
@@ -109,7 +117,30 @@ def check(data: Any) -> dict[str, Any]:
             raise Refused("invalid", "the spec's {} is not between {} and {} s".format(key, least, most))
     _check_team(data)
     _check_command(data)
+    if "stall" in data:
+        _check_stall(data["stall"])
     return data
+
+
+def stall_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return when a run counts as standing still, from its spec.
+
+    Returns:
+        ``after`` and ``grace`` in seconds (see `watch`), ``on`` (one of `watch.STALL_ACTIONS`), and ``chosen``: whether
+        the user chose these values.
+    """
+    chosen = data.get("stall")
+    if chosen is None:
+        return {"after": watch.STALL_AFTER, "grace": watch.STALL_GRACE, "on": watch.TELL, "chosen": False}
+    return dict(chosen, chosen=True)
+
+
+def _check_stall(stall: Any) -> None:
+    if not isinstance(stall, dict) or set(stall) != {*STALL_TIMES, "on"} or stall["on"] not in watch.STALL_ACTIONS:
+        raise Refused("invalid", "the spec's stall does not have the keys and values of this version")
+    for key, (least, most) in STALL_TIMES.items():
+        if not has_type(stall[key], (int, float)) or not least <= stall[key] <= most:
+            raise Refused("invalid", "the spec's stall: {} is not between {} and {} s".format(key, least, most))
 
 
 def _check_team(data: dict[str, Any]) -> None:

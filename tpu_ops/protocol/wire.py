@@ -56,6 +56,7 @@ _KEYS = {
     "live": bool,
     "notes": int,
     "offset": int,
+    "points": int,
     "processes": list,
     "reason": str,
     "requested": bool,

@@ -218,6 +218,10 @@ def _end_of_run(state: State, event: Ended) -> tuple[Action, ...]:
             return (_stop(state, event),)
         if any(outcome.intent != "stop" for outcome in event.outcomes):
             return Tell(f"stopped by {by}", "not started again"), Finish()
+    if kind == FAILED and endings.stalled_for_good(event.outcomes):
+        return Tell(
+            endings.ending(event.outcomes, event.lost)[1], "not started again because of --on-stall stop"
+        ), Finish()
     is_stopped = kind == STOPPED and _began(state, event) and not state.kept.pending
     return (Finish(),) if kind == SUCCEEDED or by or is_stopped else ()
 

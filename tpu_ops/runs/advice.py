@@ -12,7 +12,7 @@ from tpu_ops import texts
 from tpu_ops.cloud.node import SERVING_STATES, TAKEN_STATES, label_of
 from tpu_ops.protocol.record import ON
 from tpu_ops.runs import endings
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, UNKNOWN, Outcome, first_failure, newest_records, run_state
 
 #: Fix if a name is in use by another run, about which nothing more is known.
 OTHER_NAME = "choose another --name"
@@ -151,6 +151,27 @@ def recovery(found: Recoverer | None) -> str:
     logs = f"; logs of attempt {found.attempt} are in {found.logs}" if found.logs else ""
     what = f"a process on this machine is preparing attempt {found.attempt + 1}"
     return f"run {found.run_id}: {what}{_aside([*pid, *since])}{logs}"
+
+
+def elsewhere(run_id: str, outcomes: Sequence[Outcome], here: str) -> str:
+    """Return what is known of the recovery of a run that lost hosts and was started on another machine; else empty.
+
+    Only the machine that started a run stores the state of its recovery.
+
+    Args:
+        run_id: The run.
+        outcomes: The outcomes of its ranks.
+        here: This machine, as in `spec.here`.
+    """
+    known = newest_records(outcomes)
+    machine = next((record["started_from"] for record in known if record.get("started_from")), "")
+    if machine in ("", here) or not (run_state(outcomes) in ("gone", *UNKNOWN) or endings.host_failed(outcomes)):
+        return ""
+    attempt = known[0]["attempt"]
+    # Only a recovery starts further attempts.
+    how = f" with --recover (attempt {attempt} was the last one seen)" if attempt > 1 else ""
+    asks = f"`tpu_ops status {run_id}` there shows whether it is being recovered"
+    return f"run {run_id} was started on {machine}{how}: {asks}"
 
 
 def _aside(words: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from tpu_ops.protocol.record import ON, grace
 from tpu_ops.protocol.spec import is_run_id
 from tpu_ops.runs import advice, preflight, records, refusals, shells
 from tpu_ops.runs.follow import STOP_MARGIN
-from tpu_ops.runs.outcomes import Outcome, outcome_of, without_record
+from tpu_ops.runs.outcomes import Outcome, outcome_of, watched, without_record
 from tpu_ops.runs.spec import GRACE_STOP
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
@@ -416,5 +416,5 @@ def _grace(record: Mapping[str, Any]) -> float:
 def asked_outcome(rank: int, reply: Reply) -> Outcome:
     """Return the outcome of a rank, given its worker's answer to a status request."""
     if reply.ok:
-        return outcome_of(rank, reply.host, reply.value.get("record"))
+        return watched(outcome_of(rank, reply.host, reply.value.get("record")), reply.value)
     return without_record(rank, reply)

@@ -37,8 +37,8 @@ class Finding:
         faults: The failures; empty if all workers pass.
         asked: The workers on which the check was possible.
         each_node: Whether each worker was compared only with workers of its own node, because there are several nodes.
-        notes: Nodes of one accelerator type that differ, as sentences. This is no fault, but a run on all of them would
-            be refused.
+        notes: Nodes that differ, as sentences: those of one accelerator type, and those that the target names. This is
+            no fault, but a run on all of them would be refused.
     """
 
     check: str
@@ -83,7 +83,7 @@ async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -
     every, answering = tuple(worker.host for worker in workers), tuple(probes)
     asked = {"state": every, "answers": tuple(worker.host for worker in serving)}
     apart = preflight.COMPARED if len(groups) > 1 else ()
-    notes = {"same": tuple(differing_nodes(serving, probes))} if apart else {}
+    notes = {"same": tuple(differing_nodes(serving, probes, named=bool(target)))} if apart else {}
     return [
         Finding(
             check,
@@ -118,26 +118,38 @@ def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
     return list(nodes.values())
 
 
-def differing_nodes(workers: Sequence[Worker], probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each group of nodes whose environment is not that of most nodes of its accelerator type."""
-    types: dict[str, dict[str, dict[str, Any]]] = {}
+def differing_nodes(
+    workers: Sequence[Worker], probes: Mapping[str, Mapping[str, Any]], *, named: bool = False
+) -> list[str]:
+    """Return a sentence for each group of nodes whose environment is not that of most nodes they are compared with.
+
+    Args:
+        workers: The workers.
+        probes: Their answers.
+        named: Whether the user named these nodes: then all are compared, else only those of one accelerator type.
+    """
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    types: dict[str, str] = {}
     for worker in workers:
         venv = probes[worker.host]["venv"] if worker.host in probes else {}
         if venv.get("exists"):
-            of_type = types.setdefault(worker.node.accelerator_type, {})
-            of_type.setdefault(venv["digest"], {})[worker.label] = venv
+            types[worker.label] = worker.node.accelerator_type
+            group = groups.setdefault("" if named else worker.node.accelerator_type, {})
+            group.setdefault(venv["digest"], {})[worker.label] = venv
     found = []
-    for kind, digests in types.items():
+    for digests in groups.values():
         usual, *others = sorted(digests.values(), key=len, reverse=True)
         for other in others:
             # A node whose own workers differ has a fault of its own.
             if labels := sorted(other.keys() - usual.keys(), key=texts.natural):
-                differs = advice.environment_differences(other[labels[0]], next(iter(usual.values())), "others")
-                together = texts.target(sorted({*labels, *usual}, key=texts.natural))
-                found.append(
-                    f"the environment of {', '.join(labels)} is not that of other {kind} nodes: {differs}; for a run on"
-                    f" all of them: {preflight.configure(together)}"
-                )
+                most = sorted(usual, key=texts.natural)
+                called = most[0] if len(most) == 1 else "others"
+                differs = advice.environment_differences(other[labels[0]], usual[most[0]], called)
+                text = f"the environment of {', '.join(labels)} is not that of {texts.some(most)}: {differs}"
+                if len({types[label] for label in (*labels, *most)}) == 1:
+                    together = texts.target(sorted({*labels, *usual}, key=texts.natural))
+                    text += f"; for a run on all of them: {preflight.configure(together)}"
+                found.append(text)
     return found
 
 

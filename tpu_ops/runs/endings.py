@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tpu_ops.protocol import watch
 from tpu_ops.runs.outcomes import GIVEN_UP, UNKNOWN, Outcome, first_failure
 
 #: What the end of an attempt means for the recovery of the run; TAKEN: its nodes or hosts failed.
@@ -85,6 +86,14 @@ def host_failed(outcomes: Sequence[Outcome]) -> bool:
 def of_host(outcome: Outcome) -> bool:
     """Return whether a rank's own worker reports that its host failed. Other workers report fewer details."""
     return outcome.record is not None and outcome.reason.startswith(_OF_HOST)
+
+
+def stalled_for_good(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether a run was ended because it stood still, and its user wants no other attempt after that."""
+    first = first_failure(outcomes)
+    records = [outcome.record for outcome in outcomes if outcome.record]
+    wants_stop = any((record.get("stall") or {}).get("on") == watch.STOP for record in records)
+    return first is not None and first.cause.startswith(watch.STALLED) and wants_stop
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:

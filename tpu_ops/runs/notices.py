@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import signal
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -17,8 +21,9 @@ from tpu_ops.errors import UsageError
 
 #: Timeout of a command in seconds.
 COMMAND_LIMIT = 60.0
-#: Timeout of a webhook in seconds.
+#: Seconds for all webhooks together: names, all addresses, and answers.
 WEBHOOK_LIMIT = 10.0
+_NO_ANSWER = f"no answer within {WEBHOOK_LIMIT:g} s"
 
 
 @dataclass(frozen=True)
@@ -90,30 +95,55 @@ def named(to: str) -> str:
     return f"webhook of {urllib.parse.urlsplit(to).hostname}" if _is_url(to) else f"command {to!r}"
 
 
-def send(notice: Notice, to: str) -> str:
-    """Send a notice to a command or a URL; return what failed, or an empty text."""
-    body = json.dumps(notice.to_json())
-    return _post(body, to) if _is_url(to) else _call(notice, body, to)
+def send(notice: Notice, receivers: Sequence[str]) -> list[str]:
+    """Send a notice to commands and URLs; return for each what failed, or an empty text."""
+    body, told = json.dumps(notice.to_json()), dict.fromkeys(filter(_is_url, receivers), _NO_ANSWER)
+
+    def post(url: str) -> None:
+        told[url] = _post(body, url)
+
+    # The timeout of urllib is that of one step: of a connection to one address, or of one part of an answer. At the end
+    # of this process, daemon threads are not awaited.
+    threads = [threading.Thread(target=post, args=(url,), daemon=True) for url in told]
+    until = time.monotonic() + WEBHOOK_LIMIT
+    for thread in threads:
+        thread.start()
+    called = {to: _call(notice, body, to) for to in receivers if not _is_url(to)}
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [{**told, **called}[to] for to in receivers]
 
 
 def _call(notice: Notice, body: str, command: str) -> str:
     try:
         # The output goes to standard error, since --json may use standard output.
-        done = subprocess.run(  # noqa: S602 - the user's own command line, on the user's machine
+        process = subprocess.Popen(  # noqa: S602 - the user's own command line, on the user's machine
             command,
             shell=True,
-            check=False,
-            input=body,
+            stdin=subprocess.PIPE,
             text=True,
             stdout=2,
-            timeout=COMMAND_LIMIT,
             env={**os.environ, **notice.environment()},
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return f"not done after {COMMAND_LIMIT:.0f} s"
     except OSError as exc:
         return exc.strerror or str(exc)
-    return f"exit code {done.returncode}" if done.returncode else ""
+    with process:
+        try:
+            process.communicate(body, COMMAND_LIMIT)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"ended, since it was not done after {COMMAND_LIMIT:g} s"
+        except BaseException:  # also after Ctrl-C, which does not reach the command's own session
+            _end(process)
+            raise
+    return f"exit code {process.returncode}" if process.returncode else ""
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command with all processes of its session's group: the shell may wait for another program."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

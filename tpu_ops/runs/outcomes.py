@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tpu_ops.protocol.record import ON
 from tpu_ops.ssh.replies import Reply
 
 #: States of a rank about which nothing is known: its worker does not answer, or answers with an error.
@@ -57,6 +58,8 @@ class Outcome:
             ``argv``, ``since``, ``ended``, as in `cli.runs_output.summary`. The state is then that of the whole run, as
             seen from here, unless it is ``gone``.
         cut: Whether the log could not be read to its end although the worker answers.
+        watch: What the supervisor of an active rank has noted last (`protocol.watch`), or None.
+        clock: The time of the worker at this answer, in seconds since 1970; 0 if it is unknown.
     """
 
     rank: int
@@ -71,6 +74,8 @@ class Outcome:
     bare: bool = False
     remembered: Mapping[str, Any] | None = None
     cut: bool = False
+    watch: Mapping[str, Any] | None = None
+    clock: float = 0.0
 
     @property
     def is_cause(self) -> bool:
@@ -102,7 +107,8 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as --json prints it."""
         keys = ("rank", "host", "state", "exit", "reason", "intent", "traceback")
-        return {**{key: getattr(self, key) for key in keys}, "left_behind": list(self.left_behind)}
+        facts = {key: getattr(self, key) for key in keys}
+        return {**facts, "left_behind": list(self.left_behind), "watch": self.watch}
 
 
 def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
@@ -113,6 +119,14 @@ def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str
     reason = record.get("reason") or ""
     asked = record.get("stop_requested_by", "")
     return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record, asked)
+
+
+def watched(outcome: Outcome, answer: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of an active rank with what its supervisor has noted, given its worker's answer."""
+    found = answer.get("watch")
+    if outcome.state not in ON or not isinstance(found, Mapping):
+        return outcome
+    return replace(outcome, watch=found, clock=float(answer.get("clock") or 0.0))
 
 
 def without_record(rank: int, reply: Reply) -> Outcome:

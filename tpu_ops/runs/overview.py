@@ -11,7 +11,7 @@ from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import control, nodes, records
 from tpu_ops.runs.known_ends import remembered
-from tpu_ops.runs.outcomes import Outcome, outcome_of
+from tpu_ops.runs.outcomes import Outcome, outcome_of, watched
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
@@ -83,4 +83,6 @@ def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
     if not reply.ok:
         return control.asked_outcome(rank, reply)
     record = next((record for record in control.records_of(reply) if record["run_id"] == run_id), None)
-    return outcome_of(rank, host, record)
+    found = outcome_of(rank, host, record)
+    holds = (control.holder_of(reply) or {}).get("run_id") == run_id
+    return watched(found, reply.value) if holds else found

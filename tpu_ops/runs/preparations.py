@@ -45,25 +45,26 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
             fix = f"wait until run {run_id} has started again, or end it: `tpu_ops stop {run_id}`"
             work = Work(f"{note}; this process configures new workers itself", fix)
             found.update({host: work for host in hosts if host in known.hosts})
-    return found
+    return {host: found[host] for host in hosts if host in found}
 
 
 def way_back(fleet: Fleet, hosts: Collection[str]) -> str:
-    """Return the fix for workers that cannot be reached: to wait, if this machine recovers a run on one of them."""
+    """Return the fixes for workers that cannot be reached: to wait for each recovery of a run on them, and others."""
     works = each_at_work(fleet.settings.state_dir, hosts)
-    return next((work.fix for work in works.values()), "") or contact.way_back(fleet, hosts)
+    fixes = [work.fix for work in dict.fromkeys(works.values())]
+    left = [host for host in hosts if host not in works]
+    return "; ".join([*fixes, *([contact.way_back(fleet, left)] if left or not fixes else [])])
 
 
 def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
-    """Return the error for workers that could not answer, with a fix that respects recoveries; None if all answered."""
+    """Return the error for workers that could not answer, with each recovery's fix; None if all answered."""
     problem = control.Found([], tuple(silent)).problem()
     works = each_at_work(state_dir, [*bare(silent), *(reply.host for reply in silent if control.is_lost(reply))])
-    left = [reply for reply in silent if control.is_lost(reply) and reply.host not in works]
-    if problem and left:
-        problem.fix = (control.Found([], tuple(left)).problem() or problem).fix
-    elif problem and works:
-        work = next(iter(works.values()))
-        problem.what, problem.fix = f"{problem.what}; {work.note}", work.fix
+    others = control.Found([], tuple(reply for reply in silent if reply.host not in works)).problem()
+    if problem and works:
+        each = tuple(dict.fromkeys(works.values()))
+        problem.what = "; ".join([problem.what, *(work.note for work in each)])
+        problem.fix = "; ".join([*filter(None, [others.fix if others else ""]), *(work.fix for work in each)])
     return problem
 
 

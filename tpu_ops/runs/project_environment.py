@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tpu_ops.protocol.installed_packages import BASE, digest, dist_infos, normalised, packages, python_version
+from tpu_ops.protocol.installed_packages import BASE, digest, dist_infos, packages, pinned_packages, python_version
 
 #: Directory of all projects' environments below the user's home.
 PLACE = "tpu_ops/.environments"
@@ -33,8 +33,6 @@ PLACE = "tpu_ops/.environments"
 RECORD = "tpu_ops.json"
 #: Seconds for which an environment over another fleet environment is kept.
 KEPT = 30 * 24 * 3600
-#: A pinned package in a list of packages.
-PIN = re.compile(r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
 #: Options in a list of packages that name another index or directory than the default index.
 OWN_INDEX = re.compile(r"^--?(?:index-url|extra-index-url|find-links|i|f)\b", re.MULTILINE)
 #: Ends of the names of files that are packages.
@@ -107,7 +105,7 @@ def without_copies(pins: str) -> str:
         Failed: The list has such a directory.
     """
     for line in pins.splitlines():
-        if line[:1] in ("", " ", "\t", "#", "-") or PIN.match(line):
+        if line[:1] in ("", " ", "\t", "#", "-") or pinned_packages(line):
             continue
         words = line.split()
         place = words[2] if words[1:2] == ["@"] else words[0]
@@ -273,8 +271,7 @@ def lacking(pins: str, installed: Mapping[str, str]) -> str:
     kept, skip = [], False
     for line in pins.splitlines(True):
         if not line[:1].isspace():
-            match = PIN.match(line)
-            skip = bool(match and installed.get(normalised(match["name"])) == match["version"])
+            skip = any(installed.get(name) == version for name, version in pinned_packages(line).items())
         if not skip:
             kept.append(line)
     return "".join(kept)

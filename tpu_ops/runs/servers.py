@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.protocol.servers import DIRECTORY, socket_of, unit_of
+from tpu_ops.protocol.servers import directory_of, socket_of, unit_of
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.ssh.replies import Reply, Result
 
@@ -73,6 +73,8 @@ cd "${0%/*}"
 exec >log 2>&1
 directory=$PWD
 export LANG=C.UTF-8 VIRTUAL_ENV=VENV PATH=VENV/bin:$PATH:/snap/bin
+# Workers may share the home, and files that Jupyter has for its processes are named after their pids.
+export JUPYTER_RUNTIME_DIR=$RUNTIME_DIRECTORY
 export JUPYTER_PATH=$directory JUPYTER_TOKEN_FILE=$directory/token"""
 #: Starts a kernel in the fleet's environment; packages that are missing there come from the server's environment.
 _KERNEL = """\
@@ -214,9 +216,9 @@ def _server(name: str, venv: str, packages: tuple[str, ...], files: Mapping[str,
     return Server(name, packages, "\n".join([*lines, "cd", f"exec $directory/env/bin/python {command}", ""]))
 
 
-def log(name: str) -> str:
-    """Return the path of a server's log on the worker, relative to the person's home."""
-    return f"{DIRECTORY.format(name)}/log"
+def log(name: str, facts: Mapping[str, Any]) -> str:
+    """Return the path of a server's log below the person's home, given the `facts` of the worker."""
+    return f"{directory_of(name, facts['hostname'])}/log"
 
 
 def watch(name: str, user: str) -> list[str]:
@@ -239,7 +241,7 @@ async def facts(workers: Workers, host: str, venv: str) -> Mapping[str, Any]:
     return found
 
 
-async def start(workers: Workers, host: str, user: str, server: Server, venv: str) -> Started:
+async def start(workers: Workers, host: str, user: str, server: Server, facts: Mapping[str, Any]) -> Started:
     """Start a server on a worker and return once it listens; a server with the same options may be running already.
 
     Args:
@@ -247,14 +249,14 @@ async def start(workers: Workers, host: str, user: str, server: Server, venv: st
         host: The worker.
         user: The person's account on the worker.
         server: The server.
-        venv: The fleet's environment on the worker.
+        facts: The `facts` of the worker.
 
     Raises:
         UsageError: The server is running with other options.
         OpsError: The server could not be started.
     """
-    unit, directory = unit_of(server.name, user), DIRECTORY.format(server.name)
-    argv = ["bash", "-c", _PREPARE, "bash", unit, directory, venv, *server.packages]
+    unit, directory = unit_of(server.name, user), directory_of(server.name, facts["hostname"])
+    argv = ["bash", "-c", _PREPARE, "bash", unit, directory, facts["venv"]["path"], *server.packages]
     prepared = (await workers.run([host], argv, limit=_INSTALL_LIMIT, stdin=server.script.encode()))[host]
     if prepared.code == _DIFFERS:
         raise UsageError(
@@ -268,7 +270,7 @@ async def start(workers: Workers, host: str, user: str, server: Server, venv: st
     reply = (await workers.call({host: {"server": server.name}}, "server_start", limit=LIMIT))[host]
     anew = bool(_value(reply)["started"])
     try:
-        await _listens(workers, host, server.name, user)
+        await _listens(workers, host, server.name, user, facts)
     except BaseException:  # also after Ctrl-C
         if anew:
             await stop(workers, host, server.name)
@@ -276,13 +278,13 @@ async def start(workers: Workers, host: str, user: str, server: Server, venv: st
     return Started(prepared.stdout.decode().strip(), anew)
 
 
-async def _listens(workers: Workers, host: str, name: str, user: str) -> None:
+async def _listens(workers: Workers, host: str, name: str, user: str, facts: Mapping[str, Any]) -> None:
     """Return once a server listens."""
-    unit, socket = unit_of(name, user), socket_of(name, user)
-    argv = ["bash", "-c", _AWAIT, "bash", unit, DIRECTORY.format(name), socket, f"{_START_LIMIT:.0f}"]
+    unit, socket, directory = unit_of(name, user), socket_of(name, user), directory_of(name, facts["hostname"])
+    argv = ["bash", "-c", _AWAIT, "bash", unit, directory, socket, f"{_START_LIMIT:.0f}"]
     found = (await workers.run([host], argv, limit=_START_LIMIT + LIMIT))[host]
     if not found.ok:
-        raise _failed(found, f"{name} did not start", f"~/{log(name)} there has its messages")
+        raise _failed(found, f"{name} did not start", f"~/{log(name, facts)} there has its messages")
 
 
 async def stop(workers: Workers, host: str, name: str) -> bool:

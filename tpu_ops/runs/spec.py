@@ -14,7 +14,17 @@ from typing import Any
 
 from tpu_ops.cloud.node import Worker
 from tpu_ops.errors import UsageError
-from tpu_ops.protocol.spec import ENV_NAME, MAX_SECRET, MEGASCALE, RANK_VARIABLES, RUN_DIR, TIMES, is_run_id
+from tpu_ops.protocol.spec import (
+    ENV_NAME,
+    MAX_SECRET,
+    MEGASCALE,
+    RANK_VARIABLES,
+    REASON_FILE,
+    RUN_DIR,
+    STALL_TIMES,
+    TIMES,
+    is_run_id,
+)
 
 #: Seconds between SIGTERM and SIGKILL after a failure, and at a stop by a user. After a failure, the other ranks hang
 #: in a collective operation, so a long grace is useless. At a stop, ranks have time to write a checkpoint.
@@ -67,6 +77,7 @@ class RunSpec:
         lease: Seconds without a sign of life after which the other workers give a worker up.
         exit_skew: Seconds for which other ranks can continue after one rank has ended with 0.
         code_digest: Digest of the synced tree, or the commit that was checked out; empty if neither.
+        stall: ``after``, ``grace`` and ``on`` of `protocol.spec.stall_of`; None means the defaults.
         force: Whether the workers ignore those faults that `--force` overrides.
         key: The secret by which the run's supervisors authenticate each other. Only the supervisors receive it.
     """
@@ -86,6 +97,7 @@ class RunSpec:
     exit_skew: float = EXIT_SKEW
     code_digest: str = ""
     force: bool = False
+    stall: Mapping[str, Any] | None = None
     # The module `secrets` would create the key as well, but its import loads OpenSSL.
     key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False, compare=False)
 
@@ -107,12 +119,13 @@ class RunSpec:
                     where=option,
                     fix=f"give {least} to {most} seconds",
                 )
+        _check_stall(self.stall or {})
         # A relative path would mean different directories: preflight starts in the home, the supervisor in /.
         if self.venv and not self.venv.startswith("/"):
             fix = "write the absolute path of the environment on the workers, as in /home/ada/env"
             raise UsageError(f"{self.venv!r} is not an absolute path", where="--venv", fix=fix)
         for option, names in (("--env", self.env), ("--secret", self.secrets)):
-            if own := next((name for name in names if name in (*RANK_VARIABLES, RUN_DIR)), ""):
+            if own := next((name for name in names if name in (*RANK_VARIABLES, RUN_DIR, REASON_FILE)), ""):
                 what = f"{own} tells each rank its place, and is set by the launcher itself"
                 raise UsageError(what, where=option, fix="choose another name")
         for name in self.secrets:
@@ -149,7 +162,10 @@ class RunSpec:
         worker = workers[rank]
         slices = list(dict.fromkeys(other.node.full_name for other in workers))
         net = {"address": worker.internal_ip, "hub": workers[0].internal_ip, "port": port, "key": self.key}
+        # Launchers of older versions accept specs without this key only.
+        stall = {} if self.stall is None else {"stall": dict(self.stall)}
         return {
+            **stall,
             "run_id": self.run_id,
             "attempt": self.attempt,
             "rank": rank,
@@ -176,6 +192,14 @@ class RunSpec:
             "code_digest": self.code_digest,
             "started_from": here(),
         }
+
+
+def _check_stall(stall: Mapping[str, Any]) -> None:
+    """Check the times after which a run counts as standing still."""
+    for name, (least, most) in STALL_TIMES.items():
+        if not least <= stall.get(name, least) <= most:
+            fix = f"give at most {most // 86400} days"
+            raise UsageError(f"{stall[name]:g} seconds are too many", where=f"--stall-{name}", fix=fix)
 
 
 def _without_others(worker: Worker, slices: int) -> dict[str, str]:

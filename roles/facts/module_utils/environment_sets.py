@@ -13,6 +13,7 @@ import re
 from typing import Any, List, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ansible.module_utils.installed_packages import normalised
 from ansible.module_utils.text_files import put
 
 #: A file in each environment with the requirements that are listed for the environment.
@@ -64,11 +65,6 @@ class Package(NamedTuple):
     requires: List[str]
     from_index: bool
     directory: str
-
-
-def normal(name: str) -> str:
-    """Return a package's name in the form in which names are compared (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_listed(environment: str) -> Listed:
@@ -123,7 +119,7 @@ def _packages(environment: str) -> dict[str, Package]:
     """Read the packages of an environment from their metadata (PEP 376, PEP 610): name -> package."""
     found = {}
     for record in sorted(glob.glob(os.path.join(glob.escape(environment), "lib/python3*/site-packages/*.dist-info"))):
-        name = normal(os.path.basename(record).partition("-")[0])
+        name = normalised(os.path.basename(record).partition("-")[0])
         origin, directory = os.path.join(record, "direct_url.json"), ""
         try:
             with open(origin, encoding="utf-8") as stream:
@@ -166,17 +162,19 @@ def editable_projects(environment: str) -> list[Project]:
 def required_name(requirement: str) -> str:
     """Return the normalized name (PEP 503) of the package that a requirement names."""
     match = REQUIREMENT.match(requirement)
-    return normal(match["name"]) if match else ""
+    return normalised(match["name"]) if match else ""
 
 
 def _of_extras(name: str, requires: list[str], extras: list[str]) -> list[str]:
     """Return a project's requirements for the chosen extras, without the requirements of its other extras."""
-    chosen = {normal(extra) for extra in extras}
+    chosen = {normalised(extra) for extra in extras}
     while True:
-        lines = [line for line in requires if all(normal(each["extra"]) in chosen for each in OF_EXTRA.finditer(line))]
+        lines = [
+            line for line in requires if all(normalised(each["extra"]) in chosen for each in OF_EXTRA.finditer(line))
+        ]
         # An extra may include other extras of the same project: all = ["vision[train,test]"].
-        own = [match for match in map(REQUIREMENT.match, lines) if match and normal(match["name"]) == name]
-        more = {normal(extra.strip()) for match in own if match["extras"] for extra in match["extras"].split(",")}
+        own = [match for match in map(REQUIREMENT.match, lines) if match and normalised(match["name"]) == name]
+        more = {normalised(extra.strip()) for match in own if match["extras"] for extra in match["extras"].split(",")}
         more -= chosen
         if not more:
             return [OF_EXTRA.sub(ALWAYS, line) for line in lines]
@@ -226,7 +224,7 @@ def required(environment: str, lines: list[str], python: str) -> set[str]:
             continue
         marker = wanted.marker
         if not marker or any(marker.evaluate({**place, "extra": extra}) for place in places for extra in {"", *extras}):
-            visit(normal(wanted.name), {*wanted.extras, *map(normal, wanted.extras)})
+            visit(normalised(wanted.name), {*wanted.extras, *map(normalised, wanted.extras)})
     return set(found)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+
+from tpu_ops.protocol.installed_packages import normalised, pinned_packages
 
 Words = dict[str, Any]
 
@@ -226,22 +227,16 @@ def requirement_faults(requirements: list[str]) -> list[str]:
     return faults
 
 
-def pinned(lock: str) -> dict[str, str]:
-    """Given the text of a lock file, return normalised name -> version of each pinned package."""
-    matches = re.finditer(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", lock, re.MULTILINE)
-    return {canonicalize_name(match[1]): match[2] for match in matches}
-
-
 def lock_faults(lock: str, requirements: list[str]) -> list[str]:
     """Given the text of a lock file and requirements, return a fault for each requirement that it does not meet."""
-    pins = pinned(lock)
+    pins = pinned_packages(lock)
     faults = [] if pins else [f"the lock file pins no package as name==version; {ANEW}"]
     for text in requirements:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        version = pins.get(canonicalize_name(requirement.name))
+        version = pins.get(normalised(requirement.name))
         if not pins or requirement.url or (requirement.marker and not requirement.marker.evaluate()):
             continue
         if version is None:

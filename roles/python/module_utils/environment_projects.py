@@ -11,9 +11,9 @@ from ansible.module_utils.environment_sets import (
     Project,
     below,
     editable_projects,
-    normal,
     required_name,
 )
+from ansible.module_utils.installed_packages import normalised
 from ansible.module_utils.uv_program import NO_PACKAGE, Fault
 
 
@@ -34,7 +34,7 @@ def as_far_as_known(attempt: Callable[[list[str]], Any], chosen: list[Project]) 
         try:
             return attempt(needs)
         except Fault as exc:
-            unknown = {normal(name) for name in NO_PACKAGE.findall(str(exc))}
+            unknown = {normalised(name) for name in NO_PACKAGE.findall(str(exc))}
             known = [line for line in needs if required_name(line) not in unknown]
             if known == needs:
                 raise

@@ -8,7 +8,7 @@ import json
 import os
 import re
 
-from ansible.module_utils.installed_packages import dist_infos, normalised
+from ansible.module_utils.installed_packages import PIN, dist_infos, normalised
 from ansible.module_utils.text_files import put
 
 #: Endings of files that change when the packages are used, so that their length is not compared.
@@ -77,20 +77,10 @@ def damaged(path: str) -> list[str]:
     return [name for name, (_, entry) in dist_infos(path).items() if not intact(entry)]
 
 
-def pins(lock: str) -> dict[str, str]:
-    """Given the text of a lock file, return name -> version of the pinned packages."""
-    found = {}
-    for line in lock.splitlines():
-        match = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", line)
-        if match:
-            found[normalised(match[1])] = match[2]
-    return found
-
-
 def pin_lines(lock: str) -> list[str]:
     """Given the text of a lock file, return its pins as constraints, each with its condition on Python and platform."""
-    pattern = r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?(==[^\s;\\]+)[ \t]*(;(?:(?!--hash=)[^\\\n#])*)?"
-    return [" ".join((name + pin, marker)).strip() for name, pin, marker in re.findall(pattern, lock, re.MULTILINE)]
+    found = re.findall(PIN + r"[ \t]*(;(?:(?!--hash=)[^\\\n#])*)?", lock, re.MULTILINE)
+    return ["{}=={} {}".format(*pin).strip() for pin in found]
 
 
 def named(lock: str) -> set[str]:

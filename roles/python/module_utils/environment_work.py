@@ -25,9 +25,16 @@ from ansible.module_utils.environment_state import (
     fully_hashed,
     named,
     pin_lines,
-    pins,
 )
-from ansible.module_utils.installed_packages import digest, dist_infos, minor, normalised, packages, python_version
+from ansible.module_utils.installed_packages import (
+    digest,
+    dist_infos,
+    minor,
+    normalised,
+    packages,
+    pinned_packages,
+    python_version,
+)
 from ansible.module_utils.uv_program import Fault, Uv, plan_lines
 
 #: A file that exists in an environment from before its packages change until the final check has succeeded.
@@ -272,7 +279,7 @@ class Environment:
 
     def unmade(self) -> dict[str, Any]:
         """Return the state if there is no usable environment, with the changes to make; no program is run."""
-        pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
+        pinned = ["%s==%s" % pin for pin in pinned_packages(self.wanted["lock"]).items()]
         plan = ["+ %s" % name for name in pinned or self.wanted["requirements"]]
         if os.path.lexists(os.path.join(self.path, "pyvenv.cfg")):
             plan.insert(0, "~ Python %s (was %s)" % (self.wanted["python_version"], self.made_for() or "unknown"))
@@ -311,7 +318,7 @@ class Environment:
         Raises:
             Fault: The lock has forbidden packages.
         """
-        names = [name for name in pins(lock) if self.is_forbidden(name)]
+        names = [name for name in pinned_packages(lock) if self.is_forbidden(name)]
         if names:
             raise Fault(
                 "%s would get packages that it must not have: %s; request a build without them"

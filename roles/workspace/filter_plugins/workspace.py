@@ -28,6 +28,8 @@ MODE = re.compile(r"0?[0-7]{3}")
 #: Directory of a person's dotfiles in the home, and the programs that install them: the first one that exists. GitHub
 #: Codespaces uses the same names.
 DOTFILES = ".dotfiles"
+#: Keys of dotfiles in an entry of users_people.
+DOTFILES_KEYS = ("repository", "ref")
 SCRIPTS = (
     "install.sh",
     "install",
@@ -135,6 +137,8 @@ def dotfiles_faults(people: list[dict[str, Any]]) -> list[str]:
         # argument_specs.yml refuses other types.
         if dotfiles and isinstance(dotfiles, dict):
             where = f"users_people: {person.get('name')}: dotfiles"
+            unknown = [str(key) for key in dotfiles if key not in DOTFILES_KEYS]
+            faults += [f"{where}: unknown key {key}; the keys are {' and '.join(DOTFILES_KEYS)}" for key in unknown]
             if fault := url_fault(str(dotfiles.get("repository", ""))):
                 faults.append(f"{where}: repository {fault}")
             if BAD_REF.search(ref := str(dotfiles.get("ref") or "HEAD")):

@@ -7,7 +7,7 @@ import stat
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault
-from ansible.module_utils.programs import Git, at_remote, program
+from ansible.module_utils.programs import Git, at_remote, script
 
 #: The ref of the last commit that the role checked out. If its branch is rewritten, this ref shows that the commit is
 #: not somebody's work.
@@ -332,7 +332,7 @@ class Clone:
     def run_script(self, name: str) -> None:
         """Run a program of the clone in the clone, and record the commit."""
         now = head(self.git)
-        program([os.path.join(self.path, name)], self.timeout, errors_too=True, directory=self.path)
+        script(os.path.join(self.path, name), self.timeout, self.path)
         self.git("update-ref", INSTALLED, now)
 
     def must_be_empty_of_work(self) -> None:

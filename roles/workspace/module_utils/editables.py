@@ -18,6 +18,7 @@ from ansible.module_utils.environment_sets import (
     editable_projects,
     read_listed,
 )
+from ansible.module_utils.installed_packages import normalised
 from ansible.module_utils.programs import program
 
 #: A line of uv's report: a package that uv adds, removes or reinstalls.
@@ -37,11 +38,6 @@ class Installed(NamedTuple):
     time: float
 
 
-def normal(name: str) -> str:
-    """Return a package's name in its normalized form (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def installed(environment: str) -> list[Installed]:
     """Return the packages in an environment, read from their metadata (PEP 376, PEP 610)."""
     found = []
@@ -57,7 +53,7 @@ def installed(environment: str) -> list[Installed]:
                 directory = unquote(urlsplit(origin["url"]).path)
         except (OSError, ValueError, KeyError):
             pass
-        found.append(Installed(normal(name), version, directory, time))
+        found.append(Installed(normalised(name), version, directory, time))
     return found
 
 
@@ -95,7 +91,7 @@ class Environment:
         """
         self.path = path
         self.uv = uv
-        self.pinned = {normal(name) for name in pinned}
+        self.pinned = {normalised(name) for name in pinned}
         self.timeout = timeout
         self.later = later or []
 
@@ -129,7 +125,7 @@ class Environment:
     def plan(self, report: str) -> list[str]:
         """Given uv's report, return the changes, except those of editable projects, which uv always installs again."""
         own = {package.name for package in installed(self.path) if package.directory}
-        return ["%s %s%s" % match for match in PLAN.findall(report) if normal(match[1]) not in own]
+        return ["%s %s%s" % match for match in PLAN.findall(report) if normalised(match[1]) not in own]
 
     def others(self, projects: list[str]) -> list[Project]:
         """Return the environment's editable projects with requirements, except these projects and those in `later`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -24,6 +25,8 @@ ENVIRONMENT = {
 }
 
 
+#: Bytes of a script's output that are read if it fails.
+OUTPUT = 4000
 #: Parts of git's messages if a server accepts no more connections at present. If many workers connect at once, sshd
 #: rejects some connections before authentication (MaxStartups in sshd_config(5)); https servers answer 429 or 503.
 TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identification|returned error: (429|503)")
@@ -37,7 +40,6 @@ def program(
     *,
     errors_too: bool = False,
     output: IO[bytes] | None = None,
-    directory: str | None = None,
 ) -> str:
     """Run a program and return its output.
 
@@ -46,7 +48,6 @@ def program(
         timeout: The time limit in seconds.
         errors_too: Whether to include stderr in the result.
         output: A file to which the output is written as bytes; the result is then empty.
-        directory: The directory to run in; by default the present one.
 
     Raises:
         PersonFault: The program is missing, fails or takes too long; the message ends with its last output.
@@ -62,7 +63,6 @@ def program(
             errors="surrogateescape",
             env=dict(os.environ, **ENVIRONMENT),
             timeout=timeout,
-            cwd=directory,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -75,6 +75,38 @@ def program(
         words = shortened(done.stderr or done.stdout or "")
         raise PersonFault("%s exited with %d: %s" % (shown, done.returncode, words))
     return done.stdout or ""
+
+
+def script(path: str, timeout: int, directory: str) -> None:
+    """Run a person's script in a directory until it ends; processes that it leaves in the background are not awaited.
+
+    Raises:
+        PersonFault: The script does not run, fails or takes too long; the message ends with its last output.
+    """
+    # A file, since processes in the background would keep a pipe open.
+    with tempfile.TemporaryFile() as stream:
+        try:
+            process = subprocess.Popen(
+                [path],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=dict(os.environ, **ENVIRONMENT),
+                cwd=directory,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise PersonFault("%s does not run: %s" % (path, exc.strerror)) from None
+        try:
+            what = "exited with %d" % process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            what = "did not end within %d s (workspace_timeout) and was ended" % timeout
+        if process.returncode:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - OUTPUT))
+            words = shortened(stream.read(OUTPUT).decode("utf-8", "replace"))
+            raise PersonFault("%s %s; its last output: %s" % (path, what, words or "none"))
 
 
 def at_remote(command: list[str], timeout: int) -> str:
