@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +25,9 @@ from tpu_ops.host.last_look import LastLook
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 WAITS = """
 import threading, time
-def in_loader(): time.sleep(600)
-def in_training(): print("ready", flush=True); time.sleep(600)
+loads = threading.Event()
+def in_loader(): loads.set(); time.sleep(600)
+def in_training(): loads.wait(); print("ready", flush=True); time.sleep(600)
 threading.Thread(target=in_loader, name="loader", daemon=True).start()
 in_training()
 """
@@ -84,6 +86,13 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
+def await_state(process: subprocess.Popen[str], state: str) -> None:
+    deadline = time.monotonic() + 20
+    while proc.process_state(process.pid) != state:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # polls until the deadline
+
+
 def functions(thread: dict[str, Any]) -> list[str]:
     return [function for function, _, _ in thread["frames"]]
 
@@ -96,7 +105,7 @@ def test_all_threads_of_a_python_have_their_stacks_and_the_main_thread_is_first(
     assert entry["command"].startswith(f"{PYTHON} -c ")
     assert [thread["name"] for thread in entry["threads"]] == ["MainThread", "loader"]
     main, loader = entry["threads"]
-    assert main["frames"] == [["in_training", "<string>", 4], ["<module>", "<string>", 6]]
+    assert main["frames"] == [["in_training", "<string>", 5], ["<module>", "<string>", 7]]
     assert functions(loader)[0] == "in_loader"
     assert process.poll() is None
 
@@ -112,6 +121,7 @@ def test_children_of_a_python_have_stacks_of_their_own(start: Start, py_spy: str
 def test_a_stopped_python_is_read_too(start: Start, py_spy: str) -> None:
     process = start(PYTHON, "-c", WAITS)
     os.kill(process.pid, signal.SIGSTOP)
+    await_state(process, "T")
     [entry] = stacks.collect([process.pid], program=py_spy)["processes"]
     assert functions(entry["threads"][0])[0] == "in_training"
     assert proc.process_state(process.pid) == "T"
@@ -119,6 +129,7 @@ def test_a_stopped_python_is_read_too(start: Start, py_spy: str) -> None:
 
 def test_another_program_has_its_command_and_what_the_kernel_says(start: Start, py_spy: str) -> None:
     process = start("bash", "-c", "echo ready; sleep 600; true")
+    await_state(process, "S")
     [entry] = stacks.collect([process.pid], program=py_spy)["processes"]
     assert (entry["source"], entry["why"], entry["state"]) == ("kernel", "", "S")
     assert entry["command"] == "bash -c echo ready; sleep 600; true"
@@ -163,6 +174,21 @@ def test_a_py_spy_that_hangs_costs_the_limit_and_no_more(start: Start, public: P
     assert time.monotonic() - before < 2
     whys = {entry["why"] for entry in found["processes"]}
     assert all("py-spy gave no answer within" in why or "could not be read within" in why for why in whys)
+
+
+def test_a_process_that_keeps_its_reader_waiting_does_not_keep_the_others() -> None:
+    held, entries = threading.Event(), [{"pid": number} for number in range(30)]
+
+    def look(entry: dict[str, Any]) -> None:
+        if entry["pid"] % 10 == 0:
+            held.wait(60)
+        entry["seen"] = True
+
+    before = time.monotonic()
+    stacks._at_once(look, entries, before + 0.5)
+    assert time.monotonic() - before < 2
+    assert [entry["pid"] for entry in entries if "seen" not in entry] == [0, 10, 20]
+    held.set()
 
 
 def test_more_processes_than_are_shown_are_counted() -> None:

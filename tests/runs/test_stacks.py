@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tpu_ops.cli import stacks as cli
 from tpu_ops.runs import stacks
 from tpu_ops.runs.control import RunRef
 from tpu_ops.ssh.replies import Reply
@@ -158,3 +159,15 @@ def test_a_launcher_without_this_action_is_said_to_be_too_old() -> None:
     assert found.reply is not None
     assert found.reply.problem == "the worker's launcher is too old for this"
     assert "tpu_ops configure" in found.reply.fix
+
+
+def test_names_of_a_program_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A thread, a function, a file and a command line are text of the program."""
+    nasty = "\x1b]0;owned\x07\u202e\r\n"
+    frames = [[f"f{nasty}", f"/home/ada/{nasty}.py", 3]]
+    process = python(10, (f"t{nasty}", frames), command=f"python {nasty}", why=f"py-spy failed: {nasty}")
+    cli.show([rank(0, process)], full=True)
+    out, err = capsys.readouterr()
+    assert [line for line in (*out.split("\n"), *err.split("\n")) if not line.isprintable()] == []
+    assert len(out.splitlines()) == 4, "a place, an empty line, a title and a frame"
+    assert "warning: rank 0: py-spy failed: \\x1b]0;owned\\x07\\u202e" in err

@@ -41,10 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.as_json(stacks.to_json(run_, found))
     else:
-        with output.read_or_not():
-            _show(found, full=args.full)
-        for text in stacks.problems(found):
-            output.warning(text)
+        show(found, full=args.full)
     silent = _say_of_silent(fleet, found)
     _say_of_ended(found)
     return silent
@@ -58,15 +55,18 @@ async def _asked(fleet: view.Fleet, args: argparse.Namespace) -> tuple[control.R
     return run_, await stacks.ask(fanout, run_, shown, signal=args.signal)
 
 
-def _show(found: Sequence[stacks.RankStacks], *, full: bool) -> None:
-    """Print the places of all ranks, and then the stacks if they are wanted."""
-    for text in stacks.short(found):
-        output.line(text)
-    for group in stacks.full(found) if full else ():
-        output.line()
-        output.line(group.title)
-        for frame in group.frames:
-            output.line(f"    {frame.function} ({frame.file}:{frame.line})" if frame.file else f"    {frame.function}")
+def show(found: Sequence[stacks.RankStacks], *, full: bool) -> None:
+    """Print the places of all ranks, then the stacks if they are wanted, and warn of processes without them."""
+    with output.read_or_not():
+        for text in stacks.short(found):
+            output.line(text)
+        for group in stacks.full(found) if full else ():
+            output.line()
+            output.line(group.title)
+            for frame in group.frames:
+                output.line(f"    {frame.function}" + (f" ({frame.file}:{frame.line})" if frame.file else ""))
+    for text in stacks.problems(found):
+        output.warning(text)
 
 
 def _say_of_silent(fleet: view.Fleet, found: Iterable[stacks.RankStacks]) -> ExitCode:

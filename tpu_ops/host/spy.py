@@ -95,13 +95,21 @@ def read(pid: int, states: str, limit: float, program: str = PROGRAM) -> Tuple[L
         limit: Seconds that py-spy may take.
         program: Path of py-spy.
     """
-    import subprocess  # imported late, since most requests do not need it
-
     if not os.access(program, os.X_OK):
         return [], MISSING
-    status = status_of(pid)
+    status, as_root = status_of(pid), os.geteuid() == 0
     stops = not any(state in _UNSTOPPABLE for state in states) and status.get("TracerPid", "0") == "0"
-    words = command(pid, status, program, stops=stops, as_root=os.geteuid() == 0)
+    found, why = _called(command(pid, status, program, stops=stops, as_root=as_root), min(limit, LIMIT))
+    if stops and "Failed to suspend" in why:
+        # The process was stopped by somebody else since its states were read.
+        return _called(command(pid, status, program, stops=False, as_root=as_root), min(limit, LIMIT))
+    return found, why
+
+
+def _called(words: List[str], limit: float) -> Tuple[List[Thread], str]:
+    """Return the threads that py-spy prints, or no threads and the reason."""
+    import subprocess  # imported late, since most requests do not need it
+
     # Files in memory take the output: reading pipes would need threads, and the disk can be full.
     output, errors = os.memfd_create("stacks"), os.memfd_create("errors")
     try:
@@ -114,13 +122,13 @@ def read(pid: int, states: str, limit: float, program: str = PROGRAM) -> Tuple[L
             cwd="/",
         )
         try:
-            child.wait(min(limit, LIMIT))
+            child.wait(limit)
         except subprocess.TimeoutExpired:
             child.kill()
-            return [], "py-spy gave no answer within {:.1f} s".format(min(limit, LIMIT))
+            return [], "py-spy gave no answer within {:.1f} s".format(limit)
         # Not the exit status decides: in a supervisor, another thread collects the child processes.
         threads = parse(_content(output))
-        return threads or [], "" if threads else refusal(_content(errors).decode("utf-8", "replace"), _scope())
+        return threads, "" if threads else refusal(_content(errors).decode("utf-8", "replace"), _scope())
     except OSError as exc:
         return [], "py-spy cannot be executed: {}".format(exc.strerror or exc)
     finally:
