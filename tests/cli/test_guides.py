@@ -16,7 +16,9 @@ from tests.support.fleet import ROOT
 from tpu_ops.fleet import grant
 from tpu_ops.runs import declared_nodes
 
-GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("trc", "grant", "nodes", "notebooks")}
+GUIDES = {
+    name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("trc", "grant", "nodes", "notebooks", "watching")
+}
 MAIL = """Dear Ada, you have access for the next 30 days to:
 - 32 on-demand Cloud TPU v4 chips in zone us-central2-b
 - 64 spot Cloud TPU v5e chips in zone europe-west4-b

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.once or args.json:
         return _once(settings, args.target, as_json=args.json)
     if args.serve:
-        return _serve(Poll(looking(settings, args.target), args.interval), *args.serve)
+        return serve(Poll(looking(settings, args.target), args.interval), *args.serve)
     if not (is_terminal(sys.stdout) and is_terminal(sys.stdin)):
         raise UsageError("top needs a terminal", where="standard input and output", fix="`tpu_ops top --once`")
     from tpu_ops.cli import top_screen
@@ -128,8 +128,23 @@ def _once(settings: Settings, target: str | None, *, as_json: bool) -> int:
     replies = usage.of_fleet(fleet, list(labels), limit=usage_poll.LIMIT)
     now = time.time()
     uses = [usage.of_reply(labels[host], reply, now) for host, reply in replies.items()]
-    silent = [reply for reply in replies.values() if not reply.ok]
-    problem = preparations.problem_of(silent, settings.state_dir)
+    problem = preparations.problem_of([reply for reply in replies.values() if not reply.ok], settings.state_dir)
+    return show(uses, now, problem, as_json=as_json)
+
+
+def show(uses: Sequence[Use], now: float, problem: OpsError | None, *, as_json: bool) -> int:
+    """Print the uses of workers as a table or as JSON.
+
+    Args:
+        uses: The uses.
+        now: When the workers answered, in seconds since 1970.
+        problem: The error about the workers that did not answer; None if all did.
+        as_json: Whether to print JSON.
+
+    Raises:
+        OpsError: Not all workers have answered: ``problem``.
+    """
+    silent = [use.reply for use in uses if not use.reply.ok]
     if as_json and (len(silent) < len(uses) or not problem):
         rows = [dataclasses.asdict(row) for use in uses for row in use.rows]
         output.as_json({"at": now, "rows": rows, "faults": faults.of_silent(silent)})
@@ -137,7 +152,7 @@ def _once(settings: Settings, target: str | None, *, as_json: bool) -> int:
         found = usage_lines.lines(uses)
         output.table([usage_lines.cells(line, now) for line in found], usage_lines.COLUMNS)
         output.info(usage_lines.summary(uses))
-    if not uses and not as_json:
+    elif not as_json:
         output.info("no worker is READY: `tpu_ops list` shows the nodes")
     if problem:
         raise problem
@@ -145,8 +160,12 @@ def _once(settings: Settings, target: str | None, *, as_json: bool) -> int:
 
 
 @interrupts.ended_by_signals()
-def _serve(poll: Poll, host: str, port: int) -> int:
-    """Serve the numbers until Ctrl-C."""
+def serve(poll: Poll, host: str, port: int) -> int:
+    """Serve the numbers until Ctrl-C.
+
+    Raises:
+        OpsError: The address cannot be listened on.
+    """
     from prometheus_client import CollectorRegistry, start_http_server
 
     from tpu_ops.runs.usage_metrics import Collector

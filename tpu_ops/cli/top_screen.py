@@ -23,8 +23,8 @@ from tpu_ops.runs import usage, usage_lines
 from tpu_ops.runs.usage_lines import COLUMNS, Line
 from tpu_ops.runs.usage_poll import Poll
 
-#: Seconds between two looks for new answers. Without any, the screen is drawn again after a second, for the ages.
-_TICK = 0.25
+#: Seconds between two pictures; the second number holds until each worker has answered.
+_PICTURE, _FIRST = 1.0, 0.25
 #: Maximum number of characters in a cell of these columns; the last line of the screen has the whole text.
 _LONGEST = {"worker": 32, "run": 24, "person": 16, "state": 64, "holder": 48}
 _STYLES = {usage.LOST: "red", usage.BROKEN: "yellow", usage.SILENT: "yellow", usage.OLD: "yellow", usage.FREE: "dim"}
@@ -61,6 +61,15 @@ def outside(verb: str, run: str, fleet: Sequence[str]) -> None:
         signal.signal(signal.SIGINT, before)
 
 
+class _Table(DataTable[Text]):
+    """The lines; Home and End move to the first and the last one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "scroll_top", "", show=False),
+        Binding("end", "scroll_bottom", "", show=False),
+    ]
+
+
 class Screen(App[None]):
     """The screen.
 
@@ -75,7 +84,7 @@ class Screen(App[None]):
     #head { background: $panel; }
     #detail { color: $text-muted; }
     #filter { border: none; padding: 0; display: none; }
-    DataTable { height: 1fr; }
+    _Table { height: 1fr; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -107,7 +116,7 @@ class Screen(App[None]):
     def compose(self) -> ComposeResult:
         """Create the parts of the screen."""
         yield Static(id="head", markup=False)
-        yield DataTable(cursor_type="row", zebra_stripes=False, id="table")
+        yield _Table(cursor_type="row")
         yield Static(id="detail", markup=False)
         yield Input(placeholder="words, as in: ada stalled", id="filter")
         yield Footer()
@@ -118,15 +127,16 @@ class Screen(App[None]):
         self._polling = self.run_worker(self._poll.run(), exit_on_error=True)
         self._table.focus()
         self.draw()
-        self.set_interval(_TICK, self._tick)
+        self.set_interval(_FIRST, self._tick)
 
     @property
-    def _table(self) -> DataTable[Text]:
-        return self.query_one("#table", DataTable)
+    def _table(self) -> _Table:
+        return self.query_one(_Table)
 
     def _tick(self) -> None:
         version, at = self._drawn
-        if version != self._poll.version or time.monotonic() - at >= 1:
+        is_first = version != self._poll.version and self._poll.waiting
+        if is_first or time.monotonic() - at >= _PICTURE:
             self.draw()
 
     def draw(self) -> None:
@@ -168,7 +178,8 @@ class Screen(App[None]):
         table, keys = self._table, ["\0".join(line.key) for line in self._lines]
         if not table.columns:
             for column in COLUMNS:
-                table.add_column("", key=column)
+                # The heading has room for the mark of the order.
+                table.add_column(f"{column.upper()}  ", key=column)
         for heading in table.columns.values():
             name = str(heading.key.value)
             mark = "" if name != self._by else " \u25b4" if self._backwards else " \u25be"
@@ -188,7 +199,7 @@ class Screen(App[None]):
         table.scroll_to(y=top, animate=False)
 
     @staticmethod
-    def _chosen_key(table: DataTable[Text]) -> str:
+    def _chosen_key(table: _Table) -> str:
         if not 0 <= table.cursor_row < table.row_count:
             return ""
         return str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value)

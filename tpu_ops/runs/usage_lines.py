@@ -61,7 +61,7 @@ class Line:
     @property
     def state(self) -> str:
         """The state that needs most attention."""
-        return min((row.state for row in self.rows), key=usage.STATES.index)
+        return min({row.state for row in self.rows}, key=usage.STATES.index)
 
 
 # --- folding ------------------------------------------------------------------------------------------------
@@ -304,14 +304,15 @@ def _holder(rows: Sequence[Row]) -> str:
 
 def state_words(line: Line, now: float) -> str:
     """Return the state of a line in words, with the reason and the signs of a stall."""
-    worst = [row for row in line.rows if row.state == line.state]
-    if line.state == usage.LOST:
+    state = line.state
+    worst = [row for row in line.rows if row.state == state]
+    if state == usage.LOST:
         return _lost(worst, now)
     whys = list(dict.fromkeys(row.why for row in worst if row.why))
-    said = [_WORDS[line.state] + (f": {_first(whys)}" if whys else "")]
+    said = [_WORDS[state] + (f": {_first(whys)}" if whys else "")]
     stalls = list(dict.fromkeys(row.stall for row in line.rows if row.stall))
     if stalls:
-        said = [f"stalled: {_first(stalls)}", *(said if line.state != usage.OK else [])]
+        said = [f"stalled: {_first(stalls)}", *(said if state != usage.OK else [])]
     notices = list(dict.fromkeys(row.notice for row in line.rows if row.notice))
     return "; ".join(said + ([_first(notices)] if notices else []))
 
