@@ -230,3 +230,17 @@ def test_a_port_of_the_default_lab_that_is_taken_is_an_error_in_words(monkeypatc
     assert (code, out) == (2, "")
     assert f"port {port} is in use" in err
     assert "--port" in err
+
+
+def test_chips_are_set_on_workers_that_the_lab_runs(lab, lab_api, tpu_ops):
+    lab_api.create("pod", "v4-8")
+    for target, said in (
+        ("nobodys", "no node and no worker of the lab is named 'nobodys'"),
+        ("pod-w1", "no node and no worker of the lab is named 'pod-w1'"),
+        ("pod", "this lab has no containers, so its workers have no chips"),
+        ("pod-w0", "this lab has no containers, so its workers have no chips"),
+    ):
+        code, out, err = tpu_ops("lab", "chips", target, "idle")
+        assert (code, out) == (2, ""), err
+        assert said in err
+    assert "invalid choice: 'lazy'" in tpu_ops("lab", "chips", "pod", "lazy")[2]

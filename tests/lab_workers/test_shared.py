@@ -38,7 +38,7 @@ def test_metadata_is_replaced_at_once_for_its_owner_only_and_not_for_nothing(tmp
 
 
 @pytest.mark.parametrize(
-    ("workers", "limit", "wanted"), [(2, 128, None), (5, 128, 1024), (16, 1024, None), (64, 1024, 2176)]
+    ("workers", "limit", "wanted"), [(2, 128, None), (5, 128, 1024), (16, 1024, None), (64, 1024, 2304)]
 )
 def test_the_inotify_limit_follows_the_number_of_workers(workers: int, limit: int, wanted: int | None) -> None:
     assert shared.inotify_limit(workers, limit) == wanted

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,36 @@ with open("/run/tpu_ops-turns/Python-environments", "w") as turn:
     json.dump(said, turn)
     turn.flush()
     time.sleep(600)
+"""
+#: Whether a program listens on the port of libtpu's metrics.
+PROBE = "ss -Hltn 'sport = :8431' | grep -q . && echo open || echo closed"
+#: Reads the metrics of the worker that it runs on with tpu-info and with libtpu's own SDK.
+JUDGES = """
+import json, os
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+from libtpu.sdk import tpumonitoring
+from tpu_info import device, metrics
+names = ["hbm_capacity_total", "hbm_capacity_usage", "duty_cycle_pct", "runtime_hbm_utilization", "idle_duration"]
+print(json.dumps({
+    "sdk": {name: tpumonitoring.get_metric(name).data() for name in names},
+    "usage": [tuple(chip) for chip in metrics.get_chip_usage(device.TpuChip.V4)],
+    "bandwidth": metrics.get_runtime_hbm_utilization(),
+    "idle": metrics.get_tensorcore_idle_duration(),
+}))
+"""
+#: Makes an environment with both in the directory that all workers of all labs share.
+JUDGES_MADE = """
+set -eu
+exec 9>>/var/cache/tpu-lab/judges.lock
+flock 9
+place=/var/cache/tpu-lab/judges-1
+if [ ! -e $place/complete ]; then
+    rm -rf $place
+    python3 -m venv $place
+    export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1
+    $place/bin/pip install --quiet tpu-info==0.14.2 libtpu==0.0.52
+    touch $place/complete
+fi
 """
 #: From the grace's end to the final record, in seconds.
 MARGIN = 2.0
@@ -242,3 +274,80 @@ def test_nothing_starts_while_an_environment_is_filled_and_what_a_killed_fill_le
     bench.await_(lambda: bench.inside(1, "systemctl is-active fill || true").strip() != "active", "its end")
     done = bench.tpu_ops("train", "pod", "--", "true")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def busy(bench: Bench) -> Iterator[int]:
+    """A process of bob's holds a chip of the first worker; its pid."""
+    yield bench.hold(0, "bob")
+    bench.inside(0, "pkill -KILL -u bob,ada sleep; rm -f /var/lib/tpu-lab/worker/chips.json", check=False)
+
+
+def service_of(bench: Bench) -> dict[str, Any]:
+    (service,) = bench.usage(0)["services"]
+    return dict(service)
+
+
+def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: int) -> None:
+    bench.await_(lambda: service_of(bench)["state"] == "ok", "metrics")
+    found = bench.usage(0)
+    assert ([holder["pid"] for holder in found["holders"]], found["run"], found["chips"]) == ([busy], None, [*CHIPS])
+    seen = {}
+    for state in ("busy", "hung", "idle", "not-found", "warming", "silent", "broken"):
+        bench.set_chips(0, state, first_id=8)
+        service = service_of(bench)
+        assert (service["pid"], service["port"]) == (busy, 8431)
+        first = [[core[key] for key in ("id", "duty", "hbm_bandwidth")] for core in service["cores"][:1]]
+        seen[state] = (service["state"], first[0] if first else None)
+        assert all(0 <= (core["idle"] or 0) < 60 for core in service["cores"])
+    assert seen == {
+        "busy": ("ok", [8, 97.5, 43.25]),
+        "hung": ("ok", [8, 100.0, 0.0]),
+        "idle": ("ok", [8, 0.0, 0.0]),
+        "not-found": ("ok", [8, 97.5, None]),
+        "warming": ("warming", None),
+        "silent": ("silent", None),
+        "broken": ("broken", None),
+    }
+    bench.set_chips(0, "refused")
+    bench.await_(lambda: service_of(bench)["state"] == "none", "no port")
+    bench.set_chips(0, "busy")
+    bench.await_(lambda: service_of(bench)["state"] == "ok", "metrics again")
+    bench.inside(0, f"kill -KILL {busy}")
+    bench.await_(lambda: bench.inside(0, PROBE).strip() == "closed", "no port without a holder", seconds=3)
+    assert (bench.usage(0)["services"], bench.usage(0)["holders"]) == ([], [])
+    bench.await_(lambda: "chip_service" not in bench.inside(0, "ps -eo args"), "no program without a holder")
+
+
+def test_a_metrics_port_of_another_person_is_not_asked(bench: Bench) -> None:
+    listen = (
+        "import socket, time; made = socket.create_server((chr(58) * 2, 8431), family=socket.AF_INET6); time.sleep(600)"
+    )
+    bench.inside(1, f"setsid su -s /bin/sh ada -c 'exec python3 -c \"{listen}\"' >/dev/null 2>&1 </dev/null &")
+    bench.await_(lambda: bench.inside(1, PROBE).strip() == "open", "ada's port")
+    pid = bench.hold(1, "bob")
+    try:
+        (service,) = bench.usage(1)["services"]
+        assert (service["pid"], service["state"], service["cores"]) == (pid, "none", [])
+    finally:
+        bench.inside(1, "pkill -KILL -u ada python3; pkill -KILL -u bob sleep", check=False)
+
+
+@pytest.mark.index
+def test_tpu_info_and_libtpus_own_sdk_read_the_lab_s_metrics(bench: Bench, busy: int) -> None:
+    bench.inside(0, JUDGES_MADE)
+    bench.await_(lambda: service_of(bench)["state"] == "ok", "metrics")
+    found = json.loads(bench.inside(0, f"/var/cache/tpu-lab/judges-1/bin/python -c {shlex.quote(JUDGES)}"))
+    total, used = 32 * 2**30, 24 * 2**30
+    assert found == {
+        "sdk": {
+            "hbm_capacity_total": [str(total)] * 4,
+            "hbm_capacity_usage": [str(used)] * 4,
+            "duty_cycle_pct": ["97.50"] * 4,
+            "runtime_hbm_utilization": ["43.25"] * 4,
+            "idle_duration": ["0.00"] * 4,
+        },
+        "usage": [[chip, used, total, 97.5] for chip in range(4)],
+        "bandwidth": [[chip, 43.25] for chip in range(4)],
+        "idle": [[chip, 0.0] for chip in range(4)],
+    }

@@ -23,10 +23,11 @@ from tpu_ops.cloud.node import Node, workers_of
 from tpu_ops.fleet import view
 from tpu_ops.fleet.state import Files, Snapshot, question_of
 from tpu_ops.host import build
-from tpu_ops.lab import removal
+from tpu_ops.lab import removal, shared
 from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.containers import container_name
 from tpu_ops.lab.workers import ContainerBackend
+from tpu_ops.protocol import wire
 from tpu_ops.ssh import known_hosts
 
 #: The API's id of the first node; the others' follow.
@@ -229,6 +230,22 @@ class Bench:
 
         self.await_(pids, f"{person} holds a chip")
         return int(pids().split()[0])
+
+    def set_chips(self, index: int, state: str, **options: object) -> None:
+        """Set what a worker's chips do while a process holds them, as `tpu_ops lab chips` does."""
+        shared.set_chips(self.backend.directory(self.specs[index]), state, options)
+
+    def usage(self, index: int) -> dict[str, Any]:
+        """Return what the launcher of a worker of `pod` tells ada of its chips, through ssh."""
+        if not list((self.folder / "state-ada").glob("fleets/*/ssh_config-*")):
+            self.tpu_ops("who", "pod")
+        marker = wire.new_marker()
+        command = ["ssh", "-F", str(self.ssh_config()), f"pod-w{index}", wire.COMMAND]
+        request = wire.request(marker, "usage", {})
+        done = subprocess.run(command, input=request, capture_output=True, timeout=60, check=False)
+        answer = wire.find_answer(done.stdout, marker)
+        assert answer is not None, done.stderr.decode()
+        return dict(answer)
 
     @contextlib.contextmanager
     def paused(self, index: int) -> Iterator[None]:

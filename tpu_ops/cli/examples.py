@@ -192,6 +192,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops lab down", "this lab"),
         ("tpu_ops lab down --all --cache", "every lab, and what they share"),
     ),
+    "lab chips": (
+        ("tpu_ops lab chips pod idle", "no program runs on the chips of the node's workers"),
+        ("tpu_ops lab chips pod-w0 hung --first-id 8", "one worker, with other ids"),
+    ),
     "lab env": (
         ('eval "$(tpu_ops lab env)"', "this shell uses the lab"),
         ("tpu_ops lab env --json", "for a script"),

@@ -16,7 +16,7 @@ from tpu_ops import config, files, texts
 from tpu_ops.ansible import playbook
 from tpu_ops.cli import options, output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.lab import environment, events, instance
+from tpu_ops.lab import environment, events, instance, shared
 from tpu_ops.lab.instance import Instance
 
 #: Upper limit of --seconds, the shortest duration of an operation: one day.
@@ -74,6 +74,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
         event.add_argument("--zone", help="zone of the node, if several nodes share the name")
+    chips = add(
+        "chips",
+        "set what the chips of workers do, as the metrics service there reports it",
+        "Each worker serves libtpu's metrics on port 8431 while a process holds a chip. Chips are busy until this "
+        "command says otherwise; the setting stays until the node is deleted.",
+    )
+    chips.add_argument("target", help="name of a node or of a worker, as in pod or pod-w0")
+    chips.add_argument(
+        "state",
+        choices=shared.CHIP_STATES,
+        help="busy, idle and hung (a program waits on the chip) have values; warming has lists of unequal length, "
+        "not-found lacks the newer metrics, silent answers nothing, broken answers nonsense, refused closes the port",
+    )
+    chips.add_argument("--first-id", type=int, default=0, metavar="N", help="id of the first core (default 0)")
+    chips.add_argument("--two-cores", action="store_true", help="two cores in each chip, as v2 and v3 have them")
+    chips.add_argument("--zone", help="zone of the node, if several nodes share the name")
     capacity = add(
         "capacity",
         "show or limit the capacity of the lab's cloud: quotas, stockouts, preemptions",
@@ -166,6 +182,7 @@ def run(args: argparse.Namespace) -> int:
     """Run one subcommand of `tpu_ops lab`."""
     lab = instance.instance()
     commands = {"up": _up, "down": _down, "env": _env, "status": _status, "capacity": _capacity, "api": _api}
+    commands |= {"chips": _chips}
     return commands.get(args.command, _event)(lab, args)
 
 
@@ -323,6 +340,16 @@ def _status(lab: Instance, args: argparse.Namespace) -> int:
         f"lab {lab.name}: {endpoints.grpc if endpoints else 'API not running'}, {texts.count(len(rows), 'worker')}"
     )
     output.table(rows, ["node", "zone", "index", "state", "internal_ip", "external_ip", "container", "image"])
+    return ExitCode.OK
+
+
+def _chips(lab: Instance, args: argparse.Namespace) -> int:
+    options = {"first_id": args.first_id, "two_cores": args.two_cores}
+    hosts = events.set_chips(lab, args.target, args.zone, args.state, options)
+    if args.json:
+        output.as_json({"hosts": hosts, "state": args.state, **options})
+    else:
+        output.line(f"chips of {texts.target(hosts)}: {args.state}")
     return ExitCode.OK
 
 

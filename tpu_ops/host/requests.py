@@ -48,6 +48,10 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
         from . import activity  # imported late, since only this request needs it
 
         return activity.activity(request, store)
+    if name == "usage":
+        from . import usage  # imported late, since only this request needs it
+
+        return usage.usage(request, store)
     if name in ("server_start", "server_stop"):
         from . import servers  # imported late, since only these two requests need it
 

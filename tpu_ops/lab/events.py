@@ -1,4 +1,7 @@
-"""Requests to a running lab's API: workers, the cloud's capacity, preemptions and maintenance events of nodes."""
+"""Requests to a running lab's API: workers, the cloud's capacity, preemptions and maintenance events of nodes.
+
+Also what the chips of workers do, in a file of each worker that its metrics service reads.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.lab import shared
 from tpu_ops.lab.instance import Instance, call
 
 #: Maximum duration of a maintenance event in seconds: every worker of the node shuts down and boots.
@@ -45,6 +49,34 @@ def node_name(lab: Instance, node: str, zone: str | None) -> str:
             fix="`tpu_ops lab status` lists the nodes; --zone selects one of several nodes with the same name",
         )
     return found.pop()
+
+
+def set_chips(lab: Instance, target: str, zone: str | None, state: str, options: Mapping[str, Any]) -> list[str]:
+    """Set what the chips of a node's workers, or of one worker, do; return the names of these workers.
+
+    Args:
+        lab: The lab.
+        target: A node's name, or a worker's as in ``pod-w0``.
+        zone: The node's zone, if several nodes share the name.
+        state: One of `shared.CHIP_STATES`.
+        options: ``first_id`` and ``two_cores``.
+
+    Raises:
+        UsageError: There are no such workers, or this lab runs none.
+    """
+    rows = [{**row, "host": f"{row['node']}-w{row['index']}"} for row in workers(lab)]
+    found = [row for row in rows if target in (row["node"], row["host"]) and zone in (None, row["zone"])]
+    if len({row["name"] for row in found}) != 1:
+        raise UsageError(
+            f"{'more than one node' if found else 'no node and no worker'} of the lab is named {target!r}",
+            where=f"lab {lab.name!r}",
+            fix="`tpu_ops lab status` lists the nodes; --zone selects one of several nodes with the same name",
+        )
+    if not all(row["container"] for row in found):
+        raise UsageError("this lab has no containers, so its workers have no chips", where=f"lab {lab.name!r}")
+    for row in found:
+        shared.set_chips(shared.worker_directories(lab.name) / str(row["container"]), state, options)
+    return [str(row["host"]) for row in found]
 
 
 def preempt(lab: Instance, name: str) -> None:

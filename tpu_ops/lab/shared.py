@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tpu_ops.files import state_root
 from tpu_ops.lab.backend import BackendError
@@ -17,8 +20,10 @@ from tpu_ops.lab.backend import BackendError
 #: Maximum number of bytes that are read from a guest agent's file: root in the worker can write files of any size.
 MAX_BYTES = 1 << 20
 #: Number of inotify instances that a worker uses after its boot, and while several users are logged in (both measured).
-INOTIFY_AT_BOOT, INOTIFY_IN_USE = 7, 16
+INOTIFY_AT_BOOT, INOTIFY_IN_USE = 8, 17
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+#: What the chips of a worker can do, as tpu_ops/lab/image/chip_service.py reports it.
+CHIP_STATES = ("busy", "idle", "hung", "warming", "not-found", "silent", "broken", "refused")
 _SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 _log = logging.getLogger(__name__)
 
@@ -99,6 +104,17 @@ def replace(path: Path, content: bytes) -> None:
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     partial.replace(path)
+
+
+def set_chips(directory: Path, state: str, options: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Set what the chips of a worker do.
+
+    Args:
+        directory: The directory that the lab and the worker share.
+        state: One of `CHIP_STATES`.
+        options: ``first_id``, the id of the first core, and ``two_cores``, whether each chip has two.
+    """
+    replace(directory / "chips.json", json.dumps({"state": state, "at": time.time(), **options}).encode())
 
 
 async def ssh_answers(address: str, port: int = 22) -> bool:

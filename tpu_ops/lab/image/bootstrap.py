@@ -20,11 +20,12 @@ from tpu_ops.lab.image.releases import Release
 LABEL = "tpu-ops.lab.image"
 BUILD_TIMEOUT = 900.0
 REMOVE_TIMEOUT = 120.0
-#: Packages of every worker at its first boot, as in a TPU VM's image; roles install all others.
+#: Packages of every worker at its first boot, as in a TPU VM's image; roles install all others. python3-h2 is for the
+#: metrics service of the chips, which is in libtpu on a TPU VM.
 PACKAGES = tuple(
     """
     ca-certificates curl dbus gnupg iproute2 iputils-ping libpam-systemd netbase openssh-client openssh-server passwd
-    procps psmisc python3 python3-apt python3-venv rsync sudo systemd systemd-sysv tar tzdata xz-utils
+    procps psmisc python3 python3-apt python3-h2 python3-venv rsync sudo systemd systemd-sysv tar tzdata xz-utils
     """.split()  # noqa: SIM905 - reads better than thirty quoted words
 )
 #: Files that mmdebstrap leaves out, since no worker needs them.

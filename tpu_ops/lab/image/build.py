@@ -35,7 +35,15 @@ HERE = Path(__file__).parent
 LIBRARY = Path("usr/local/lib/tpu-lab")
 REGISTRY_TIMEOUT = 15.0
 #: Python programs of a worker.
-PROGRAMS = ("guest_agent.py", "data_disks.py", "metadata_server.py", "startup_script.py", "ca.py")
+PROGRAMS = (
+    "guest_agent.py",
+    "data_disks.py",
+    "chip_watch.py",
+    "chip_service.py",
+    "metadata_server.py",
+    "startup_script.py",
+    "ca.py",
+)
 
 _log = logging.getLogger(__name__)
 

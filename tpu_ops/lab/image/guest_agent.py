@@ -2,7 +2,8 @@
 
 Runs inside the worker with its system Python (3.8 or newer), standard library only. The lab and the agent share one
 directory: the lab writes ``metadata.json``; the agent writes ``guest_attributes.json`` (the host keys) and
-``status.json`` (the applied metadata, whether the worker accepts logins, errors of its data disks).
+``status.json`` (the applied metadata, whether the worker accepts logins, errors of its data disks). The agent also
+opens the port of libtpu's metrics while a process holds a chip (chip_watch.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Any
 
 if not __package__:  # on a worker, Python runs isolated (-I), without this directory on the path
     sys.path.insert(0, str(Path(__file__).parent))
+    from chip_watch import ChipWatch, chips  # type: ignore[import-not-found]
     from data_disks import DataDisks  # type: ignore[import-not-found]
 else:
+    from tpu_ops.lab.image.chip_watch import ChipWatch, chips
     from tpu_ops.lab.image.data_disks import DataDisks
 
 STATE = Path("/var/lib/tpu-lab/worker")
@@ -271,6 +274,7 @@ def serve(status: Path) -> None:
     said: tuple[str, bool, str] | None = None
     data: dict[str, Any] = {}
     disks, disk_fault = DataDisks(), ""
+    metrics = ChipWatch(chips())
     storage: list[str] = []
     while True:
         if open_storage(STORAGE, storage):
@@ -297,7 +301,7 @@ def serve(status: Path) -> None:
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             state = {"boot_id": boot_id, "applied": applied, "ready": ready, "disk_fault": disk_fault}
             write(status, json.dumps(state))
-        time.sleep(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata
+        metrics.wait(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata
 
 
 def main() -> None:

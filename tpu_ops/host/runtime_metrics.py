@@ -1,0 +1,184 @@
+"""The metrics of libtpu's service: what to ask for, and what the answers say of each core. No sockets, no files.
+
+Messages are those of the package tpu.monitoring.runtime, as tpu_metric_service.proto in the wheel of tpu-info has them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from . import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, Optional, Tuple, Union
+
+PATH = "/tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
+#: Metrics of every version of the service, and metrics that only newer versions or chips have, by their key in results.
+BASIC = {
+    "hbm_total": "tpu.runtime.hbm.memory.total.bytes",
+    "hbm_used": "tpu.runtime.hbm.memory.usage.bytes",
+    "duty": "tpu.runtime.tensorcore.dutycycle.percent",
+}
+OPTIONAL = {
+    "hbm_bandwidth": "tpu.runtime.hbm.utilization.percent",
+    "idle": "tpu.runtime.tensorcore.idle_duration.seconds",
+}
+#: Limits of credible values. A percentage may exceed 100 by an error of measurement.
+_MOST_CORES = 64
+_MOST_ID = 1_000_000
+_MOST_BYTES = 1 << 50
+_MOST_PERCENT = 101.0
+_MOST_IDLE = 10 * 366 * 86400.0
+
+
+class Nonsense(ValueError):
+    """An answer is not a valid message, or has values that no chip has."""
+
+
+def request(name: str) -> bytes:
+    """Return the request for a metric as the serialized MetricRequest."""
+    return bytes((0x0A, len(name))) + name.encode("ascii")
+
+
+def gauges(answer: bytes) -> Dict[int, Union[int, float]]:
+    """Return the value of each device id in a serialized MetricResponse.
+
+    Raises:
+        Nonsense: The bytes are no such message.
+    """
+    found: Dict[int, Union[int, float]] = {}
+    for entry in _parts(_message(answer, 1), 3):
+        device: Optional[int] = None
+        for value in _values(_message(_message(entry, 1), 2), 3, 0):
+            device = value
+        if device is None or device > _MOST_ID or device in found:
+            raise Nonsense("a value without a valid device id")
+        found[device] = _gauge(_message(entry, 3))
+        if len(found) > _MOST_CORES:
+            raise Nonsense("values of more than {} devices".format(_MOST_CORES))
+    return found
+
+
+def _gauge(data: bytes) -> Union[int, float]:
+    """Return the value of a Gauge: field 1 is a double, field 2 an int64."""
+    found: Optional[Union[int, float]] = None
+    for number, kind, value in _fields(data):
+        if (number, kind) == (1, 1):
+            found = struct.unpack("<d", value)[0]
+        elif (number, kind) == (2, 0):
+            found = value - (1 << 64) if value >> 63 else value
+    if found is None:
+        raise Nonsense("a device id without a number")
+    return found
+
+
+def _message(data: bytes, number: int) -> bytes:
+    """Return the message in a field; a repeated field is merged, as protobuf does it, and a missing one is empty."""
+    return b"".join(_parts(data, number))
+
+
+def _parts(data: bytes, number: int) -> Iterator[bytes]:
+    return (value for value in _values(data, number, 2))
+
+
+def _values(data: bytes, number: int, kind: int) -> Iterator[Any]:
+    return (value for found, wire, value in _fields(data) if (found, wire) == (number, kind))
+
+
+def _fields(data: bytes) -> Iterator[Tuple[int, int, Any]]:
+    """Yield number, wire type and value of each field of a serialized message."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield number, kind, value
+            continue
+        if kind == 2:
+            size, at = _varint(data, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise Nonsense("not a protobuf message")
+        if size > len(data) - at:
+            raise Nonsense("a field is longer than its message")
+        yield number, kind, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> Tuple[int, int]:
+    """Return an integer, and the offset after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+    raise Nonsense("not a protobuf message")
+
+
+def described(values: Dict[str, Dict[int, Union[int, float]]], chips: int) -> Tuple[str, str, list[Dict[str, Any]]]:
+    """Return the state (``ok`` or ``warming``), the reason or a remark, and the cores.
+
+    Args:
+        values: The gauges by the metric's key; a metric that the service does not have is missing.
+        chips: The number of chips that the process holds.
+
+    Raises:
+        Nonsense: A basic metric has a value that no chip has.
+    """
+    total, used = values.get("hbm_total", {}), values.get("hbm_used", {})
+    counts = ", ".join("{} of {}".format(len(values.get(key, {})), name) for key, name in BASIC.items())
+    if not total or total.keys() != used.keys():
+        return "warming", "no values of all cores yet: {}".format(counts), []
+    ids = sorted(total)
+    columns: Dict[str, Optional[Dict[int, Any]]] = {
+        "hbm_used": {core: _bytes(used[core]) for core in ids},
+        "hbm_total": {core: _bytes(total[core]) for core in ids},
+    }
+    if any(used[core] > total[core] for core in ids):
+        raise Nonsense("more memory in use than there is")
+    remarks = []
+    for key, most in (("duty", _MOST_PERCENT), ("hbm_bandwidth", _MOST_PERCENT), ("idle", _MOST_IDLE)):
+        spread = _spread(values[key], ids, chips) if key in values else {}
+        if spread is None and key == "duty":
+            return "warming", "no values of all cores yet: {}".format(counts), []
+        try:
+            columns[key] = {core: _number(key, value, most) for core, value in (spread or {}).items()}
+        except Nonsense as exc:
+            if key == "duty":
+                raise
+            columns[key] = None
+            remarks.append(str(exc))
+    cores = [dict({key: (column or {}).get(core) for key, column in columns.items()}, id=core) for core in ids]
+    return "ok", "; ".join(remarks), cores
+
+
+def _spread(found: Dict[int, Union[int, float]], ids: list[int], chips: int) -> Optional[Dict[int, Union[int, float]]]:
+    """Return the values by core; None if they belong to other cores, or to a part of them.
+
+    Chips of v2 and v3 have two cores, and one duty cycle. The order is the same in all lists, the ids need not be.
+    """
+    ordered = [found[key] for key in sorted(found)]
+    if len(ids) == 2 * len(ordered) == 2 * chips:
+        ordered = [value for value in ordered for _ in range(2)]
+    return {core: ordered[at] for at, core in enumerate(ids)} if len(ordered) == len(ids) else None
+
+
+def _bytes(value: Union[int, float]) -> int:
+    """Return a credible number of bytes."""
+    if not 0 <= value <= _MOST_BYTES or value != int(value):
+        raise Nonsense("{} bytes of memory".format(value))
+    return int(value)
+
+
+def _number(key: str, value: Union[int, float], most: float) -> float:
+    """Return a credible percentage or time."""
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise Nonsense("{} is {}".format({**BASIC, **OPTIONAL}[key], value))
+    return float(value)
