@@ -145,6 +145,13 @@ def test_a_single_idle_worker_does_not_hide_in_the_range_of_its_run() -> None:
     assert lines == [("pod-w[0-4,6-7]", "90..97 %"), ("pod-w5", "0 %")]
 
 
+def test_a_worker_that_waits_on_its_chips_for_others_does_not_hide_behind_its_duty_cycle() -> None:
+    used = [core(0) | {"hbm_bandwidth": 9.0}], [core(0, duty=100) | {"hbm_bandwidth": 0.0}]
+    uses = [use(f"pod-w{at}", answer("exp", services=[service(100, cores)])) for at, cores in enumerate(used)]
+    lines = [(line["worker"], line["duty"], line["bandwidth"]) for line in shown(*uses)]
+    assert lines == [("pod-w0", "96 %", "9 %"), ("pod-w1", "100 %", "0 %")]
+
+
 def test_lines_unfold_into_workers_and_cores() -> None:
     uses = [use(f"pod-w{number}", busy(90 + number)) for number in range(3)]
     assert [line["worker"] for line in shown(*uses, depth=1)] == ["pod-w[0-2]", "pod-w0", "pod-w1", "pod-w2"]

@@ -13,9 +13,11 @@ from tpu_ops.runs.usage import Row, Use
 
 #: Columns of a table of lines.
 COLUMNS = ("worker", "chips", "hbm", "duty", "bandwidth", "run", "person", "since", "output", "state", "holder")
-#: Workers of a run fold into one line unless their duty cycles, or shares of used memory, leave a gap of this size, in
-#: percentage points.
+#: Workers of a run fold into one line unless their duty cycles, bandwidths or shares of used memory leave a gap of this
+#: size, in percentage points.
 GAP = 20.0
+#: A core that uses less of the memory bandwidth, in percent, waits.
+_WAITS = 1.0
 #: State -> its words.
 _WORDS = {
     usage.OK: "ok",
@@ -137,7 +139,7 @@ def _base(own: Sequence[Row]) -> tuple[str, ...]:
 def _similar(parts: list[list[Row]]) -> list[list[list[Row]]]:
     """Split the workers of a line where sorted values leave a gap: a single idle worker must not hide in a range."""
     found = [parts]
-    for value in (_duty, _share):
+    for value in (_duty, _bandwidth, _share):
         found = [piece for group in found for piece in _split(group, value)]
     return found
 
@@ -156,6 +158,13 @@ def _split(parts: list[list[Row]], value: Callable[[Sequence[Row]], float | None
 def _duty(own: Sequence[Row]) -> float | None:
     known = [row.duty for row in own if row.duty is not None]
     return sum(known) / len(known) if known else None
+
+
+def _bandwidth(own: Sequence[Row]) -> float | None:
+    """Return the bandwidth in use, with a gap above almost none: a chip that waits for others has a full duty cycle."""
+    known = [row.bandwidth for row in own if row.bandwidth is not None]
+    mean = sum(known) / len(known) if known else None
+    return mean if mean is None or mean < _WAITS else mean + 2 * GAP
 
 
 def _share(own: Sequence[Row]) -> float | None:

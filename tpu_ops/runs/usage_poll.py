@@ -82,7 +82,7 @@ class Poll:
     async def _look_again(self) -> None:
         try:
             place = await in_thread(self._look)
-        except OpsError as exc:
+        except (OpsError, OSError) as exc:
             self.problem = str(exc)
             return
         self.problem = ""
@@ -115,6 +115,8 @@ class Poll:
                 reply = (await usage.ask(self._place.caller, [host], limit=LIMIT))[host]
             except OpsError as exc:
                 reply = Reply(host, {}, "failed", exc.what, exc.fix)
+            except OSError as exc:  # too many processes or open files on this machine
+                reply = Reply(host, {}, "failed", str(exc))
             self._note(reply)
             failures = 0 if reply.ok else min(failures + 1, 10)
             pause = self._every if reply.ok else max(self._every, min(_MOST, 2.0**failures))
