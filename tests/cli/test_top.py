@@ -144,6 +144,21 @@ async def test_the_cursor_stays_on_its_worker_while_answers_arrive() -> None:
         assert started == [("logs", "c")]
 
 
+async def test_the_cursor_is_on_the_first_line_whichever_worker_answers_first() -> None:
+    uses = {f"{name}-w0": use(f"{name}-w0", busy(90, run=name)) for name in "abc"}
+    shown, poll, *_ = there(*uses.values())
+    for name in ("a-w0", "b-w0"):
+        del poll.uses[name]
+    async with shown.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert column(shown) == ["c-w0"]
+        poll.uses.update(uses)
+        del poll.uses["b-w0"]
+        shown.draw()
+        assert shown.chosen is not None
+        assert (column(shown), shown.chosen.run) == (["a-w0", "c-w0"], "a")
+
+
 async def test_workers_that_do_not_answer_stay_with_the_reason_and_their_age() -> None:
     lost = Reply("", {}, "unreachable", "no route\x1b[31m to [bold]host", "`tpu_ops list` shows it")
     before = use("pod-w0", busy(90), now=time.time() - 130)

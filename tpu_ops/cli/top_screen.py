@@ -192,6 +192,9 @@ class Screen(App[None]):
             table.refresh()
             return
         chosen, at, top = self._chosen_key(table), table.cursor_row, table.scroll_y
+        if at == 0 and self._poll.waiting:
+            # The user has not moved the cursor yet: do not follow the worker that happened to answer first.
+            chosen = ""
         table.clear()
         for key, cells in zip(keys, rows, strict=True):
             table.add_row(*cells, key=key)
