@@ -107,7 +107,7 @@ class Screen(App[None]):
         self._lines: list[Line] = []
         self._by, self._backwards, self._words, self._depth = "worker", False, "", 0
         self._toggled: set[tuple[str, ...]] = set()
-        self._drawn = (-1, 0.0)
+        self._drawn, self._settled = (-1, 0.0), False
         self._polling: Worker[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -192,9 +192,10 @@ class Screen(App[None]):
             table.refresh()
             return
         chosen, at, top = self._chosen_key(table), table.cursor_row, table.scroll_y
-        if at == 0 and self._poll.waiting:
+        if at == 0 and not self._settled:
             # The user has not moved the cursor yet: do not follow the worker that happened to answer first.
             chosen = ""
+        self._settled = not self._poll.waiting
         table.clear()
         for key, cells in zip(keys, rows, strict=True):
             table.add_row(*cells, key=key)
