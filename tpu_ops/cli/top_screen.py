@@ -115,11 +115,13 @@ class Screen(App[None]):
 
     def compose(self) -> ComposeResult:
         """Create the parts of the screen."""
-        yield Static(id="head", markup=False)
-        yield _Table(cursor_type="row")
-        yield Static(id="detail", markup=False)
-        yield Input(placeholder="words, as in: ada stalled", id="filter")
-        yield Footer()
+        # A timer can still tick while these parts are removed at the end, so that they are not looked up.
+        self._head, self._detail = Static(id="head", markup=False), Static(id="detail", markup=False)
+        self._table, self._filter = (
+            _Table(cursor_type="row"),
+            Input(placeholder="words, as in: ada stalled", id="filter"),
+        )
+        yield from (self._head, self._table, self._detail, self._filter, Footer())
 
     def on_mount(self) -> None:
         """Begin to ask the workers and to draw."""
@@ -128,10 +130,6 @@ class Screen(App[None]):
         self._table.focus()
         self.draw()
         self.set_interval(_FIRST, self._tick)
-
-    @property
-    def _table(self) -> _Table:
-        return self.query_one(_Table)
 
     def _tick(self) -> None:
         version, at = self._drawn
@@ -162,7 +160,7 @@ class Screen(App[None]):
             f"filter: {self._words}" if self._words else "",
             self._poll.problem,
         ]
-        self.query_one("#head", Static).update(printable("  |  ".join(filter(None, parts))))
+        self._head.update(printable("  |  ".join(filter(None, parts))))
         self._describe(now)
 
     def _cells(self, line: Line, now: float) -> list[Text]:
@@ -221,7 +219,7 @@ class Screen(App[None]):
             cells = usage_lines.cells(line, now)
             text = "  ".join(filter(None, (cells[name] for name in ("worker", "state", "holder"))))
             text += f"  fix: {fix}" if (fix := self._fix(line)) else ""
-        self.query_one("#detail", Static).update(printable(text))
+        self._detail.update(printable(text))
 
     def _fix(self, line: Line) -> str:
         use = self._poll.uses.get(line.rows[0].worker) if line.state == usage.LOST else None
@@ -267,9 +265,8 @@ class Screen(App[None]):
 
     def action_filter(self) -> None:
         """Let the user type the words of the filter."""
-        field = self.query_one("#filter", Input)
-        field.display = True
-        field.focus()
+        self._filter.display = True
+        self._filter.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Apply the words typed so far."""
@@ -278,12 +275,12 @@ class Screen(App[None]):
 
     def on_input_submitted(self) -> None:
         """Keep the filter, and go back to the table."""
-        self.query_one("#filter", Input).display = False
+        self._filter.display = False
         self._table.focus()
 
     def action_no_filter(self) -> None:
         """Remove the filter."""
-        self.query_one("#filter", Input).value = ""
+        self._filter.value = ""
         self.on_input_submitted()
 
     async def action_command(self, verb: str) -> None:
