@@ -327,6 +327,29 @@ def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: in
     bench.await_(lambda: "chip_service" not in bench.inside(0, "ps -eo args"), "no program without a holder")
 
 
+def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
+    bench.started("sh", "-c", HOLD.format(chip=CHIPS[1]), name="watched")
+
+    def rows() -> list[dict[str, Any]]:
+        found = json.loads(bench.tpu_ops("top", "pod", "--json").stdout)
+        assert found["faults"] == []
+        return list(found["rows"])
+
+    try:
+        bench.await_(lambda: all(row["state"] == "ok" for row in rows()), "metrics")
+        seen = [(row["worker"], row["core"], row["run"], row["person"], row["duty"]) for row in rows()]
+        assert seen == [(f"pod-w{index}", core, "watched", "ada", 97.5) for index in BOTH for core in range(len(CHIPS))]
+        bench.set_chips(0, "idle")
+        done = bench.tpu_ops("top", "pod", "--once")
+        assert done.stderr.splitlines()[-1] == "2 workers: 2 in use"
+        lines = {line.split()[0]: " ".join(line.split()[1:8]) for line in done.stdout.splitlines()[1:]}
+        assert lines == {"pod-w0": "4 24/32 GiB 0 % 0 %", "pod-w1": "4 24/32 GiB 98 % 43 %"}
+        assert "HBM 24/32 GiB, duty 0..98 %" in bench.tpu_ops("who", "pod").stdout
+    finally:
+        bench.inside(0, "rm -f /var/lib/tpu-lab/worker/chips.json")
+        bench.tpu_ops("stop", "watched")
+
+
 def test_a_metrics_port_of_another_person_is_not_asked(bench: Bench) -> None:
     listen = (
         "import socket, time; made = socket.create_server((chr(58) * 2, 8431), family=socket.AF_INET6); time.sleep(600)"

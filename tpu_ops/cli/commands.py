@@ -8,6 +8,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "init": ("init", "write a fleet directory: your project, zones, key, and what to install"),
         "list": ("list", "list the workers of the fleet"),
         "who": ("who", "show who holds which TPU"),
+        "top": ("top", "watch what the chips do: one screen of the fleet"),
         "doctor": ("doctor", "check the workers and show what is wrong"),
         "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
         "snapshot": (

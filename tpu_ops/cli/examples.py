@@ -16,6 +16,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu_ops who", "all READY nodes"),
         ("tpu_ops who pod --watch", "one node, again every few seconds"),
     ),
+    "top": (
+        ("tpu_ops top", "all READY nodes, again every few seconds"),
+        ("tpu_ops top pod --once", "one table of one node, also for a script"),
+    ),
     "doctor": (
         ("tpu_ops doctor pod", "is this node ready for a run?"),
         ("tpu_ops doctor --self", "does this machine have all that is needed?"),

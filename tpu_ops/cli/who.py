@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults, options, output
-from tpu_ops.cloud.node import SERVING_STATES
+from tpu_ops.cloud.node import SERVING_STATES, label_of
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import holders, outcomes, preparations
+from tpu_ops.runs import holders, outcomes, preparations, usage, usage_lines
 from tpu_ops.runs.holders import Holder
+from tpu_ops.runs.usage import Row
 from tpu_ops.ssh.fanout import Fanout
+from tpu_ops.ssh.replies import Reply
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
+#: The same, with what the chips do.
+WITH_USE = (*COLUMNS[:-1], "use", "command")
 _LONGEST_COMMAND = 60
 #: For --watch: default seconds between two refreshes, and seconds to wait for the workers' answers.
 EVERY, PATIENCE = 2.0, 10.0
@@ -57,13 +61,15 @@ def run(args: argparse.Namespace) -> int:
             asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch))
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
-    seen = holders.of_fleet(fleet, hosts)
+    replies = usage.of_fleet(fleet, hosts)
+    seen, chips = holders.seen_in(replies), _chips(replies)
     problem = preparations.problem_of(seen.silent, settings.state_dir)
     if args.json and (seen.chips or not problem):
         found = {"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)}
+        found["use"] = [asdict(row) for row in chips]
         output.as_json(found | {"faults": faults.of_silent(seen.silent)})
     elif seen.holders and not args.json:
-        output.table(rows(seen.holders), COLUMNS)
+        output.table(rows(seen.holders, chips), WITH_USE)
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
     if not hosts and not args.json:
@@ -71,6 +77,13 @@ def run(args: argparse.Namespace) -> int:
     if problem:
         raise problem
     return ExitCode.OK
+
+
+def _chips(replies: Mapping[str, Reply]) -> list[Row]:
+    """Return what the chips do, given the workers' replies."""
+    now = time.time()
+    uses = [usage.of_reply(label_of(host), reply, now) for host, reply in replies.items() if reply.ok]
+    return [row for use in uses for row in use.rows]
 
 
 def _free(seen: holders.Seen) -> list[str]:
@@ -81,11 +94,12 @@ def _free(seen: holders.Seen) -> list[str]:
 async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
     """Show who holds which chips, and replace the table every few seconds until this task is cancelled."""
     while True:
-        seen = await holders.look(fanout, hosts, limit=PATIENCE)
+        replies = await usage.ask(fanout, hosts, limit=PATIENCE)
+        seen = holders.seen_in(replies)
         output.clear()
         output.line(f"{output.at(time.time())}, every {every:g} s; Ctrl-C quits")
         if seen.holders:
-            output.table(rows(seen.holders), COLUMNS)
+            output.table(rows(seen.holders, _chips(replies)), WITH_USE)
         if free := _free(seen):
             output.line(f"free: {texts.folded(free)}")
         for reply in seen.silent:
@@ -93,8 +107,18 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
         await asyncio.sleep(every)
 
 
-def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
-    """Return holders as rows of a table: one row for each run, and one for each process without a run."""
+def rows(found: Iterable[Holder], chips: Iterable[Row] = ()) -> list[dict[str, object]]:
+    """Return holders as rows of a table: one row for each run, and one for each process without a run.
+
+    Args:
+        found: The holders.
+        chips: What the chips do, by the workers' answers.
+    """
+    of_run: dict[tuple[str, str], list[Row]] = {}
+    of_process: dict[tuple[str, int], list[Row]] = {}
+    for row in chips:
+        of_run.setdefault((row.run, row.worker), []).append(row)
+        of_process.setdefault((row.worker, row.pid), []).append(row)
     # Runs of two people may have the same id, on different nodes.
     runs: dict[tuple[str, str, str], list[Holder]] = {}
     strays = []
@@ -113,6 +137,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
                 "run": run_id,
                 "since": output.at(min(holder.since for holder in members)),
                 "pid": _pids([holder.pid for holder in members if holder.pid]),
+                "use": usage_lines.use_words([row for host in hosts for row in of_run.get((run_id, host), ())]),
                 "command": next((holder.command for holder in members if holder.command), "")[:_LONGEST_COMMAND],
             }
         )
@@ -123,6 +148,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
             "run": "none",
             "since": output.at(holder.since),
             "pid": holder.pid,
+            "use": usage_lines.use_words(of_process.get((holder.host, holder.pid), ())),
             "command": holder.command[:_LONGEST_COMMAND],
         }
         for holder in strays

@@ -64,7 +64,11 @@ class Seen:
 
 async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) -> Seen:
     """Ask all workers at once for the holders of their chips. ``limit`` is in seconds, for each worker."""
-    replies = await fanout.call({host: {} for host in hosts}, "holders", limit=limit)
+    return seen_in(await fanout.call({host: {} for host in hosts}, "holders", limit=limit))
+
+
+def seen_in(replies: Mapping[str, Reply]) -> Seen:
+    """Return the holders and chips in the workers' replies to the actions ``holders`` or ``usage``."""
     found: list[Holder] = []
     for host, reply in replies.items():
         if reply.ok:
