@@ -181,7 +181,7 @@ class Screen(App[None]):
         for heading in table.columns.values():
             name = str(heading.key.value)
             mark = "" if name != self._by else " \u25b4" if self._backwards else " \u25be"
-            heading.label = Text(name.upper() + mark)
+            heading.label = Text(f"{name.upper()}{mark or '  '}")
         if [key.value for key in table.rows] == keys:
             for key, cells in zip(keys, rows, strict=True):
                 for name, cell in zip(COLUMNS, cells, strict=True):
