@@ -52,6 +52,9 @@ def chosen(args: argparse.Namespace) -> Mapping[str, Any] | None:
     if args.on_stall == watch.RESTART and not args.recover:
         what = "only --recover starts a run again"
         raise UsageError(what, where="--on-stall restart", fix="add --recover, or use --on-stall stop")
+    if args.on_stall == watch.RESTART and not args.max_failures:
+        what = "a run that stands still counts as a failure, and --max-failures allows none"
+        raise UsageError(what, where="--on-stall restart", fix="add --max-failures N, or use --on-stall stop")
     if args.stall_after == 0 and args.on_stall != watch.TELL:
         what = "a run that never stands still is never ended for it"
         raise UsageError(what, where="--stall-after off and --on-stall", fix="leave out one of the two options")
