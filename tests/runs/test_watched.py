@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,14 @@ def test_equal_notices_of_workers_are_told_once() -> None:
     assert watched.notices(ranks) == ["pod-w[0-1]: maintenance soon", "pod-w2: preempted"]
 
 
+def test_status_tells_a_notice_once_and_keeps_other_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    notice = {"at": 1.0, "what": "preempted: soon", "kind": "preempted"}
+    ranks = [rank(number, maintenance=notice) for number in (0, 1)]
+    noted = {one.rank: ["moved", f"rank {one.rank} ({one.host}): preempted: soon"] for one in ranks}
+    runs_output.notes([replace(one, record={**(one.record or {}), "notes": noted[one.rank]}) for one in ranks])
+    assert capsys.readouterr().err.splitlines() == ["  moved", "  pod-w[0-1]: preempted: soon"]
+
+
 def test_only_active_ranks_have_what_their_supervisor_noted() -> None:
     ended = outcome_of(0, "pod-w0", {"state": "failed"})
     assert watched_by(ended, {"at": 1.0}, NOW).watch is None
@@ -89,6 +98,7 @@ def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     stall_options.add_arguments(parser)
     recover_options.add_arguments(parser)
+    recover_options.add_budgets(parser)
     return parser.parse_args(words)
 
 
@@ -99,7 +109,10 @@ def options(*words: str) -> argparse.Namespace:
         (("--stall-after", "20m"), {"after": 1200, "grace": 1800, "on": "tell"}),
         (("--stall-after", "off"), {"after": 0, "grace": 1800, "on": "tell"}),
         (("--on-stall", "stop"), {"after": 900, "grace": 1800, "on": "stop"}),
-        (("--on-stall", "restart", "--recover", "--stall-grace", "5"), {"after": 900, "grace": 5, "on": "restart"}),
+        (
+            ("--on-stall", "restart", "--recover", "--max-failures", "1", "--stall-grace", "5"),
+            {"after": 900, "grace": 5, "on": "restart"},
+        ),
     ],
 )
 def test_the_options_for_stalls(words: tuple[str, ...], stall: Any) -> None:
@@ -114,6 +127,7 @@ def test_the_options_for_stalls(words: tuple[str, ...], stall: Any) -> None:
     ("words", "said"),
     [
         (("--on-stall", "restart"), "only --recover starts a run again"),
+        (("--on-stall", "restart", "--recover"), "--max-failures allows none"),
         (("--stall-after", "0", "--on-stall", "stop"), "never ended for it"),
     ],
 )

@@ -13,7 +13,7 @@ from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.record import ON
 from tpu_ops.protocol.watch import STALLED
-from tpu_ops.runs import advice, attempts, holders, known_failures, ranks
+from tpu_ops.runs import advice, attempts, holders, known_failures, ranks, watched
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
 
@@ -361,8 +361,13 @@ def _last_lines(rank: int, text: str, shown: Sequence[int]) -> None:
 
 
 def notes(outcomes: Sequence[Outcome]) -> None:
-    """Print the notes in the records of an active run's ranks, which its followers have already seen."""
-    for text in dict.fromkeys(note for outcome in outcomes for note in (outcome.record or {}).get("notes") or ()):
+    """Print what is noted of an active run's ranks: the notes in their records, and what is the case now."""
+    noted = [note for outcome in outcomes for note in (outcome.record or {}).get("notes") or ()]
+    notices = watched.notices(outcomes)
+    # Each rank has also a note of a notice that holds: one line for all workers is enough.
+    now = tuple("".join(notice.partition(": ")[1:]) for notice in notices)
+    past = dict.fromkeys(note for note in noted if not note.endswith(now))
+    for text in filter(None, (*past, watched.told(outcomes), *notices)):
         output.info(f"  {text}")
 
 

@@ -13,7 +13,7 @@ from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
 from tpu_ops.recovery import open_requests
-from tpu_ops.runs import advice, control, holders, nodes, overview, preparations, recovery, spec, watched
+from tpu_ops.runs import advice, control, holders, nodes, overview, preparations, recovery, spec
 from tpu_ops.runs.known_ends import remembered
 from tpu_ops.runs.outcomes import Outcome, run_state
 
@@ -76,8 +76,6 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
         runs_output.table(outcomes)
     if state in ON:
         runs_output.notes(outcomes)
-        for text in filter(None, (watched.told(outcomes), *watched.notices(outcomes))):
-            output.info(f"  {text}")
     runs_output.left_behind(outcomes)
     if (rank := runs_output.failed_first(outcomes, ())) is not None:
         failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
