@@ -219,7 +219,7 @@ def error(run_id: str, found: Sequence[Profile]) -> OpsError | None:
         return None
     worst = next((one for one in failed if one.kind == "unreachable"), failed[0])
     same = [one.rank for one in failed if (one.kind, one.problem) == (worst.kind, worst.problem)]
-    where = f"ranks {ranks.folded([one.rank for one in failed])} of {run_id}"
+    where = f"rank{'s' * (len(failed) > 1)} {ranks.folded([one.rank for one in failed])} of {run_id}"
     what = f"no profile of {texts.count(len(failed), 'rank')}: {worst.problem}"
     if len(same) < len(failed):
         what += f" (rank {ranks.folded(same)})"

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def say(hosts: Iterable[str]) -> None:
     """Tell the user that these workers are silent."""
     names = sorted(set(hosts), key=texts.natural)
-    _log.info("%s %s silent: waiting for an answer", texts.some(names, 4, "others"), "is" if len(names) == 1 else "are")
+    _log.info("%s %s silent: waiting for an answer", texts.some(names, 4), "is" if len(names) == 1 else "are")
 
 
 class Silence:
