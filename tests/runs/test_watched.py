@@ -13,7 +13,7 @@ from tpu_ops.cli import recover_options, runs_output, stall_options
 from tpu_ops.errors import UsageError
 from tpu_ops.protocol.watch import lasting
 from tpu_ops.runs import spec, watched
-from tpu_ops.runs.outcomes import Outcome, outcome_of
+from tpu_ops.runs.outcomes import FirstFailure, Outcome, outcome_of
 from tpu_ops.runs.outcomes import watched as with_watch
 
 NOW = 100_000.0
@@ -146,3 +146,4 @@ def test_a_stalled_run_names_no_rank_as_the_first_to_fail(capsys: pytest.Capture
     record = {"state": "stopped", "first": first, "attempt": 1, "intent": {"kind": "failed"}}
     runs_output.failed_first([outcome_of(0, "pod-w0", record), outcome_of(1, "pod-w1", record)], (0, 1))
     assert capsys.readouterr().err == "the run stalled: no output for 16 min\n"
+    assert FirstFailure(1, "pod-w1", "stalled: no output for 16 min").text == "the run stalled: no output for 16 min"

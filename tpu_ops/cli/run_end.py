@@ -156,7 +156,7 @@ class RunEnd:
             return
         found = runs_output.summary(run.run_id, outcomes)
         first, known = first_failure(outcomes), known_failures.of_run(outcomes)
-        why = f"rank {first.rank} ({first.host}): {first.cause}" if first else ""
+        why = first.text if first else ""
         labels = {worker.host: worker.label for worker in self._fleet().workers}
         since, until = found["since"], found["ended"]
         notice = Notice(

@@ -338,7 +338,7 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
     refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
     text = f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}"
     if first.cause.startswith(STALLED):
-        text = f"the run {first.cause}"
+        text = first.text
     output.info(text, Meaning.FAILED)
     if known := known_failures.of_run(outcomes):
         output.info(f"  {known.what()}")

@@ -120,4 +120,4 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
     if first is None:
         return FAILED, "its ranks ended differently"
     kind = TAKEN if first.cause.startswith(_HOST_FAILED) else FAILED
-    return kind, f"rank {first.rank} ({first.host}): {first.cause}"
+    return kind, first.text

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_ops.protocol.record import ON
+from tpu_ops.protocol.watch import STALLED
 from tpu_ops.ssh.replies import Reply
 
 #: States of a rank about which nothing is known: its worker does not answer, or answers with an error.
@@ -152,6 +153,12 @@ class FirstFailure:
     rank: int
     host: str
     cause: str
+
+    @property
+    def text(self) -> str:
+        """What failed, in words; a run that stands still does so on all ranks."""
+        stalled = self.cause.startswith(STALLED)
+        return f"the run {self.cause}" if stalled else f"rank {self.rank} ({self.host}): {self.cause}"
 
 
 def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:

@@ -223,7 +223,7 @@ def compute(given: Sources) -> Report:
         code=_code(records, given.project),
         environments=_environments(given.told),
         places=given.places,
-        first=_line(f"rank {failure.rank} ({failure.host}): {failure.cause}") if failure else "",
+        first=_line(failure.text) if failure else "",
         known=_line(found.what()) if (found := known_failures.of_run(outcomes)) else "",
         raised=_raised(outcomes),
         recovery=given.recovery,
@@ -307,7 +307,7 @@ def _attempts(given: Sources, state: str) -> tuple[Attempt, ...]:
     for number, members in sorted({**earlier, **({newest: latest} if latest else {})}.items()):
         known = [member.record for member in members if member.record]
         failure = first_failure(members)
-        why = f"rank {failure.rank} ({failure.host}): {failure.cause}" if failure else _reason(members)
+        why = failure.text if failure else _reason(members)
         ends = [one.get("ended") or one.get("exited") for one in known]
         ended = None if any(one["state"] in ON for one in known) else max(filter(None, ends), default=None)
         ended = ended or (given.copied or {}).get(number)
