@@ -229,13 +229,13 @@ ENDS: dict[str, tuple[State, Ended, tuple[int, int, bool, bool, bool], tuple[Act
         with_kept(ON, max_failures=1),
         Ended(ranks(STALLED | {"stall": {"on": "stop"}}, STALLED | {"stall": {"on": "stop"}})),
         (0, 0, False, False, False),
-        (Tell(f"rank 0 (pod-w0): {STILL}", "not started again because of --on-stall stop"), Finish()),
+        (Tell(f"the run {STILL}", "not started again because of --on-stall stop"), Finish()),
     ),
     "the run stood still, and its user wants it restarted then": (
         with_kept(ON, max_failures=1),
         Ended(ranks(STALLED | {"stall": {"on": "restart"}}, STALLED | {"stall": {"on": "restart"}})),
         (1, 0, True, False, False),
-        (Tell(f"rank 0 (pod-w0): {STILL}", "starting the run again"), AGAIN),
+        (Tell(f"the run {STILL}", "starting the run again"), AGAIN),
     ),
     "no worker knows the attempt": (
         ON,
