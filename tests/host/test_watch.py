@@ -119,6 +119,18 @@ def test_a_fault_is_noted_once_and_the_watch_goes_on(rank: Rank) -> None:
     assert note.strip().endswith("ValueError: a metrics service lies")
 
 
+def test_the_last_output_is_noted_at_the_end_of_a_run_that_was_shorter_than_the_time_between_samples(
+    tmp_path: Path,
+) -> None:
+    made = Rank(tmp_path, Rules())
+    made.heard = None
+    made.watch.start()
+    made.await_((tmp_path / watch.WATCH).exists)
+    made.heard = time.monotonic(), 1234.5
+    made.watch.stop()
+    made.await_(lambda: made.noted()["last_output"] == 1234.5)
+
+
 def test_a_missing_directory_is_harmless(tmp_path: Path) -> None:
     made = Rank(tmp_path / "gone")
     made.watch.start()

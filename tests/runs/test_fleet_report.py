@@ -93,6 +93,8 @@ def test_what_is_not_counted_is_said(fleet: Fleet) -> None:
         "pod-w1 did not tell who used them: no answer within 45 s",
         "pod-w0 no longer know all runs of these days",
     )
+    older = Reply("pod-w1", {}, "invalid", "unknown action 'report'")
+    assert "launcher there is too old" in compute(fleet, {"pod-w0": forgetful, "pod-w1": older}).gaps[1]
 
 
 def test_text_and_page(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,17 @@ def test_a_run_of_two_attempts() -> None:
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_an_attempt_that_goes_on_has_no_end_although_its_log_is_copied() -> None:
+    given = reports.of_run()
+    going = {"state": "running", "exited": None, "ended": None, "exit": None, "first": None, "intent": None}
+    outcomes = [outcome_of(one.rank, one.host, {**(one.record or {}), **going}) for one in given.outcomes]
+    found = report_data.compute(replace(given, outcomes=outcomes, copied={2: reports.BEGIN + 86400}))
+    assert [(one.number, one.state, one.ended is None) for one in found.attempts] == [
+        (1, "failed", False),
+        (2, "running", True),
+    ]
+
+
 def test_nothing_but_a_record_here_is_still_a_report() -> None:
     lost = tuple(Outcome(rank, f"pod-w{rank}", "gone", reason="its node was preempted") for rank in range(2))
     known = {

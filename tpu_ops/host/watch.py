@@ -130,6 +130,9 @@ class Watch(threading.Thread):
             self._fresh = False
             with contextlib.suppress(queue.Empty):
                 self._carry_out(self._orders.get(timeout=self._pause()))
+        with contextlib.suppress(Exception):
+            # What the last sample said of the output is out of date, in a short run completely.
+            self._write(self._noted(time.monotonic(), time.time(), self._facts.output()[1]))
 
     def _pause(self) -> float:
         now = time.monotonic()

@@ -209,6 +209,8 @@ def _gaps(uses: Mapping[str, Reply]) -> tuple[str, ...]:
     gaps = ["the use of nodes that no longer exist, and of chips without a run, is not counted"]
     if silent:
         first = uses[silent[0]].problem
+        if "unknown action" in first:
+            first = "the launcher there is too old for this (`tpu_ops configure` updates it)"
         gaps.append(f"{texts.folded(silent)} did not tell who used them: {first}")
     if short:
         gaps.append(f"{texts.folded(short)} no longer know all runs of these days")
