@@ -181,7 +181,7 @@ class Workers:
         if host not in self.answers:
             return Reply(host, {}, kind="timeout", problem="no answer within 45 s")
         if action == "report" and host in self.older:
-            return Reply(host, {}, kind="invalid", problem="unknown action 'report'")
+            return Reply(host, {}, kind="old", problem="its launcher is too old")
         return Reply(host, self.answers[host])
 
 

@@ -113,9 +113,6 @@ async def ask(fanout: Fanout, run: RunRef, shown: Collection[int], *, signal: bo
 def of_reply(rank: int, reply: Reply) -> RankStacks:
     """Return the stacks in a worker's answer."""
     if not reply.ok:
-        if "unknown action" in reply.problem:
-            old = "the worker's launcher is too old for this"
-            reply = reply._replace(problem=old, fix="`tpu_ops configure` brings the launcher of this version")
         return RankStacks(rank, reply.host, reply=reply)
     data = reply.value["stacks"]
     facts = RankStacks(rank, reply.host, reply.value["state"], reply.value["kept"], raw=data)

@@ -22,8 +22,6 @@ OK, WARMING, NONE, SILENT, BROKEN = "ok", "warming", "none", "silent", "broken"
 FREE, OLD, LOST = "free", "old", "lost"
 #: All states, the one that needs most attention first.
 STATES = (LOST, BROKEN, SILENT, OLD, NONE, WARMING, OK, FREE)
-#: Part of an older launcher's refusal of the action.
-_UNKNOWN_ACTION = "unknown action"
 #: Fix for a launcher that is too old.
 _TOO_OLD = "its launcher is too old to read metrics: `tpu_ops configure {}` updates it"
 
@@ -106,7 +104,7 @@ async def ask(caller: Caller, hosts: Sequence[str], *, limit: float = LIMIT) -> 
         limit: Seconds for each worker and question.
     """
     replies = await caller.call({host: {} for host in hosts}, "usage", limit=limit) if hosts else {}
-    old = [host for host, reply in replies.items() if reply.kind == "invalid" and _UNKNOWN_ACTION in reply.problem]
+    old = [host for host, reply in replies.items() if reply.is_old]
     return replies | (await caller.call({host: {} for host in old}, "holders", limit=limit) if old else {})
 
 
