@@ -85,6 +85,11 @@ class Row:
     notice: str = ""
     answered: float | None = None
 
+    @property
+    def owner(self) -> tuple[str, str, str]:
+        """The run, or the command without a run, and the person."""
+        return self.run, "" if self.run else self.command, self.person
+
 
 class Use(NamedTuple):
     """The rows of one worker, at least one, and its reply."""
@@ -205,18 +210,14 @@ def _of_service(owner: Row, service: Mapping[str, Any]) -> list[Row]:
 
 def _one_each(rows: Sequence[Row]) -> list[Row]:
     """Drop rows without metrics of processes whose owner has other rows, such as children that share the chips."""
-    speaking = {_owner(row) for row in rows if row.core is not None or row.state not in (NONE, OLD)}
+    speaking = {row.owner for row in rows if row.core is not None or row.state not in (NONE, OLD)}
     found: dict[tuple[object, ...], Row] = {}
     for row in rows:
         if row.core is not None:
             found.setdefault((row.pid, row.core), row)
-        elif row.state not in (NONE, OLD) or _owner(row) not in speaking:
-            found.setdefault((row.state, *_owner(row)), row)
+        elif row.state not in (NONE, OLD) or row.owner not in speaking:
+            found.setdefault((row.state, *row.owner), row)
     return list(found.values())
-
-
-def _owner(row: Row) -> tuple[str, str]:
-    return (row.run, row.person) if row.run else (row.command, row.person)
 
 
 def _number(value: object) -> float | None:
