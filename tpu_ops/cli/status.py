@@ -88,8 +88,8 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     if note := advice.recovery(found):
         output.info(note)
     else:
-        if away := advice.elsewhere(run_.run_id, outcomes, spec.here()):
-            output.info(away)
+        if machine := advice.other_machine(run_.run_id, outcomes, spec.here()):
+            output.info(machine)
         runs_output.steps(advice.again(outcomes, lambda: nodes.states(fleet)))
 
 
