@@ -65,7 +65,7 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
         made.watch.join(10)
 
 
-def test_a_silent_rank_sends_samples_writes_stacks_and_says_when_it_writes_again(rank: Rank) -> None:
+def test_a_silent_rank_sends_samples_and_reports_its_next_output(rank: Rank) -> None:
     rank.watch.start()
     rank.await_((rank.place / WATCH).exists)
     assert rank.noted()["chips"] == "busy"
