@@ -187,7 +187,7 @@ def test_a_run_that_has_ended_has_no_profile(workers: Workers) -> None:
 def test_each_problem_has_its_fix(kind: str, error: type[OpsError], fix: str) -> None:
     found = profiles.error("r1", [Profile(0, "w0"), Profile(1, "w1", "ada", kind=kind, problem="why")])
     assert isinstance(found, error)
-    assert (found.what, found.where, fix in found.fix) == ("no profile of 1 rank: why", "ranks 1 of r1", True)
+    assert (found.what, found.where, fix in found.fix) == ("no profile of 1 rank: why", "rank 1 of r1", True)
 
 
 @pytest.mark.parametrize("folder", ["/HERE", "/tmp/tpu_ops-profile-/../../HERE", "/tmp/tpu_ops-profile-x/../../HERE"])

@@ -192,7 +192,7 @@ class Workers:
         if host not in self.answers:
             return Reply(host, {}, kind="timeout", problem="no answer within 45 s")
         if action == "report" and host in self.older:
-            return Reply(host, {}, kind="invalid", problem="unknown action 'report'")
+            return Reply(host, {}, kind="old", problem="its launcher is too old")
         return Reply(host, self.answers[host])
 
 
@@ -247,7 +247,7 @@ def test_the_report_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "failed first: rank 2 (pod-w2): exit code 1",
         "command:      python train.py --config",
         "stall of ranks 0-3 at 2026-11-22",
-        "last lines, ranks 2:\n  step 1710",
+        "last lines, rank 2:\n  step 1710",
         "ranks 0-1,3: all_reduce (train.py:88)",
     ):
         assert text in shown
