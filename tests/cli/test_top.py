@@ -249,7 +249,7 @@ def test_the_terminal_is_clean_afterwards(how: str | signal.Signals, code: int) 
         os.close(terminal.master)
 
 
-def test_a_command_for_the_run_has_the_plain_terminal_and_then_the_screen_is_back() -> None:
+def test_a_command_gets_the_plain_terminal_before_the_screen_returns() -> None:
     terminal = Terminal()
     try:
         terminal.until("pod-w0")

@@ -17,7 +17,7 @@ def test_a_port_that_is_used_here_is_refused_with_another_one(fleet, tpu_ops):
         failed(tpu_ops("tunnel", "pod", "8888", str(port)), 2, f"port {port} cannot be used here", "name another one")
 
 
-def test_a_port_with_the_tunnel_of_another_server_is_refused_by_the_server_s_name(fleet, tpu_ops):
+def test_a_port_with_another_server_s_tunnel_is_refused_with_its_name(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     state = fleet.settings().state_dir
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -30,7 +30,7 @@ def told(*signs, unknown=(), clock=NOW):
 
 
 SILENT = Reply("pod-w1", {}, "unreachable", "No route to host")
-OLD = Reply("pod-w1", {}, "invalid", "unknown action 'activity'")
+OLD = Reply("pod-w1", {}, "old", "the worker's launcher is too old for this")
 NO_LOGINS = told(unknown=["it keeps no record of logins"])
 
 

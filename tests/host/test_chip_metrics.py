@@ -185,6 +185,23 @@ def test_a_service_that_answers_too_late_is_silent() -> None:
     assert (found["state"], found["why"]) == ("silent", "no answer in time")
 
 
+def test_children_with_nothing_to_ask_take_no_time_from_the_service_of_their_parent() -> None:
+    """As those of a program with many data loaders; the service needs longer than an equal share."""
+
+    usual = answers([0])
+    total = usual[TOTAL]
+    assert isinstance(total, bytes)
+
+    def slow() -> bytes:
+        time.sleep(0.3)
+        return total
+
+    with serving(usual | {TOTAL: slow}) as port, contextlib.ExitStack() as stack:
+        children = [stack.enter_context(program("/bin/sh", "-c", "echo; exec sleep 60")) for _ in range(20)]
+        found = read(port, holder(1), *(holder(1, pid) for pid, _ in children), limit=4.0)
+    assert [each["state"] for each in found] == ["ok"]
+
+
 # --- servers of raw bytes ------------------------------------------------------------------------------------------
 
 

@@ -53,13 +53,13 @@ def test_a_run_with_all_files(store: Store) -> None:
 @pytest.mark.parametrize("damage", ["missing", "damaged", "a pipe", "too large"])
 def test_a_run_whose_files_are_not_as_they_should_be(store: Store, damage: str) -> None:
     begun(store)
-    for name in ("history.jsonl", "watch.json", "stacks.json"):
+    for name in ("history.jsonl", "watch.json", "log/stacks.json"):
         path = Path(store.directory("r1"), name)
         if damage == "damaged":
             path.write_bytes(b'\xff[\n{"t": NaN}\n{"t": "1"}\n7\n' + b"[" * 100_000)
         elif damage == "a pipe":
             os.mkfifo(path)
-        elif damage == "too large":
+        elif damage == "too large" and name == "history.jsonl":
             path.write_text(json.dumps({"t": 1, "more": "x" * 3 * 2**20}))
     answer = asked(store, run_id="r1")
     assert [answer[key] for key in ("history", "watch", "stacks", "tail", "environment")] == [[], None, None, "", None]

@@ -97,7 +97,7 @@ def functions(thread: dict[str, Any]) -> list[str]:
     return [function for function, _, _ in thread["frames"]]
 
 
-def test_all_threads_of_a_python_have_their_stacks_and_the_main_thread_is_first(start: Start, py_spy: str) -> None:
+def test_all_threads_of_a_python_have_stacks_the_main_thread_first(start: Start, py_spy: str) -> None:
     process = start(PYTHON, "-c", WAITS)
     [entry] = stacks.collect([process.pid], program=py_spy)["processes"]
     assert (entry["source"], entry["why"], entry["parent"]) == ("py-spy", "", os.getpid())

@@ -74,6 +74,13 @@ def test_the_time_without_memory_traffic_begins_anew_after_a_use() -> None:
         assert chips.since == since
 
 
+def test_a_late_answer_of_the_metrics_does_not_begin_the_time_anew() -> None:
+    chips, wedged = Chips(), service(core(idle=0.0, hbm_bandwidth=0.0))
+    for now, services in ((0.0, BUSY), (30.0, wedged), (60.0, service(state="silent")), (90.0, wedged)):
+        chips.see(services, now)
+    assert (chips.state, chips.since) == ("idle", 30.0)
+
+
 def still(**changes: Any) -> dict[str, Any]:
     made = {"silent": 960.0, "began": 4000.0, "used": True, "chips": "idle", "rests": 900.0, "sign": "chips idle"}
     return {**made, **changes}

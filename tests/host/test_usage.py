@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import specs
 from tpu_ops.host import proc, rank_record, usage
-from tpu_ops.host.store import Store
+from tpu_ops.host.store import WATCH, Store
 from tpu_ops.protocol import wire
 
 
@@ -45,7 +45,7 @@ def test_a_process_of_a_run_holds_the_chip(store: Store, tmp_path: Path) -> None
     os.utime(log / "0.log", (200.0, 200.0))
     (log / "1.log").touch()
     watch = {"at": 300.0, "last_output": 200.0, "chips": "none", "idle_since": None, "stall": None, "maintenance": None}
-    Path(store.directory(record["run_id"]), usage.WATCH).write_text(json.dumps(watch))
+    Path(store.directory(record["run_id"]), WATCH).write_text(json.dumps(watch))
     lock = store.lock(rank_record.holder_of(record))
     assert lock
     with lock, (tmp_path / "accel0").open():
@@ -56,7 +56,7 @@ def test_a_process_of_a_run_holds_the_chip(store: Store, tmp_path: Path) -> None
     assert [(each["pid"], each["state"], each["cores"]) for each in answer["services"]] == [(os.getpid(), "none", [])]
     run = {"run_id": "digits-1", "attempt": 1, "rank": 1, "state": "running", "began": 100.0}
     assert answer["run"] == {**run, "last_output": 200.0, "watch": watch}
-    Path(store.directory(record["run_id"]), usage.WATCH).write_text("{")
+    Path(store.directory(record["run_id"]), WATCH).write_text("{")
     lock = store.lock(rank_record.holder_of(record))
     assert lock
     with lock:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.host.test_stalls import BUSY, core, service
-from tpu_ops.host import watch
 from tpu_ops.host.notices import Notices
 from tpu_ops.host.stalls import Rules
-from tpu_ops.host.watch import Facts, Watch
+from tpu_ops.host.store import HISTORY, WATCH
+from tpu_ops.host.watch import Facts, Watch, thinned
 
 RULES = Rules(after=0.5, grace=0.0)
 
@@ -42,7 +42,7 @@ class Rank:
         return ""
 
     def noted(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.place / watch.WATCH).read_text())
+        found: dict[str, Any] = json.loads((self.place / WATCH).read_text())
         return found
 
     def await_(self, holds: Callable[[], object], seconds: float = 10.0) -> None:
@@ -65,9 +65,9 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
         made.watch.join(10)
 
 
-def test_a_silent_rank_sends_samples_writes_stacks_and_says_when_it_writes_again(rank: Rank) -> None:
+def test_a_silent_rank_sends_samples_and_reports_its_next_output(rank: Rank) -> None:
     rank.watch.start()
-    rank.await_((rank.place / watch.WATCH).exists)
+    rank.await_((rank.place / WATCH).exists)
     assert rank.noted()["chips"] == "busy"
     rank.services = service(core(idle=60.0))
     rank.await_(rank.said)
@@ -99,7 +99,7 @@ def test_a_silent_rank_sends_samples_writes_stacks_and_says_when_it_writes_again
 
 def test_a_notice_is_noted_and_can_be_asked_for_at_once(rank: Rank) -> None:
     rank.watch.start()
-    rank.await_((rank.place / watch.WATCH).exists)
+    rank.await_((rank.place / WATCH).exists)
     rank.entries["preempted"] = "TRUE"
     rank.watch.look()
     notice = rank.watch.notice(5.0)
@@ -113,10 +113,22 @@ def test_a_fault_is_noted_once_and_the_watch_goes_on(rank: Rank) -> None:
     rank.watch.start()
     rank.await_(lambda: rank.found)
     rank.services = BUSY
-    rank.await_((rank.place / watch.WATCH).exists)
+    rank.await_((rank.place / WATCH).exists)
     (note,) = (value for kind, value in rank.found if kind == "note")
     assert note.startswith("this rank cannot be watched: ")
     assert note.strip().endswith("ValueError: a metrics service lies")
+
+
+def test_the_last_output_is_noted_at_the_end_of_a_run_that_was_shorter_than_the_time_between_samples(
+    tmp_path: Path,
+) -> None:
+    made = Rank(tmp_path, Rules())
+    made.heard = None
+    made.watch.start()
+    made.await_((tmp_path / WATCH).exists)
+    made.heard = time.monotonic(), 1234.5
+    made.watch.stop()
+    made.await_(lambda: made.noted()["last_output"] == 1234.5)
 
 
 def test_a_missing_directory_is_harmless(tmp_path: Path) -> None:
@@ -133,8 +145,8 @@ def test_a_missing_directory_is_harmless(tmp_path: Path) -> None:
 def test_the_history_has_a_line_a_minute(rank: Rank) -> None:
     rank.services = service(core(id=4, idle=0.12345, hbm_bandwidth=40.04), core(id=5, idle=0.0, hbm_bandwidth=9.0))
     rank.watch.start()
-    rank.await_((rank.place / watch.HISTORY).exists)
-    (line,) = (json.loads(text) for text in (rank.place / watch.HISTORY).read_text().splitlines())
+    rank.await_((rank.place / HISTORY).exists)
+    (line,) = (json.loads(text) for text in (rank.place / HISTORY).read_text().splitlines())
     assert line.pop("t") == pytest.approx(time.time(), abs=10)
     assert line == {
         "out": 7,
@@ -145,5 +157,5 @@ def test_the_history_has_a_line_a_minute(rank: Rank) -> None:
 
 def test_a_history_is_thinned_except_for_the_last_hour() -> None:
     lines = [json.dumps({"t": float(number), "x": "y" * 100}).encode() + b"\n" for number in range(1000)]
-    found = watch.thinned([*lines, b'{"t": 1'], 600.0)
+    found = thinned([*lines, b'{"t": 1'], 600.0)
     assert found == [*lines[1:600:2], *lines[600:]]

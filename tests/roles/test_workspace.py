@@ -434,9 +434,7 @@ def test_a_script_runs_once_at_each_commit_and_again_after_a_failure(git: Git, b
     assert (kept["changed"], (work / "a.txt").read_text(), len(ran.read_text().splitlines())) == (False, "own\n", 4)
 
 
-def test_a_script_s_background_process_is_not_awaited_and_a_hanging_script_is_ended(
-    git: Git, bring: Bring, tmp_path: Path
-) -> None:
+def test_no_background_process_is_awaited_and_a_hanging_script_is_ended(git: Git, bring: Bring, tmp_path: Path) -> None:
     script, pid = tmp_path / "source/install", tmp_path / "home/pid"
     script.write_text("#!/bin/sh\nsleep 300 & echo $! >~/pid\n")
     script.chmod(0o755)

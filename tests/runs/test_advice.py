@@ -197,6 +197,6 @@ def started(state: str, attempt: int = 1, machine: str = "ada@desk", cause: str 
         ([rank(0, "succeeded")], ""),
     ],
 )
-def test_the_machine_that_may_recover_a_run_is_named_elsewhere(outcomes: list[Outcome], said: str) -> None:
-    told = advice.elsewhere("r1", outcomes, "bob@here")
+def test_another_machine_that_may_recover_a_run_is_named(outcomes: list[Outcome], said: str) -> None:
+    told = advice.other_machine("r1", outcomes, "bob@here")
     assert told == (said and f"{said}`tpu_ops status r1` there shows whether it is being recovered")

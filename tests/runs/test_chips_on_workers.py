@@ -328,7 +328,7 @@ def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: in
 
 
 def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
-    bench.started("sh", "-c", HOLD.format(chip=CHIPS[1]), name="watched")
+    bench.started("sh", "-c", HOLD.format(chip=CHIPS[1]), name="measured")
 
     def rows() -> list[dict[str, Any]]:
         found = json.loads(bench.tpu_ops("top", "pod", "--json").stdout)
@@ -338,7 +338,9 @@ def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
     try:
         bench.await_(lambda: all(row["state"] == "ok" for row in rows()), "metrics")
         seen = [(row["worker"], row["core"], row["run"], row["person"], row["duty"]) for row in rows()]
-        assert seen == [(f"pod-w{index}", core, "watched", "ada", 97.5) for index in BOTH for core in range(len(CHIPS))]
+        assert seen == [
+            (f"pod-w{index}", core, "measured", "ada", 97.5) for index in BOTH for core in range(len(CHIPS))
+        ]
         bench.set_chips(0, "idle")
         done = bench.tpu_ops("top", "pod", "--once")
         assert done.stderr.splitlines()[-1] == "2 workers: 2 in use"
@@ -347,7 +349,7 @@ def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
         assert "HBM 24/32 GiB, duty 0..98 %" in bench.tpu_ops("who", "pod").stdout
     finally:
         bench.inside(0, "rm -f /var/lib/tpu-lab/worker/chips.json")
-        bench.tpu_ops("stop", "watched")
+        bench.tpu_ops("stop", "measured")
 
 
 def test_a_metrics_port_of_another_person_is_not_asked(bench: Bench) -> None:

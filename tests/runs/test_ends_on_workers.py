@@ -84,7 +84,7 @@ def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
     bench.clean()
 
 
-def test_stacks_say_where_ranks_stand_and_are_kept_of_those_that_a_stop_has_to_kill(bench: Bench) -> None:
+def test_stacks_show_places_and_are_kept_of_ranks_that_a_stop_kills(bench: Bench) -> None:
     bench.started("sh", "-c", 'python -c "$0"; true', STANDS, name="stands")
     for index in BOTH:
         bench.await_log(index, "stands", "settled")

@@ -62,15 +62,17 @@ def test_chip_hours_by_person_and_day(fleet: Fleet) -> None:
         use("ada", "a2", BEGINS[1] + 22 * HOUR, BEGINS[2] + 1 * HOUR),
         use("bob", "b1", NOW - 3 * HOUR, None, began=None),
         use("bob", "b0", BEGINS[0] - 9 * HOUR, BEGINS[0] - 8 * HOUR),
+        use("root", "r1", BEGINS[0], BEGINS[0] + 1 * HOUR, asker="ada"),
     ]
     found = compute(fleet, {"pod-w0": every, "pod-w1": every})
     assert [(one.person, one.chip_hours, one.runs, one.days) for one in found.people] == [
         ("ada", 40.0, 2, (16.0, 16.0, 8.0)),
         ("bob", 24.0, 1, (0.0, 0.0, 24.0)),
+        ("root (started by ada)", 8.0, 1, (8.0, 0.0, 0.0)),
     ]
     assert [(one.node, one.state, one.chip_hours, one.use) for one in found.nodes] == [
         ("box", "STOPPED", 0.0, ""),
-        ("pod", "READY", 64.0, "unknown"),
+        ("pod", "READY", 72.0, "unknown"),
     ]
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -93,6 +95,8 @@ def test_what_is_not_counted_is_said(fleet: Fleet) -> None:
         "pod-w1 did not tell who used them: no answer within 45 s",
         "pod-w0 no longer know all runs of these days",
     )
+    older = Reply("pod-w1", {}, "invalid", "unknown action 'report'")
+    assert "launcher there is too old" in compute(fleet, {"pod-w0": forgetful, "pod-w1": older}).gaps[1]
 
 
 def test_text_and_page(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

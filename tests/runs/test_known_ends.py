@@ -16,14 +16,14 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from tests.runs.test_parts import pod
-from tpu_ops.cli import attach, logs, runs, runs_output, status, stop
+from tpu_ops.cli import attach, logs, runs, status, stop
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.protocol.wire import END
 from tpu_ops.recovery import termination
 from tpu_ops.runs import control, ranks, records, recovery
 from tpu_ops.runs.known_ends import NODE_GONE, remembered
-from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, ending
 from tpu_ops.runs.spec import RunSpec
 from tpu_ops.ssh.replies import Reply
 from tpu_ops.ssh.stream import Broken, Frame
@@ -641,8 +641,7 @@ def test_logs_that_are_fetched_are_of_all_ranks(world: World, refused: Callable[
 
 @pytest.mark.parametrize(("state", "name"), [(15, "SIGTERM"), (11, "SIGSEGV"), (40, "signal 40")])
 def test_a_signal_that_ended_a_rank_has_its_name(state: int, name: str) -> None:
-    outcome = Outcome(0, "w0", "failed", {"signal": state})
-    assert runs_output.ending(outcome) == name
+    assert ending({"signal": state}) == name
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "STOPPED"])

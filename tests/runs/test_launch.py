@@ -135,6 +135,12 @@ async def test_a_stop_at_the_barrier_is_told_to_the_starter_and_no_firewall(lead
     assert not raised.value.may_be_on
 
 
+def test_an_option_that_an_older_launcher_does_not_know() -> None:
+    why = "keys of the spec differ from those of this version: stall"
+    found = launch.NotStarted([Reply("a-w0", {}, "invalid", why)])
+    assert found.fix == "the launcher there is of another version: tpu_ops configure a --tags launcher"
+
+
 async def test_the_blamed_rank_is_named_with_its_own_error() -> None:
     """The other ranks came too late, or were told of the failure."""
     late = Reply("", {"blamed": []}, "failed", "rank 0 no longer waits for ranks")

@@ -860,7 +860,7 @@ async def test_doctor_says_that_nodes_of_no_one_run_are_compared_by_themselves(
     assert doctor_command.row(same)["notes"] == [note]
 
 
-async def test_doctor_names_differing_nodes_of_several_types_if_the_target_names_them() -> None:
+async def test_doctor_names_differing_nodes_of_several_types_in_the_target() -> None:
     fanout: Any = Probes()
     small = pod(name="other", node_id="2", subnet=1)
     workers = [*pod(), *(one._replace(node=one.node._replace(accelerator_type="v5litepod-16")) for one in small)]

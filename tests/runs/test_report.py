@@ -47,6 +47,17 @@ def test_a_run_of_two_attempts() -> None:
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_an_attempt_that_goes_on_has_no_end_although_its_log_is_copied() -> None:
+    given = reports.of_run()
+    going = {"state": "running", "exited": None, "ended": None, "exit": None, "first": None, "intent": None}
+    outcomes = [outcome_of(one.rank, one.host, {**(one.record or {}), **going}) for one in given.outcomes]
+    found = report_data.compute(replace(given, outcomes=outcomes, copied={2: reports.BEGIN + 86400}))
+    assert [(one.number, one.state, one.ended is None) for one in found.attempts] == [
+        (1, "failed", False),
+        (2, "running", True),
+    ]
+
+
 def test_nothing_but_a_record_here_is_still_a_report() -> None:
     lost = tuple(Outcome(rank, f"pod-w{rank}", "gone", reason="its node was preempted") for rank in range(2))
     known = {
@@ -181,7 +192,7 @@ class Workers:
         if host not in self.answers:
             return Reply(host, {}, kind="timeout", problem="no answer within 45 s")
         if action == "report" and host in self.older:
-            return Reply(host, {}, kind="invalid", problem="unknown action 'report'")
+            return Reply(host, {}, kind="old", problem="its launcher is too old")
         return Reply(host, self.answers[host])
 
 
@@ -236,7 +247,7 @@ def test_the_report_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "failed first: rank 2 (pod-w2): exit code 1",
         "command:      python train.py --config",
         "stall of ranks 0-3 at 2026-11-22",
-        "last lines, ranks 2:\n  step 1710",
+        "last lines, rank 2:\n  step 1710",
         "ranks 0-1,3: all_reduce (train.py:88)",
     ):
         assert text in shown

@@ -53,7 +53,7 @@ async def test_a_server_is_prepared_started_and_awaited():
 
 DEAD = Result(HOST, 1, stderr=b"OSError: no space\n")
 GONE = Result(HOST, None, problem="No route to host", reached=False)
-OLD = Reply(HOST, {}, "invalid", "unknown action 'server_start'")
+OLD = Reply(HOST, {}, "old", "the worker's launcher is too old for this", "`tpu_ops configure box-w0` updates it")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tpu_ops.cli import stacks as cli
 from tpu_ops.runs import stacks
 from tpu_ops.runs.control import RunRef
-from tpu_ops.ssh.replies import Reply
+from tpu_ops.ssh.replies import Reply, reply_of
 
 TRAIN, DATA = "/home/ada/code/train.py", "/home/ada/code/data.py"
 ARRAY = "/opt/venvs/jax/lib/python3.12/site-packages/jax/_src/array.py"
@@ -155,10 +155,11 @@ def test_a_rank_without_kept_stacks_and_one_with_an_error_have_none() -> None:
 
 
 def test_a_launcher_without_this_action_is_said_to_be_too_old() -> None:
-    found = stacks.of_reply(0, Reply("pod-w0", {}, "invalid", "unknown action 'stacks'"))
+    refusal = {"ok": False, "error": {"kind": "invalid", "message": "unknown action 'stacks'"}}
+    found = stacks.of_reply(0, reply_of("pod-w0", refusal, "", 0))
     assert found.reply is not None
     assert found.reply.problem == "the worker's launcher is too old for this"
-    assert "tpu_ops configure" in found.reply.fix
+    assert "tpu_ops configure pod-w0" in found.reply.fix
 
 
 def test_names_of_a_program_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

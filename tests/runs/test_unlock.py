@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import runs_output, stop, unlock
+from tpu_ops.cli import leftovers, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.outcomes import outcome_of
@@ -202,7 +202,7 @@ async def test_of_what_a_run_has_left_on_chips_only_what_holds_them_still_is_tol
     record = {"state": "succeeded", "chips": {"holders": left, "lockfiles_removed": [], "lockfiles_kept": []}}
     outcomes = [outcome_of(0, "pod-w0", record), outcome_of(1, "pod-w1", {"state": "succeeded", "chips": None})]
     fanout: Any = Pod([holding(process(9, "bob"), process(10, "ada"))], [])
-    runs_output.still_held(await holders.still_held(fanout, outcomes))
+    leftovers.warn_of_held(await holders.still_held(fanout, outcomes))
     assert capsys.readouterr().err.splitlines() == [
         "warning: pod-w0: the chips are still held by pid 9 of bob: python",
         (

@@ -104,7 +104,7 @@ def test_a_process_without_a_run_beside_a_run_has_a_row() -> None:
     }
 
 
-def test_a_worker_that_stops_answering_keeps_its_run_and_the_time_of_its_last_answer() -> None:
+def test_a_silent_worker_keeps_its_run_and_the_time_of_its_last_answer() -> None:
     lost = use("pod-w1", LOST, use("pod-w1", busy(96)), now=NOW + 60)
     lost = use("pod-w1", LOST, lost, now=NOW + 120)
     (line,) = shown(lost, now=NOW + 120)
@@ -145,7 +145,7 @@ def test_a_single_idle_worker_does_not_hide_in_the_range_of_its_run() -> None:
     assert lines == [("pod-w[0-4,6-7]", "90..97 %"), ("pod-w5", "0 %")]
 
 
-def test_a_worker_that_waits_on_its_chips_for_others_does_not_hide_behind_its_duty_cycle() -> None:
+def test_a_waiting_worker_with_a_full_duty_cycle_has_its_own_line() -> None:
     used = [core(0) | {"hbm_bandwidth": 9.0}], [core(0, duty=100) | {"hbm_bandwidth": 0.0}]
     uses = [use(f"pod-w{at}", answer("exp", services=[service(100, cores)])) for at, cores in enumerate(used)]
     lines = [(line["worker"], line["duty"], line["bandwidth"]) for line in shown(*uses)]
@@ -225,7 +225,7 @@ class Workers:
             if host == "pod-w3":
                 raise OpsError("the API did not answer", fix="wait")
             if host == "pod-w1" and action == "usage":
-                found[host] = Reply(host, {}, "invalid", "unknown action 'usage'")
+                found[host] = Reply(host, {}, "old", "its launcher is too old")
             else:
                 value = answer("exp")
                 found[host] = Reply(host, {key: value[key] for key in ("holders", "holder", "argv", "chips")})
@@ -244,7 +244,7 @@ async def test_an_old_launcher_tells_its_holders_and_says_what_updates_it() -> N
     assert "`tpu_ops configure pod-w1` updates it" in rows[1].why
 
 
-async def test_questions_to_a_worker_that_hangs_do_not_pile_up_and_delay_no_other_worker() -> None:
+async def test_a_hanging_worker_has_one_question_and_delays_no_other_worker() -> None:
     workers = Workers()
     nodes = {f"pod-w{number}": "pod" for number in range(5)}
     poll = Poll(lambda: Place(workers, nodes, {"pod-w4": LOST._replace(host="pod-w4")}), 0.001)

@@ -108,6 +108,7 @@ def options(*words: str) -> argparse.Namespace:
         ((), None),
         (("--stall-after", "20m"), {"after": 1200, "grace": 1800, "on": "tell"}),
         (("--stall-after", "off"), {"after": 0, "grace": 1800, "on": "tell"}),
+        (("--stall-after", "20s", "--stall-grace", "0s"), {"after": 20, "grace": 0, "on": "tell"}),
         (("--on-stall", "stop"), {"after": 900, "grace": 1800, "on": "stop"}),
         (
             ("--on-stall", "restart", "--recover", "--max-failures", "1", "--stall-grace", "5"),

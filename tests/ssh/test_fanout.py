@@ -347,6 +347,7 @@ async def test_a_worker_that_cannot_be_reached_does_not_stream(play: Path) -> No
     [
         ({"ok": True}, "", 0, "", ""),
         ({"ok": False, "error": {"kind": "held", "message": "taken", "fix": "wait"}}, "", 0, "held", "taken"),
+        ({"ok": False, "error": {"kind": "invalid", "message": "unknown action 'usage'"}}, "", 0, "old", "too old"),
         (None, "sudo: a password is required\n", 1, "denied", "sudo"),
         (None, "sudo: /usr/local/sbin/tpu-host: command not found\n", 1, "no-launcher", "not installed"),
         (None, "Connection to 10.0.0.1 closed\n", 255, "unreachable", "closed"),

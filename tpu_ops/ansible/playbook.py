@@ -25,8 +25,9 @@ from tpu_ops.errors import UsageError
 
 #: Seconds between two checks for an interrupt.
 _TICK = 0.2
-#: Seconds that ansible-playbook has to end after SIGTERM, and then its remaining child processes.
-_ENDING, _LEFT = 30.0, 5.0
+#: Seconds that ansible-playbook has to end after SIGTERM, and then its remaining child processes; and seconds to wait
+#: until SIGKILL has ended these.
+_ENDING, _LEFT, _KILLED = 30.0, 5.0, 5.0
 
 #: Event of ansible-runner -> outcome of a task on a host.
 _OUTCOMES = {
@@ -346,8 +347,8 @@ def _end(ansible: int, wait: Callable[[], object]) -> None:
 
 
 def _kill(started: set[_Process]) -> None:
-    """End processes with SIGTERM, and those that are left after a pause with SIGKILL."""
-    for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
+    """End processes with SIGTERM, and those that are left after a pause with SIGKILL; wait until they have ended."""
+    for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, _KILLED)):
         left = _living(started)
         for process in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):

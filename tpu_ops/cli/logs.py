@@ -135,7 +135,7 @@ def _give(run_: control.RunRef, copied: copies.Kept, since: float | None, folder
 def _say_whose(run_: control.RunRef, copied: copies.Kept, what: str) -> None:
     """Print the ranks, attempt and time of copies that are used instead of the logs on the workers."""
     workers = texts.folded([run_.hosts[rank] for rank in copied.paths])
-    whose = f"rank{'s' * (len(copied.paths) > 1)} {ranks.folded([*copied.paths])} ({workers}), attempt {copied.attempt}"
+    whose = f"{ranks.named([*copied.paths])} ({workers}), attempt {copied.attempt}"
     made = f"this machine's copy of the log, last written {output.at(copied.written_at)}"
     output.info(f"{whose}: {made}; {what}")
 

@@ -11,7 +11,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import options, output, report_fleet, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import attempts, report, report_data, report_page
+from tpu_ops.runs import attempts, outcomes, ranks, report, report_data, report_page
 from tpu_ops.runs.report_data import Folded, Report
 
 COLUMNS = ("rank", "worker", "state", "end", "use", "most_hbm", "last_output")
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     found = asyncio.run(made())
     for one in found.silent:
-        output.warning(f"ranks {one.ranks}: {one.text}")
+        output.warning(f"{ranks.titled(one.ranks)}: {one.text}")
     if args.html:
         report_fleet.write(args.html, report_page.of_run(found))
     elif args.json:
@@ -111,7 +111,7 @@ def show(found: Report) -> None:
     output.line()
     output.table([_rank(one) for one in found.ranks], COLUMNS)
     for event in found.events:
-        output.line(f"{event.kind} of ranks {event.ranks} at {texts.at(event.at)}: {event.text}")
+        output.line(f"{event.kind} of {ranks.titled(event.ranks)} at {texts.at(event.at)}: {event.text}")
     for text in found.notes:
         output.line(f"noted: {text}")
     _lines("before the first failure", [Folded("", found.raised)] if found.raised else [], None)
@@ -135,7 +135,7 @@ def _rank(one: report_data.Rank) -> dict[str, object]:
         "rank": one.rank,
         "worker": one.host,
         "state": one.state,
-        "end": report_page.ending(one),
+        "end": outcomes.ending(one.ending),
         "use": "" if one.use is None else f"{one.use:.0f} %",
         "most_hbm": "" if one.hbm is None else f"{one.hbm:.0f} %",
         "last_output": "" if one.last_output is None else output.at(one.last_output),
@@ -146,6 +146,6 @@ def _lines(title: str, found: Sequence[Folded], most: int | None) -> None:
     """Print texts of ranks, of each only the last lines."""
     for one in found:
         output.line()
-        output.line(f"{title}, ranks {one.ranks}:" if one.ranks else f"{title}:")
+        output.line(f"{title}, {ranks.titled(one.ranks)}:" if one.ranks else f"{title}:")
         for text in report_page.shown(one.text).split("\n")[-most if most else 0 :]:
             output.line(f"  {text}")

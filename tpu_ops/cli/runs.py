@@ -58,7 +58,7 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
         rows = [_row(*row, found[row[0].run_id]) for row in seen.rows]
         output.table(rows, COLUMNS)
         for (run_, outcomes, _), row in zip(seen.rows, rows, strict=True):
-            note = advice.recovery(found[run_.run_id]) or advice.elsewhere(run_.run_id, outcomes, spec.here())
+            note = advice.recovery(found[run_.run_id]) or advice.other_machine(run_.run_id, outcomes, spec.here())
             if note and row["state"] not in ON:
                 output.info(note)
             for text in filter(None, (watched.told(outcomes), *watched.notices(outcomes))):

@@ -8,19 +8,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import output
+from tpu_ops.cli import leftovers, output
 from tpu_ops.cli.terminal import Meaning
 from tpu_ops.errors import ExitCode
 from tpu_ops.protocol.record import ON
 from tpu_ops.protocol.watch import STALLED
-from tpu_ops.runs import advice, attempts, holders, known_failures, ranks, watched
-from tpu_ops.runs.holders import Holder
-from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure, newest_records, person, raised_before, run_state
+from tpu_ops.runs import advice, attempts, known_failures, ranks, watched
+from tpu_ops.runs.outcomes import (
+    UNKNOWN,
+    Outcome,
+    ending,
+    first_failure,
+    newest_records,
+    person,
+    raised_before,
+    run_state,
+)
 
 #: Of a failed rank whose output was not shown, this many last lines are shown.
 TAIL_LINES = 20
-#: The processes that a run left behind are named for at most this many workers.
-_WORKERS_NAMED = 4
 #: Help of --rank, and help of --rank for commands whose RUN may be a worker.
 RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (default: 0)"
 RANKS_OR_OWN = RANKS_SHOWN.replace("(default: 0)", "(default: that of the worker, if RUN is one, else 0)")
@@ -59,16 +65,6 @@ def _lead(said_by: Sequence[int]) -> str:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-def ending(outcome: Outcome) -> str:
-    """Return the exit code or signal of a rank as words; empty if it has not ended or this is not known."""
-    exit_ = outcome.exit or {}
-    if "code" in exit_:
-        return f"exit code {exit_['code']}"
-    if "signal" in exit_:
-        return texts.signal_name(exit_["signal"]) or f"signal {exit_['signal']}"
-    return ""
 
 
 def summary(run_id: str, outcomes: Sequence[Outcome], found: advice.Recoverer | None = None) -> dict[str, Any]:
@@ -138,7 +134,7 @@ def end_of(outcomes: Sequence[Outcome], told: Mapping[str, Any]) -> End:
         return End("0", 0, duration)
     if failed := _failed_by_itself(outcomes):
         known = known_failures.of_run(outcomes)
-        words = [ending(failed).removeprefix("exit code "), *([known.short] if known else [])]
+        words = [ending(failed.exit).removeprefix("exit code "), *([known.short] if known else [])]
         return End(", ".join(words), _code_of_rank(outcomes), duration)
     return End("", None, duration)
 
@@ -216,7 +212,7 @@ def table(outcomes: Sequence[Outcome]) -> None:
             "rank": outcome.rank,
             "worker": outcome.host,
             "state": outcome.state,
-            "end": ending(outcome),
+            "end": ending(outcome.exit),
             "lasted": _lasted(outcome.record),
             "reason": outcome.reason,
         }
@@ -260,7 +256,7 @@ def finish(
         with output.read_or_not():
             output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
-        leftovers(outcomes)
+        leftovers.warn(outcomes)
         every = "all " * (len(outcomes) > 1)
         output.info(f"run {run_id} succeeded on {every}{texts.count(len(outcomes), 'rank')}", Meaning.OK)
         _say_reasons(outcomes)
@@ -323,7 +319,7 @@ def steps(found: Sequence[advice.Step]) -> None:
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     """Print which rank of an ended run failed first, and warn of processes and lockfiles that are left."""
     failed_first(outcomes, shown)
-    leftovers(outcomes)
+    leftovers.warn(outcomes)
 
 
 def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | None:
@@ -369,46 +365,3 @@ def notes(outcomes: Sequence[Outcome]) -> None:
     past = dict.fromkeys(note for note in noted if not note.endswith(now))
     for text in filter(None, (*past, watched.told(outcomes), *notices)):
         output.info(f"  {text}")
-
-
-def left_behind(outcomes: Sequence[Outcome]) -> None:
-    """Warn of processes that a rank's command left behind when it ended, and that are therefore ended."""
-    found = [outcome for outcome in outcomes if outcome.left_behind]
-    for outcome in found[:_WORKERS_NAMED]:
-        named = [f"pid {process['pid']} ({process['command']})" for process in outcome.left_behind]
-        what = f"processes that the command of rank {outcome.rank} left behind are ended"
-        output.warning(f"{outcome.host}: {what}: {texts.some(named)}")
-    if others := found[_WORKERS_NAMED:]:
-        hosts = texts.folded([outcome.host for outcome in others])
-        output.warning(f"{hosts}: processes that were left behind are ended there too; `status RUN --json` names them")
-
-
-def leftovers(outcomes: Sequence[Outcome]) -> None:
-    """Warn of everything that an ended run has left on its workers.
-
-    These are processes that its commands left behind, processes that cannot be ended, chips that are still held, and
-    lockfiles.
-    """
-    left_behind(outcomes)
-    held: list[Holder] = []
-    for outcome in outcomes:
-        record = outcome.record or {}
-        for process in record.get("stuck") or ():
-            what = f"pid {process['pid']} ({process['command']})"
-            output.warning(f"{outcome.host}: {what} could not be ended, state {process['state']}")
-        held += holders.held_after(outcome)
-        for text in holders.kept_lockfiles(record.get("chips") or {}):
-            output.warning(f"{outcome.host}: {text}")
-    still_held(held)
-
-
-def still_held(held: Sequence[Holder]) -> None:
-    """Warn of processes that still hold chips after the end of their run, and print how to end them."""
-    for holder in held:
-        who = f"pid {holder.pid} of {holder.user}: {holder.command}"
-        output.warning(f"{holder.host}: the chips are still held by {who}")
-    if held:
-        target = texts.target(list(dict.fromkeys(holder.host for holder in held)))
-        people = ", ".join(sorted({holder.user for holder in held}))
-        ends = f"`tpu_ops unlock {target}` ends your own processes; for other processes ask {people}"
-        output.info(f"  fix: {ends}; `tpu_ops who {target}` shows who holds them")

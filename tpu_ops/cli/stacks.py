@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
         output.as_json(stacks.to_json(run_, found))
     else:
         show(found, full=args.full)
-    silent = _say_of_silent(fleet, found)
-    _say_of_ended(found)
-    return silent
+    code = _warn_of_errors(fleet, found)
+    _print_ended(found)
+    return code
 
 
 async def _asked(fleet: view.Fleet, args: argparse.Namespace) -> tuple[control.RunRef, list[stacks.RankStacks]]:
@@ -64,12 +64,12 @@ def show(found: Sequence[stacks.RankStacks], *, full: bool) -> None:
             output.line()
             output.line(group.title)
             for frame in group.frames:
-                output.line(f"    {frame.function}" + (f" ({frame.file}:{frame.line})" if frame.file else ""))
+                output.line(f"    {frame}")
     for text in stacks.problems(found):
         output.warning(text)
 
 
-def _say_of_silent(fleet: view.Fleet, found: Iterable[stacks.RankStacks]) -> ExitCode:
+def _warn_of_errors(fleet: view.Fleet, found: Iterable[stacks.RankStacks]) -> ExitCode:
     """Warn of ranks whose workers gave no answer or an error; return the exit code."""
     ranks_of = {one.host: one.rank for one in found}
     silent = contact.with_hint(fleet.settings, (one.reply for one in found if one.reply))
@@ -81,8 +81,8 @@ def _say_of_silent(fleet: view.Fleet, found: Iterable[stacks.RankStacks]) -> Exi
     return ExitCode.FAILED if silent else ExitCode.OK
 
 
-def _say_of_ended(found: Iterable[stacks.RankStacks]) -> None:
-    """Print of ranks that have ended when their stacks were taken, and which of them have none; also of idle ranks."""
+def _print_ended(found: Iterable[stacks.RankStacks]) -> None:
+    """Print when the stacks of ended ranks were taken, and which ranks have no stacks or no process."""
     taken: dict[tuple[str, int], list[int]] = {}
     without: list[int] = []
     empty: list[int] = []
@@ -97,14 +97,10 @@ def _say_of_ended(found: Iterable[stacks.RankStacks]) -> None:
     first = {one.rank: one.at for one in found}
     for (state, _), numbers in taken.items():
         output.info(
-            f"{_named(numbers)} {state}; these stacks were taken at {output.at(first[numbers[0]])}, before that"
+            f"{ranks.named(numbers)} {state}; these stacks were taken at {output.at(first[numbers[0]])}, before that"
         )
     if without:
         why = "stacks are kept of processes that still exist some seconds after SIGTERM, or when a run stands still"
-        output.info(f"no stacks of {_named(without)}: ended, and none were kept ({why})")
+        output.info(f"no stacks of {ranks.named(without)}: ended, and none were kept ({why})")
     if empty:
-        output.info(f"no process on {_named(empty)}: not started yet, or ended already")
-
-
-def _named(numbers: Sequence[int]) -> str:
-    return f"rank{'s' * (len(numbers) > 1)} {ranks.folded(numbers)}"
+        output.info(f"no process on {ranks.named(empty)}: not started yet, or ended already")

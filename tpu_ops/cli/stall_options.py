@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from tpu_ops.cli import options
 from tpu_ops.errors import UsageError
 from tpu_ops.protocol import watch
 
-_OFF = ("0", "off")
+_OFF = re.compile(r"off|0+[a-z]?")
 
 
 def add_arguments(parser: options.Options) -> None:
@@ -40,7 +41,7 @@ def add_arguments(parser: options.Options) -> None:
 
 
 def _time(text: str) -> float:
-    return 0.0 if text in _OFF else options.duration(text)
+    return 0.0 if _OFF.fullmatch(text) else options.duration(text)
 
 
 def chosen(args: argparse.Namespace) -> Mapping[str, Any] | None:

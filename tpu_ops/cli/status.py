@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, runs, runs_output
+from tpu_ops.cli import leftovers, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.protocol.record import ON
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     every = [outcome for _, outcomes in seen for outcome in outcomes]
     if any(map(holders.held_after, every)):
         held = asyncio.run(holders.still_held(contact.fanout(fleet), every))
-        runs_output.still_held(held)
+        leftovers.warn_of_held(held)
     of_rank = args.exit_code == "rank"
     code = runs_output.worst(runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen)
     if problem and code in {ExitCode.OK, ExitCode.UNREACHABLE}:
@@ -76,7 +76,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
         runs_output.table(outcomes)
     if state in ON:
         runs_output.notes(outcomes)
-    runs_output.left_behind(outcomes)
+    leftovers.warn_of_processes(outcomes)
     if (rank := runs_output.failed_first(outcomes, ())) is not None:
         failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
         if failed and failed.record and failed.state != "refused":
@@ -86,8 +86,8 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
     if note := advice.recovery(found):
         output.info(note)
     else:
-        if away := advice.elsewhere(run_.run_id, outcomes, spec.here()):
-            output.info(away)
+        if machine := advice.other_machine(run_.run_id, outcomes, spec.here()):
+            output.info(machine)
         runs_output.steps(advice.again(outcomes, lambda: nodes.states(fleet)))
 
 

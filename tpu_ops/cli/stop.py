@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import leftovers, options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import view
 from tpu_ops.protocol.spec import MAX_GRACE
@@ -100,7 +100,7 @@ def report(
             output.info(f"run {run_.run_id}{_how(stopped)}")
             with output.read_or_not():
                 runs_output.table(stopped.outcomes)
-        runs_output.leftovers(stopped.outcomes)
+        leftovers.warn(stopped.outcomes)
 
 
 def _how(stopped: control.Stopped) -> str:

@@ -81,21 +81,12 @@ def run(args: argparse.Namespace) -> int:
     return top_screen.show(poll, args.target or "all READY nodes", args.interval, fleet)
 
 
-def _chosen(settings: Settings, target: str | None) -> tuple[Fleet, list[Worker]]:
-    """Return the fleet and the workers of the target, or of all READY nodes."""
-    if target:
-        fleet, workers = contact.find(settings, target)
-        return contact.serving(fleet, workers), workers
-    fleet = view.current(settings)
-    return fleet, [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
-
-
 def looking(settings: Settings, target: str | None) -> Callable[[], Place]:
     """Return a function that returns the workers to ask, by the newest snapshot; it never asks the API.
 
     A worker whose node is no longer READY stays in the result until the node is deleted.
     """
-    fleet, workers = _chosen(settings, target)
+    fleet, workers = contact.chosen(settings, target)
     shown = {worker.host for worker in workers}
     place = _place(fleet, workers)
 
@@ -123,7 +114,7 @@ def _place(fleet: Fleet, workers: Sequence[Worker]) -> Place:
 
 def _once(settings: Settings, target: str | None, *, as_json: bool) -> int:
     """Ask all workers once, and print their rows."""
-    fleet, workers = _chosen(settings, target)
+    fleet, workers = contact.chosen(settings, target)
     labels = {worker.host: worker.label for worker in workers}
     replies = usage.of_fleet(fleet, list(labels), limit=usage_poll.LIMIT)
     now = time.time()

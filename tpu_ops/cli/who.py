@@ -10,9 +10,9 @@ from dataclasses import asdict
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults, options, output
-from tpu_ops.cloud.node import SERVING_STATES, label_of
+from tpu_ops.cloud.node import label_of
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, view
+from tpu_ops.fleet import contact
 from tpu_ops.runs import holders, outcomes, preparations, usage, usage_lines
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.usage import Row
@@ -49,12 +49,7 @@ def run(args: argparse.Namespace) -> int:
             "--watch cannot print JSON", where="--watch and --json", fix="leave out one of the two options"
         )
     settings = config.load(args.fleet)
-    if args.target:
-        fleet, workers = contact.find(settings, args.target)
-        fleet = contact.serving(fleet, workers)
-    else:
-        fleet = view.current(settings)
-        workers = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
+    fleet, workers = contact.chosen(settings, args.target)
     hosts = [worker.host for worker in workers]
     if args.watch:
         try:

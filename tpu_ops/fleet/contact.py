@@ -150,6 +150,15 @@ def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]
     )
 
 
+def chosen(settings: Settings, target: str | None) -> tuple[Fleet, list[Worker]]:
+    """Return the fleet and the workers of a target; without a target, the workers of all READY nodes."""
+    if target:
+        fleet, workers = find(settings, target)
+        return serving(fleet, workers), workers
+    fleet = view.current(settings)
+    return fleet, [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
+
+
 def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     """Return the fleet; refresh it first if one of these workers could not be reached according to the last listing.
 

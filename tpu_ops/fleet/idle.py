@@ -11,8 +11,6 @@ from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each worker to answer.
 LIMIT = 45.0
-#: Part of an older launcher's refusal of the action.
-_UNKNOWN_ACTION = "unknown action"
 
 IDLE, USED, UNKNOWN = "idle", "used", "unknown"
 
@@ -96,6 +94,6 @@ def _problem(reply: Reply) -> str:
     """Return why a worker cannot tell all its uses; empty if it can."""
     if reply.ok:
         return str(next(iter(reply.value["unknown"]), ""))
-    if _UNKNOWN_ACTION in reply.problem:
+    if reply.is_old:
         return "its launcher is too old to tell who has used it (`tpu_ops configure` updates it)"
     return reply.problem

@@ -51,12 +51,13 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
     of_root = [each for each in tables.of(os.getpid()) if each.uid == 0 and each.inode not in taken] if holders else []
     used: list[Listener] = []
     services, served = [], set()
-    for number, holder in enumerate(holders):
+    for holder in holders:
         own = owned.get(holder["pid"], [])
         if {each.inode for each in own} & {each.inode for each in used}:
             continue  # it has the socket from the process that forked it
+        # Not an equal share for each: most holders are children, such as data loaders, and have nothing to ask.
         now = time.monotonic()
-        share = now + (deadline - now) / (len(holders) - number)
+        share = now + (deadline - now) / 2
         unused = [each for each in of_root if each not in used]
         service, listener = _of(holder, own, unused, _named_ports(holder["pid"]) | set(known), share)
         if listener is not None:

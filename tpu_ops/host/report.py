@@ -11,18 +11,16 @@ from tpu_ops.protocol import spec
 from tpu_ops.protocol.record import FINAL
 from tpu_ops.protocol.wire import Refused, require_protocol
 
-from . import TYPE_CHECKING, activity, logs, mounts, private, probe
+from . import TYPE_CHECKING, activity, logs, mounts, private, probe, stacks
 from .person import Person, acting_as, by_uid
 from .rights import require_root
-from .store import KEPT_RUNS, Store, same_start
+from .store import HISTORY, KEPT_RUNS, Store, same_start
 
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator
 
-#: Files in the directory of a run, or of an attempt that was set aside, that describe what the run did.
-HISTORY, WATCH, STACKS = "history.jsonl", "watch.json", "stacks.json"
-#: Maximum number of bytes that are read from the end of a history, and of a file that is useless without its beginning.
-_HISTORY_BYTES, _WHOLE_BYTES = 2 * 2**20, 2**20
+#: Maximum number of bytes that are read from the end of a history.
+_HISTORY_BYTES = 2 * 2**20
 #: Default and maximum number of samples in an answer.
 _POINTS, _MOST_POINTS = 300, 5000
 #: Number of last lines of the output, and the maximum number of bytes in them.
@@ -40,7 +38,7 @@ def report(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
     Returns:
         ``record``; ``history``: samples of all attempts, oldest first, thinned to ``points``; ``watch`` and ``stacks``:
-        the contents of these files of the last attempt, or None; ``tail``: the last lines of the output; ``attempts``:
+        what was noted and kept of the last attempt, or None; ``tail``: the last lines of the output; ``attempts``:
         the earlier attempts that this host still knows; ``environment``: path, Python version and digest of the run's
         environment as it is now, or None if the run has none or it cannot be read.
 
@@ -61,9 +59,8 @@ def report(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         "ok": True,
         "record": record,
         "history": thinned(_history(store, run_id, folder), points),
-        "watch": _json_in(os.path.join(folder, WATCH)),
-        # The stacks are in the directory of the log.
-        "stacks": _json_in(os.path.join(store.logs(run_id), STACKS)) or _json_in(os.path.join(folder, STACKS)),
+        "watch": store.watch(run_id),
+        "stacks": stacks.read_kept(store, run_id),
         "tail": last_lines(logs.tail(store.logs(run_id), _TAIL_BYTES)),
         "attempts": list(_earlier(store, record)),
         "environment": _environment(record),
@@ -190,15 +187,6 @@ def _merged(rows: list[list[Any]]) -> list[Any]:
     largest = [max(column) if column else None for column in columns]
     means = [round(sum(column) / len(column), 1) if column else None for column in columns]
     return [rows[-1][0], largest[1], largest[2], means[3], means[4], rows[-1][5]]
-
-
-def _json_in(path: str) -> Dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, damaged or too large."""
-    data = _end_of_file(path, _WHOLE_BYTES)
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(data.decode("utf-8"))
-        return found if isinstance(found, dict) else None
-    return None
 
 
 def last_lines(data: bytes) -> str:

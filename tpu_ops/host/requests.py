@@ -55,7 +55,7 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
         from . import servers  # imported late, since only these two requests need it
 
         return servers.start(request) if name == "server_start" else servers.stop(request)
-    raise wire.Refused("invalid", "unknown action {!r}".format(name))
+    raise wire.Refused("invalid", "{} {!r}".format(wire.UNKNOWN_ACTION, name))
 
 
 def _not_taken(exc: OSError, store: Store) -> wire.Refused:

@@ -94,7 +94,8 @@ class Chips:
         self.state, self.sign = NONE, ""
         self.since: float | None = None
         self.used: float | None = None
-        self._kept: tuple[str, float] | None = None
+        #: Since when the chips have been idle or unreadable without interruption.
+        self._kept: float | None = None
 
     def see(self, services: Sequence[Mapping[str, Any]], now: float) -> None:
         """Take the answers of the metrics services of the rank's processes."""
@@ -105,12 +106,12 @@ class Chips:
             self.used = now if self.used is None else self.used
         elif worst in ("silent", "broken") or (not services and self.used is not None) or self._lost(worst):
             self.state = UNREADABLE
-            self.sign, self.since = "chips unreadable", self._keep(UNREADABLE, now)
+            self.sign, self.since = "chips unreadable", self._keep(now)
         elif worst == "warming" or not cores:
             self.state, self._kept = (WARMING if worst == "warming" else NONE), None
         else:
             self.state = IDLE
-            begun = self._keep(IDLE, now)
+            begun = self._keep(now)
             if all(map(_is_idle, cores)):
                 self.sign, self.since = "chips idle", now - min(core["idle"] for core in cores)
             else:
@@ -121,11 +122,11 @@ class Chips:
         """Return whether processes hold chips that were in use, and none has a metrics service any more."""
         return worst == "none" and self.used is not None
 
-    def _keep(self, state: str, now: float) -> float:
-        """Return since when the chips have been in a state without interruption."""
-        if self._kept is None or self._kept[0] != state:
-            self._kept = state, now
-        return self._kept[1]
+    def _keep(self, now: float) -> float:
+        # A service that answers late now and then does not start the time anew.
+        if self._kept is None:
+            self._kept = now
+        return self._kept
 
 
 # --- the ranks of a run ---------------------------------------------------------------------------------------------

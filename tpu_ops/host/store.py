@@ -32,7 +32,7 @@ KEPT_RUNS = 50
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
 #: Files of an attempt that the supervisor writes beside the log (see `watch`), and that are set aside with it.
-BESIDE_LOG = ("watch.json", "history.jsonl")
+BESIDE_LOG = WATCH, HISTORY = ("watch.json", "history.jsonl")
 #: Files beside a record that are removed with the run: the intent, those beside the log, and temporary files of all
 #: these that a killed process left behind.
 _BESIDE_RECORD = re.compile(
@@ -96,7 +96,7 @@ class Store:
     def watch(self, run_id: str) -> dict[str, Any] | None:
         """Return what the supervisor of a run's last attempt has noted last (`protocol.watch`); None if unknown."""
         with contextlib.suppress(private.Damaged):
-            return private.read(os.path.join(self.directory(run_id), BESIDE_LOG[0]))
+            return private.read(os.path.join(self.directory(run_id), WATCH))
         return None
 
     def make(self, run_id: str) -> None:

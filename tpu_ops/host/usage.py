@@ -8,15 +8,12 @@ import time
 
 from tpu_ops.protocol.wire import require_protocol
 
-from . import TYPE_CHECKING, chip_metrics, chips, logs, private, proc
+from . import TYPE_CHECKING, chip_metrics, chips, logs, proc
 from .rights import require_root
 from .store import Store
 
 if TYPE_CHECKING:
     from typing import Any, Dict
-
-#: File in the directory of a run with what its supervisor has noticed.
-WATCH = "watch.json"
 
 
 def usage(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
@@ -47,10 +44,8 @@ def usage(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 def described_run(store: Store, record: Dict[str, Any]) -> Dict[str, Any]:
     """Return the state of a run on this host, when it wrote output last, and what its supervisor has noticed."""
     found = {key: record.get(key) for key in ("run_id", "attempt", "rank", "state", "began")}
-    watch = None
-    with contextlib.suppress(private.Damaged):
-        watch = private.read(os.path.join(store.directory(record["run_id"]), WATCH))
-    return dict(found, last_output=last_output(store.logs(record["run_id"])), watch=watch)
+    run_id = record["run_id"]
+    return dict(found, last_output=last_output(store.logs(run_id)), watch=store.watch(run_id))
 
 
 def last_output(directory: str) -> float | None:

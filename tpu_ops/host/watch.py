@@ -18,12 +18,11 @@ import traceback
 from . import TYPE_CHECKING
 from .notices import Notices
 from .stalls import Chips, Rules, cores_of, state_of
-from .store import BESIDE_LOG
+from .store import HISTORY, WATCH
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, Mapping, Sequence
 
-WATCH, HISTORY = BESIDE_LOG
 #: Seconds between two lines of the history.
 HISTORY_EVERY = 60.0
 #: Maximum size of the history in bytes. Beyond it, every other line is dropped, except those of the last hour.
@@ -130,6 +129,9 @@ class Watch(threading.Thread):
             self._fresh = False
             with contextlib.suppress(queue.Empty):
                 self._carry_out(self._orders.get(timeout=self._pause()))
+        with contextlib.suppress(Exception):
+            # What the last sample said of the output is out of date, in a short run completely.
+            self._write(self._noted(time.monotonic(), time.time(), self._facts.output()[1]))
 
     def _pause(self) -> float:
         now = time.monotonic()

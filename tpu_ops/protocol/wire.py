@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PROTOCOL = 4
 #: The command line that starts the launcher. It is constant, since login shells parse it again.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
+#: Beginning of the message with which a launcher refuses an action that only newer versions have.
+UNKNOWN_ACTION = "unknown action"
 #: Maximum size of a request in bytes: many times larger than a command and environment of 100 KB.
 MAX_REQUEST = 8 * 1024 * 1024
 #: The header of a frame: kind, log offset of the frame's first byte, number of bytes that follow the header.

@@ -153,7 +153,7 @@ def recovery(found: Recoverer | None) -> str:
     return f"run {found.run_id}: {what}{_aside([*pid, *since])}{logs}"
 
 
-def elsewhere(run_id: str, outcomes: Sequence[Outcome], here: str) -> str:
+def other_machine(run_id: str, outcomes: Sequence[Outcome], here: str) -> str:
     """Return what is known of the recovery of a run that lost hosts and was started on another machine; else empty.
 
     Only the machine that started a run stores the state of its recovery.

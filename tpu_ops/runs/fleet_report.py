@@ -12,6 +12,7 @@ from tpu_ops.cloud import prices
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.fleet import contact, cost, grant, idle
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import outcomes
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
@@ -185,7 +186,7 @@ def _used(
         until = now if use.get("until") is None else float(use["until"])
         days = tuple(chips * max(0.0, min(until, begin + _DAY, now) - max(start, begin)) / 3600 for begin in begins)
         if any(days):
-            found.append((str(use["person"]), str(use["run_id"]), days))
+            found.append((outcomes.person(str(use["person"]), str(use.get("asker") or "")), str(use["run_id"]), days))
     return found
 
 
@@ -209,6 +210,8 @@ def _gaps(uses: Mapping[str, Reply]) -> tuple[str, ...]:
     gaps = ["the use of nodes that no longer exist, and of chips without a run, is not counted"]
     if silent:
         first = uses[silent[0]].problem
+        if "unknown action" in first:
+            first = "the launcher there is too old for this (`tpu_ops configure` updates it)"
         gaps.append(f"{texts.folded(silent)} did not tell who used them: {first}")
     if short:
         gaps.append(f"{texts.folded(short)} no longer know all runs of these days")

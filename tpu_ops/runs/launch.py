@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cloud.node import Worker
+from tpu_ops.cloud.node import Worker, label_of
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import GIVEN_UP
@@ -18,6 +18,8 @@ from tpu_ops.ssh.replies import Reply
 
 #: Seconds for each worker to answer in addition to the barrier's timeout, including a cold connection.
 MARGIN = 45.0
+#: Part of a launcher's refusal of options that it does not have.
+_OTHER_VERSION = "differ from those of this version"
 
 
 class NotStarted(OpsError):
@@ -34,7 +36,11 @@ class NotStarted(OpsError):
         self, refused: Sequence[Reply], doubtful: Sequence[str] = (), barrier: float = 0.0, *, may_be_on: bool = False
     ) -> None:
         first = refused[0]
+        hosts = [reply.host for reply in refused]
         fix = first.fix
+        if _OTHER_VERSION in first.problem:
+            nodes = ",".join(dict.fromkeys(map(label_of, hosts)))
+            fix = f"the launcher there is of another version: tpu_ops configure {nodes} --tags launcher"
         if doubtful:
             fix = f"{fix}; " if fix else ""
             began = f"what this command started on {texts.folded(doubtful)}"
@@ -43,9 +49,7 @@ class NotStarted(OpsError):
                 if may_be_on
                 else f"{began} ends by itself within {barrier:.0f} s"
             )
-        super().__init__(
-            f"the run was not started: {first.problem}", where=texts.folded([reply.host for reply in refused]), fix=fix
-        )
+        super().__init__(f"the run was not started: {first.problem}", where=texts.folded(hosts), fix=fix)
         self.refused = tuple(refused)
         self.may_be_on = may_be_on
         if all(not reply.reached for reply in refused):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.protocol.record import ON
 from tpu_ops.protocol.watch import STALLED
 from tpu_ops.ssh.replies import Reply
@@ -302,6 +303,15 @@ def run_state(outcomes: Sequence[Outcome]) -> str:
         return "refused"
     # Refused because of a stop: for any other reason, `first_failure` would not be empty.
     return "stopped" if "refused" in states else "succeeded"
+
+
+def ending(found: Mapping[str, int] | None) -> str:
+    """Return the exit code or signal of a rank, as in `Outcome.exit`, as words; empty if there is none."""
+    if not found:
+        return ""
+    if "code" in found:
+        return f"exit code {found['code']}"
+    return texts.signal_name(found["signal"]) or f"signal {found['signal']}"
 
 
 def person(name: str, asker: str) -> str:

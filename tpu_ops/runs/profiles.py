@@ -219,10 +219,10 @@ def error(run_id: str, found: Sequence[Profile]) -> OpsError | None:
         return None
     worst = next((one for one in failed if one.kind == "unreachable"), failed[0])
     same = [one.rank for one in failed if (one.kind, one.problem) == (worst.kind, worst.problem)]
-    where = f"rank{'s' * (len(failed) > 1)} {ranks.folded([one.rank for one in failed])} of {run_id}"
+    where = f"{ranks.named([one.rank for one in failed])} of {run_id}"
     what = f"no profile of {texts.count(len(failed), 'rank')}: {worst.problem}"
     if len(same) < len(failed):
-        what += f" (rank {ranks.folded(same)})"
+        what += f" ({ranks.named(same)})"
     if worst.kind == "unreachable":
         return UnreachableError(what, where=where, fix=f"`tpu_ops status {run_id}` shows all ranks")
     if worst.kind == "server":

@@ -54,3 +54,13 @@ def folded(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def titled(text: str) -> str:
+    """Return ranks that are text already (see `folded`) with their noun, as in ``rank 3`` and ``ranks 0-2,5``."""
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
+
+
+def named(numbers: Sequence[int]) -> str:
+    """Return ranks as text with their noun."""
+    return titled(folded(numbers))

@@ -24,8 +24,6 @@ from tpu_ops.ssh.replies import Reply
 #: Number of samples that all ranks together send at most, and that each rank sends at least.
 _SAMPLES, _FEWEST = 10_000, 60
 _MOST = 300
-#: Part of an older launcher's refusal of the action.
-_UNKNOWN_ACTION = "unknown action"
 #: Bytes and lines at the end of a copy of a log that are shown.
 _TAIL_BYTES, _TAIL_LINES = 32 * 1024, 50
 
@@ -37,14 +35,10 @@ async def gather(fleet: Fleet, fanout: Fanout, run: RunRef) -> Sources:
     request: Mapping[str, Any] = {"run_id": run.run_id, "points": points}
     replies = await fanout.call(dict.fromkeys(run.hosts, request), "report", limit=LIMIT)
     # Launchers of older versions know the run, but nothing more.
-    older = {host: {"run_id": run.run_id} for host, reply in replies.items() if _is_older(reply)}
+    older = {host: {"run_id": run.run_id} for host, reply in replies.items() if reply.is_old}
     if older:
         replies |= await fanout.call(older, "status", limit=LIMIT)
     return sources(fleet, run, replies, begun)
-
-
-def _is_older(reply: Reply) -> bool:
-    return not reply.ok and _UNKNOWN_ACTION in reply.problem
 
 
 def sources(fleet: Fleet, run: RunRef, replies: Mapping[str, Reply], begun: float) -> Sources:

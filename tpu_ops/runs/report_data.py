@@ -309,8 +309,8 @@ def _attempts(given: Sources, state: str) -> tuple[Attempt, ...]:
         failure = first_failure(members)
         why = failure.text if failure else _reason(members)
         ends = [one.get("ended") or one.get("exited") for one in known]
-        ended = None if any(one["state"] in ON for one in known) else max(filter(None, ends), default=None)
-        ended = ended or (given.copied or {}).get(number)
+        goes_on = number == newest and any(one["state"] in ON for one in known)
+        ended = None if goes_on else max(filter(None, ends), default=(given.copied or {}).get(number))
         shown = state if number == newest and state != "recovering" else run_state(members)
         found[number] = Attempt(number, min(float(one["since"]) for one in known), ended, shown, _line(why))
     return tuple(found[number] for number in sorted(found))

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import __version__, texts
 from tpu_ops.errors import printable
-from tpu_ops.runs import report_pictures
+from tpu_ops.runs import ranks, report_pictures
 from tpu_ops.runs.fleet_report import FleetReport
-from tpu_ops.runs.report_data import Rank, Report
+from tpu_ops.runs.outcomes import ending
+from tpu_ops.runs.report_data import Report
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 #: Sequences with which programs colour their output.
@@ -65,7 +65,7 @@ def rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(at=_at, ending=ending, percent=_percent, dollars=_dollars)
+    environment.filters.update(at=_at, ending=ending, percent=_percent, dollars=_dollars, ranks=ranks.titled)
     environment.globals.update(version=__version__, pictures=report_pictures, colour=report_pictures.colour)
     return environment.get_template(template).render(values)
 
@@ -82,14 +82,6 @@ def shown(value: Any) -> Any:
 
 def _at(moment: float | None) -> str:
     return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment))
-
-
-def ending(rank: Rank) -> str:
-    """Return the exit code or signal of a rank as words; empty if it has none."""
-    found: Mapping[str, int] = rank.ending or {}
-    if "code" in found:
-        return f"exit code {found['code']}"
-    return texts.signal_name(found["signal"]) or f"signal {found['signal']}" if "signal" in found else ""
 
 
 def _percent(value: float | None) -> str:

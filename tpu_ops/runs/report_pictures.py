@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.protocol.record import ON
+from tpu_ops.runs import ranks
 from tpu_ops.runs.report_curves import Curve
 from tpu_ops.runs.report_data import Report
 
@@ -131,7 +132,9 @@ def timeline(report: Report) -> Timeline:
             if span.end is not None:
                 title = f"{which}: {span.state}, {texts.at(end)}"
                 bars.append(Bar(max(LEFT, along.x(end) - _CAP), top + 0.5, _CAP, thick - 1, kind, title))
-    marks = [Mark(along.x(one.at), one.kind, f"{one.kind}: ranks {one.ranks}: {one.text}") for one in report.events]
+    marks = [
+        Mark(along.x(one.at), one.kind, f"{one.kind}: {ranks.titled(one.ranks)}: {one.text}") for one in report.events
+    ]
     return Timeline(max(thick * len(report.ranks), _LABEL), bars, labels, marks, along.ticks())
 
 

@@ -45,15 +45,6 @@ def places(found: Sequence[RankStacks]) -> tuple[str, ...]:
 def folded(found: Sequence[RankStacks]) -> tuple[Stack, ...]:
     """Return all stacks, the equal ones of all ranks as one."""
     groups = stacks.full(found)
-    shown = [
-        Stack(
-            group.title,
-            "\n".join(
-                f"{frame.function} ({frame.file}:{frame.line})" if frame.file else frame.function
-                for frame in group.frames[:FRAMES]
-            ),
-        )
-        for group in groups[:GROUPS]
-    ]
+    shown = [Stack(group.title, "\n".join(map(str, group.frames[:FRAMES]))) for group in groups[:GROUPS]]
     left = len(groups) - len(shown)
     return (*shown, Stack(f"{left} more", "(left out, to keep this short)")) if left else tuple(shown)

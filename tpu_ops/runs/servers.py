@@ -312,9 +312,4 @@ def _value(reply: Reply) -> Mapping[str, Any]:
         return reply.value
     if not reply.reached:
         raise UnreachableError(reply.problem, where=reply.host, fix=reply.fix)
-    old = "unknown action" in reply.problem
-    raise HostError(
-        "the worker's launcher is too old for this" if old else reply.problem,
-        where=reply.host,
-        fix="`tpu_ops configure` brings the launcher of this version" if old else reply.fix,
-    )
+    raise HostError(reply.problem, where=reply.host, fix=reply.fix)

@@ -28,6 +28,9 @@ class Frame(NamedTuple):
     file: str
     line: int
 
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})" if self.file else self.function
+
     @property
     def is_own(self) -> bool:
         """Whether the function belongs to the program and not to a library."""
@@ -113,9 +116,6 @@ async def ask(fanout: Fanout, run: RunRef, shown: Collection[int], *, signal: bo
 def of_reply(rank: int, reply: Reply) -> RankStacks:
     """Return the stacks in a worker's answer."""
     if not reply.ok:
-        if "unknown action" in reply.problem:
-            old = "the worker's launcher is too old for this"
-            reply = reply._replace(problem=old, fix="`tpu_ops configure` brings the launcher of this version")
         return RankStacks(rank, reply.host, reply=reply)
     data = reply.value["stacks"]
     facts = RankStacks(rank, reply.host, reply.value["state"], reply.value["kept"], raw=data)
@@ -138,8 +138,8 @@ def _process(entry: Mapping[str, Any]) -> Process:
 
 
 def place(frame: Frame) -> str:
-    """Return a frame as text, as in ``all_reduce (train.py:88)``."""
-    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})" if frame.file else frame.function
+    """Return a frame with the name of its file, as in ``all_reduce (train.py:88)``."""
+    return str(frame._replace(file=frame.file.rpartition("/")[2]))
 
 
 def where(process: Process) -> str:
@@ -204,7 +204,7 @@ def _who(counts: Mapping[int, int], noun: str) -> str:
         counts: Rank -> number of its processes.
         noun: What a process is called; it is left out if each rank has one and it is called just that.
     """
-    who = f"rank{'s' * (len(counts) > 1)} {ranks.folded([*counts])}"
+    who = ranks.named([*counts])
     numbers = set(counts.values())
     if numbers == {1} and noun == "process":
         return who

@@ -22,8 +22,6 @@ OK, WARMING, NONE, SILENT, BROKEN = "ok", "warming", "none", "silent", "broken"
 FREE, OLD, LOST = "free", "old", "lost"
 #: All states, the one that needs most attention first.
 STATES = (LOST, BROKEN, SILENT, OLD, NONE, WARMING, OK, FREE)
-#: Part of an older launcher's refusal of the action.
-_UNKNOWN_ACTION = "unknown action"
 #: Fix for a launcher that is too old.
 _TOO_OLD = "its launcher is too old to read metrics: `tpu_ops configure {}` updates it"
 
@@ -87,6 +85,11 @@ class Row:
     notice: str = ""
     answered: float | None = None
 
+    @property
+    def owner(self) -> tuple[str, str, str]:
+        """The run, or the command without a run, and the person."""
+        return self.run, "" if self.run else self.command, self.person
+
 
 class Use(NamedTuple):
     """The rows of one worker, at least one, and its reply."""
@@ -106,7 +109,7 @@ async def ask(caller: Caller, hosts: Sequence[str], *, limit: float = LIMIT) -> 
         limit: Seconds for each worker and question.
     """
     replies = await caller.call({host: {} for host in hosts}, "usage", limit=limit) if hosts else {}
-    old = [host for host, reply in replies.items() if reply.kind == "invalid" and _UNKNOWN_ACTION in reply.problem]
+    old = [host for host, reply in replies.items() if reply.is_old]
     return replies | (await caller.call({host: {} for host in old}, "holders", limit=limit) if old else {})
 
 
@@ -207,18 +210,14 @@ def _of_service(owner: Row, service: Mapping[str, Any]) -> list[Row]:
 
 def _one_each(rows: Sequence[Row]) -> list[Row]:
     """Drop rows without metrics of processes whose owner has other rows, such as children that share the chips."""
-    speaking = {_owner(row) for row in rows if row.core is not None or row.state not in (NONE, OLD)}
+    speaking = {row.owner for row in rows if row.core is not None or row.state not in (NONE, OLD)}
     found: dict[tuple[object, ...], Row] = {}
     for row in rows:
         if row.core is not None:
             found.setdefault((row.pid, row.core), row)
-        elif row.state not in (NONE, OLD) or _owner(row) not in speaking:
-            found.setdefault((row.state, *_owner(row)), row)
+        elif row.state not in (NONE, OLD) or row.owner not in speaking:
+            found.setdefault((row.state, *row.owner), row)
     return list(found.values())
-
-
-def _owner(row: Row) -> tuple[str, str]:
-    return (row.run, row.person) if row.run else (row.command, row.person)
 
 
 def _number(value: object) -> float | None:

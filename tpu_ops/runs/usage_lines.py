@@ -106,7 +106,10 @@ def lines(
 def groups(rows: Iterable[Row]) -> list[Line]:
     """Return one line for all workers with the same run or process, the same state and similar values."""
     parts: dict[tuple[str, ...], dict[str, list[Row]]] = {}
-    for (_, worker), own in _owned(rows).items():
+    owned: dict[tuple[tuple[str, ...], str], list[Row]] = {}
+    for row in rows:
+        owned.setdefault((row.owner, row.worker), []).append(row)
+    for (_, worker), own in owned.items():
         parts.setdefault(_base(own), {}).setdefault(worker, []).extend(own)
     found = []
     for base, by_worker in parts.items():
@@ -118,22 +121,13 @@ def groups(rows: Iterable[Row]) -> list[Line]:
     return found
 
 
-def _owned(rows: Iterable[Row]) -> dict[tuple[tuple[str, str], str], list[Row]]:
-    """Return the rows of each owner (run or process) and worker."""
-    found: dict[tuple[tuple[str, str], str], list[Row]] = {}
-    for row in rows:
-        owner = (row.run, row.person) if row.run else (f"\0{row.command}", row.person)
-        found.setdefault((owner, row.worker), []).append(row)
-    return found
-
-
 def _base(own: Sequence[Row]) -> tuple[str, ...]:
     """Return what workers of one line have in common."""
     first, state = own[0], Line((), 0, tuple(own)).state
     # Texts of ssh differ in addresses only.
     why = re.sub(r"[0-9]+", "0", first.why.replace(first.worker, "")) if state == usage.LOST else ""
     stalled = "stalled" if any(row.stall for row in own) else ""
-    return (state, first.run, first.person, "" if first.run else first.command, stalled, why)
+    return (state, *first.owner, stalled, why)
 
 
 def _similar(parts: list[list[Row]]) -> list[list[list[Row]]]:
@@ -256,13 +250,10 @@ def cells(line: Line, now: float) -> dict[str, str]:
 
 def use_words(rows: Sequence[Row]) -> str:
     """Return the use of chips as words, as in ``HBM 12/32 GiB, duty 96 %``; a state if there are no values."""
-    shown = [f"HBM {used}" if (used := hbm(rows)) else "", f"duty {duty}" if (duty := _duty_words(rows)) else ""]
+    used, duty = hbm(rows), percent(row.duty for row in rows)
+    shown = [f"HBM {used}" if used else "", f"duty {duty}" if duty else ""]
     line = Line((), 0, tuple(rows))
     return ", ".join(filter(None, shown)) or (_WORDS[line.state] if rows and line.state != usage.OLD else "")
-
-
-def _duty_words(rows: Sequence[Row]) -> str:
-    return percent(row.duty for row in rows)
 
 
 def hbm(rows: Iterable[Row]) -> str:

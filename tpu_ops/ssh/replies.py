@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tpu_ops.protocol.wire import UNKNOWN_ACTION
 from tpu_ops.ssh import envelope, openssh
 
 #: ssh's exit code if ssh itself fails. A remote command can end with the same code.
@@ -119,7 +120,8 @@ class Reply(NamedTuple):
     Attributes:
         host: The worker.
         value: The launcher's answer; empty if the launcher did not answer.
-        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the error kind in the answer.
+        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``old``, ``timeout``, or the error kind in the
+            answer.
         problem: What went wrong, for the user.
         fix: The fix, for the user; can be empty.
     """
@@ -140,16 +142,16 @@ class Reply(NamedTuple):
         """Whether the worker was reached."""
         return self.kind != "unreachable"
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the launcher is of an older version, which does not have the action."""
+        return self.kind == "old"
+
 
 def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
     """Return the reply of a worker. Without an answer (None), the error output tells the problem."""
     if isinstance(answer, dict):
-        if answer.get("ok"):
-            return Reply(host, answer)
-        error = answer.get("error") or {}
-        return Reply(
-            host, error, str(error.get("kind", "failed")), str(error.get("message", "")), str(error.get("fix", ""))
-        )
+        return Reply(host, answer) if answer.get("ok") else _refusal(host, answer.get("error") or {})
     said = openssh.reason(stderr, code)
     if code == SSH_FAILED:
         return Reply(host, {}, "unreachable", said)
@@ -163,3 +165,12 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
     if "not found" in stderr or "No such file" in stderr:
         return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)
     return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)
+
+
+def _refusal(host: str, error: Mapping[str, Any]) -> Reply:
+    """Return the reply of a worker whose launcher refused the request."""
+    kind, message = str(error.get("kind", "failed")), str(error.get("message", ""))
+    if kind == "invalid" and message.startswith(UNKNOWN_ACTION):
+        fix = f"`tpu_ops configure {host}` brings the launcher of this version"
+        return Reply(host, error, "old", "the worker's launcher is too old for this", fix)
+    return Reply(host, error, kind, message, str(error.get("fix", "")))
