@@ -338,7 +338,9 @@ def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
     try:
         bench.await_(lambda: all(row["state"] == "ok" for row in rows()), "metrics")
         seen = [(row["worker"], row["core"], row["run"], row["person"], row["duty"]) for row in rows()]
-        assert seen == [(f"pod-w{index}", core, "measured", "ada", 97.5) for index in BOTH for core in range(len(CHIPS))]
+        assert seen == [
+            (f"pod-w{index}", core, "measured", "ada", 97.5) for index in BOTH for core in range(len(CHIPS))
+        ]
         bench.set_chips(0, "idle")
         done = bench.tpu_ops("top", "pod", "--once")
         assert done.stderr.splitlines()[-1] == "2 workers: 2 in use"
