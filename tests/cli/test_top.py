@@ -372,7 +372,9 @@ SERVE = """
 from tests.cli.test_top import there
 from tests.support.chips import busy, use
 from tpu_ops.cli import top
-import sys
+import signal, sys
+# A shell without job control starts what is in its background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(top.serve(there(use("pod-w0", busy(90))).poll, "127.0.0.1", int(sys.argv[1])))
 """
 
@@ -382,12 +384,15 @@ def test_serve_answers_scrapes_while_workers_hang_until_it_is_ended() -> None:
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", SERVE, str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as serving:
-        assert serving.stderr
-        assert serving.stderr.readline() == f"http://127.0.0.1:{port}/metrics until Ctrl-C\n"
-        for _ in range(2):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answered:
-                assert b"\ntpu_duty_cycle_ratio{" in answered.read()
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "cannot listen: Address already in use" in second.stderr
-        serving.send_signal(signal.SIGINT)
-        assert (serving.wait(30), serving.stderr.read()) == (0, "")
+        try:
+            assert serving.stderr
+            assert serving.stderr.readline() == f"http://127.0.0.1:{port}/metrics until Ctrl-C\n"
+            for _ in range(2):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answered:
+                    assert b"\ntpu_duty_cycle_ratio{" in answered.read()
+            second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert "cannot listen: Address already in use" in second.stderr
+            serving.send_signal(signal.SIGINT)
+            assert (serving.wait(30), serving.stderr.read()) == (0, "")
+        finally:
+            serving.kill()
