@@ -18,8 +18,11 @@ from typing import Any
 
 import pytest
 
+from tests.host.test_store import begun
 from tpu_ops.host import ending, proc, spy, stacks
 from tpu_ops.host.last_look import LastLook
+from tpu_ops.host.store import Store
+from tpu_ops.protocol import wire
 
 #: A Python that every user can read, since py-spy does not read it as root.
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
@@ -329,3 +332,20 @@ def test_processes_that_end_in_time_are_not_looked_at(tmp_path: Path, start: Sta
     assert process.poll() == -signal.SIGTERM
     assert not last.is_own(os.getpid())
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.procs"]
+
+
+def test_stacks_of_an_earlier_attempt_are_shown_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "require_root", lambda: None)
+    store = Store(str(tmp_path))
+    for attempt in (1, 2):
+        begun(store, attempt, state="failed", ended=5.0)
+        stacks.keep(stacks.kept_path(store, "r1"), {"processes": [], "omitted": attempt})
+
+    def omitted(**request: int) -> int:
+        answer = stacks.stacks({"protocol": wire.PROTOCOL, "run_id": "r1", **request}, store)
+        assert answer["kept"]
+        return int(answer["stacks"]["omitted"])
+
+    assert (omitted(), omitted(attempt=1), omitted(attempt=2)) == (2, 1, 2)
+    with pytest.raises(wire.Refused, match="does not know attempt 3 of run r1"):
+        omitted(attempt=3)

@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send SIGUSR1 to Python processes that handle it if their stacks cannot be read otherwise; faulthandler, "
         "if they have registered it, then writes their stacks into the run's log",
     )
+    parser.add_argument(
+        "--attempt",
+        type=int,
+        metavar="N",
+        help="an earlier attempt of a recovered run: show the stacks that were kept of it",
+    )
     parser.add_argument("run", help=f"{runs_output.RUN}; if no run is active on it, its last run")
 
 
@@ -52,7 +58,7 @@ async def _asked(fleet: view.Fleet, args: argparse.Namespace) -> tuple[control.R
     run_ = await attempts.the_run(fleet, fanout, args.run, output.info, live=False)
     own = str(run_.hosts.index(args.run)) if args.run in run_.hosts else "all"
     shown = ranks.parse(args.rank or own, len(run_.hosts))
-    return run_, await stacks.ask(fanout, run_, shown, signal=args.signal)
+    return run_, await stacks.ask(fanout, run_, shown, signal=args.signal, attempt=args.attempt)
 
 
 def show(found: Sequence[stacks.RankStacks], *, full: bool) -> None:

@@ -43,14 +43,15 @@ def stacks(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Return the stacks of a rank's processes, or if it has ended, those that were kept at its end.
 
     Request: ``run_id``; ``signal``: also send SIGUSR1 to the Python processes that py-spy cannot read and that handle
-        this signal. faulthandler then writes their stacks into the run's log.
+        this signal. faulthandler then writes their stacks into the run's log. ``attempt``: an earlier attempt, of which
+        those that were kept are returned.
 
     Returns:
         ``rank``, ``attempt``, ``state``, ``stacks`` (see `collect`; None if there are none), and ``kept``: whether they
         are those that were kept.
 
     Raises:
-        Refused: The worker does not know the run, or a signal is to be sent to another user's run.
+        Refused: The worker does not know the run or the attempt, or a signal is to be sent to another user's run.
     """
     require_root()
     require_protocol(request)
@@ -58,14 +59,27 @@ def stacks(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     record = store.observe(run_id)
     if record is None:
         raise Refused("missing", "this worker does not know run {}".format(run_id))
+    attempt = request.get("attempt") or record["attempt"]
+    if attempt != record["attempt"]:
+        return _of_earlier(store, run_id, attempt)
     signals = request.get("signal") is True
     person, owner = asking(), record["person"]
     if signals and person.uid != record.get("asked_by"):
         require_control(person, owner["uid"], owner["name"], force=True)
     kept = record["state"] not in ON
     found = read_kept(store, run_id) if kept else bounded(collect(processes_of(record), signals=signals), _ANSWER)
-    facts = {key: record[key] for key in ("rank", "attempt", "state")}
-    return dict(facts, ok=True, stacks=found, kept=kept)
+    return _answer(record, found, kept=kept)
+
+
+def _of_earlier(store: Store, run_id: str, attempt: int) -> Dict[str, Any]:
+    record = store.read_aside(run_id, attempt)
+    if record is None:
+        raise Refused("missing", "this worker does not know attempt {} of run {}".format(attempt, run_id))
+    return _answer(record, _read(os.path.join(store.log_aside(run_id, attempt), NAME)), kept=True)
+
+
+def _answer(record: Dict[str, Any], found: Dict[str, Any] | None, *, kept: bool) -> Dict[str, Any]:
+    return {**{key: record[key] for key in ("rank", "attempt", "state")}, "ok": True, "stacks": found, "kept": kept}
 
 
 def processes_of(record: Dict[str, Any]) -> List[int]:
@@ -277,8 +291,12 @@ def keep(path: str, data: Dict[str, Any]) -> str:
 
 def read_kept(store: Store, run_id: str) -> Dict[str, Any] | None:
     """Return the stacks that were kept of a run's newest attempt; None if there are none or they are damaged."""
+    return _read(kept_path(store, run_id))
+
+
+def _read(path: str) -> Dict[str, Any] | None:
     with contextlib.suppress(private.Damaged):
-        return private.read(kept_path(store, run_id), lambda data: isinstance(data.get("processes"), list))
+        return private.read(path, lambda data: isinstance(data.get("processes"), list))
     return None
 
 

@@ -98,7 +98,9 @@ class RankStacks:
     raw: Mapping[str, Any] | None = None
 
 
-async def ask(fanout: Fanout, run: RunRef, shown: Collection[int], *, signal: bool = False) -> list[RankStacks]:
+async def ask(
+    fanout: Fanout, run: RunRef, shown: Collection[int], *, signal: bool = False, attempt: int | None = None
+) -> list[RankStacks]:
     """Ask the workers of these ranks of a run for their stacks, all at once.
 
     Args:
@@ -106,9 +108,10 @@ async def ask(fanout: Fanout, run: RunRef, shown: Collection[int], *, signal: bo
         run: The run.
         shown: The ranks.
         signal: Whether processes that handle SIGUSR1 get it if their stacks cannot be read otherwise.
+        attempt: An earlier attempt, of which the kept stacks are wanted.
     """
     of_host = {run.hosts[rank]: rank for rank in shown}
-    request = {"run_id": run.run_id, "signal": True} if signal else {"run_id": run.run_id}
+    request = {"run_id": run.run_id, "signal": signal, "attempt": attempt}
     replies = await fanout.call(dict.fromkeys(of_host, request), "stacks", limit=LIMIT, quiet=_LOOK)
     return [of_reply(rank, replies[host]) for host, rank in of_host.items()]
 
