@@ -141,7 +141,7 @@ def test_many_buckets_are_asked_at_once_and_within_the_limit(fleet_api, storage)
     fleet_api.fault(method="storage.buckets.getStorageLayout", seconds=30)
     begun = time.monotonic()
     late = bucket_places.find_each(names[:1], Auth(), 0.3)
-    assert "no answer within 0.3 s" in str(late[names[0]])
+    assert "location cannot be read: no answer in time" in str(late[names[0]])
     assert time.monotonic() - begun < 2
 
 

@@ -233,7 +233,7 @@ def find_each(names: Collection[str], auth: Auth, limit: float) -> dict[str, Buc
         if isinstance(answer, Exception) and not isinstance(answer, CloudError):
             raise answer
         found[name] = answer
-    late = f"the bucket's location cannot be read: no answer within {limit:g} s"
+    late = "the bucket's location cannot be read: no answer in time"
     return {name: found.get(name) or CloudError(late, where=f"gs://{name}", fix="check the network") for name in names}
 
 

@@ -165,7 +165,7 @@ def requests(uri: str, what: str) -> Iterator[None]:
     )
     from google.auth.exceptions import GoogleAuthError
     from google.resumable_media import DataCorruption, InvalidResponse
-    from requests.exceptions import RequestException
+    from requests.exceptions import RequestException, Timeout
 
     missing = "object or bucket" if "/" in uri.removeprefix("gs://") else "bucket"
     try:
@@ -180,5 +180,6 @@ def requests(uri: str, what: str) -> Iterator[None]:
     except BadRequest as exc:
         raise CloudError(f"{what}: {printable(exc.message):.200}", where=uri, fix="correct the request") from exc
     except (GoogleAPICallError, InvalidResponse, RetryError, RequestException, OSError) as exc:
-        why = printable(str(exc)) or type(exc).__name__
+        late = isinstance(exc.cause if isinstance(exc, RetryError) else exc, Timeout)
+        why = "no answer in time" if late else printable(str(exc)) or type(exc).__name__
         raise CloudError(f"{what}: {why:.200}", where=uri, fix="check the network") from exc
