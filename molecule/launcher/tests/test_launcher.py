@@ -101,10 +101,11 @@ def test_py_spy_shows_where_a_program_of_somebody_else_is(host: Host) -> None:
     assert host.check_output(f"{PY_SPY} --version").startswith("py-spy ")
     sleeps = "import time; slept = lambda: time.sleep(60); slept()"
     reads = f"setpriv --reuid=rita --clear-groups --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace {PY_SPY}"
+    finds = f'{reads} dump --pid $0 2>/dev/null | grep "<lambda>"'
     with host.sudo():
         found = host.check_output(
             f"setpriv --reuid=rita --regid=rita --clear-groups /usr/bin/python3 -c {shlex.quote(sleeps)} & "
-            f"timeout 20 sh -c 'until {reads} dump --pid $0 2>/dev/null | grep lambda; do sleep 0.1; done' $!; kill $!"
+            f"timeout 20 sh -c 'until {finds}; do sleep 0.1; done' $!; kill $!"
         )
     assert "<lambda>" in found
 
