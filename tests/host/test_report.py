@@ -1,4 +1,4 @@
-"""What a worker tells of a run for its report: bounded, and whatever state its files are in."""
+"""A worker's answer about a run for its report is bounded, and files in any state cause no error."""
 
 from __future__ import annotations
 

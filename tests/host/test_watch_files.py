@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ def test_a_status_answer_has_what_the_supervisor_noted(store: Store, monkeypatch
 
     def status(**request: Any) -> Any:
         answer = actions.status({"protocol": wire.PROTOCOL, **request}, store)
-        assert answer["clock"] == pytest.approx(time.time(), abs=10)
         found: Any = answer["watch"]
         return found
 

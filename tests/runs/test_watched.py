@@ -1,4 +1,4 @@
-"""What is told of an active run's silence, chips and notices, and the options for runs that stand still."""
+"""The texts about an active run's silence, chips and notices, and the options for runs that stand still."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank(number: int, *, silent: float | None = None, idle: float | None = None,
     """Return an active rank whose worker's clock differs from that of the other workers."""
     clock = NOW + 1000 * number
     watch = {
-        "at": clock - 30,
+        "at": clock,
         "last_output": None if silent is None else clock - silent,
         "chips": "busy" if idle is None else "idle",
         "idle_since": None if idle is None else clock - idle,
@@ -32,12 +32,11 @@ def rank(number: int, *, silent: float | None = None, idle: float | None = None,
         **more,
     }
     found = outcome_of(number, f"pod-w{number}", {"state": "running"})
-    return watched_by(found, watch, clock)
+    return watched_by(found, watch)
 
 
-def watched_by(outcome: Outcome, watch: Any, clock: float) -> Outcome:
-
-    return with_watch(outcome, {"watch": watch, "clock": clock})
+def watched_by(outcome: Outcome, watch: Any) -> Outcome:
+    return with_watch(outcome, {"watch": watch})
 
 
 STALL = {"at": 1.0, "sign": "x"}
@@ -53,6 +52,8 @@ STALL = {"at": 1.0, "sign": "x"}
         ((rank(0, silent=840), rank(1, silent=900, idle=900)), "no output for 14 min"),
         ((rank(0, silent=10), rank(1, silent=9000, idle=9000)), ""),
         ((rank(0, silent=840), rank(1)), "no output for 14 min"),
+        ((rank(0, silent=9000, at=NOW - 8700),), "no output for 5 min"),
+        ((rank(0, silent=9000, at=NOW - 8990),), ""),
         ((rank(0), rank(1)), ""),
         (
             (rank(0, silent=840, idle=660, chips="unreadable"),),
@@ -82,8 +83,8 @@ def test_status_tells_a_notice_once_and_keeps_other_notes(capsys: pytest.Capture
 
 def test_only_active_ranks_have_what_their_supervisor_noted() -> None:
     ended = outcome_of(0, "pod-w0", {"state": "failed"})
-    assert watched_by(ended, {"at": 1.0}, NOW).watch is None
-    assert watched_by(rank(0), None, NOW).to_json()["watch"]["chips"] == "busy"
+    assert watched_by(ended, {"at": 1.0}).watch is None
+    assert watched_by(rank(0), None).to_json()["watch"]["chips"] == "busy"
 
 
 @pytest.mark.parametrize(

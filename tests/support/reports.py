@@ -1,4 +1,4 @@
-"""What workers tell of runs, made up for reports."""
+"""Made-up answers of workers about their runs, for tests of reports."""
 
 from __future__ import annotations
 

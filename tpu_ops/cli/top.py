@@ -1,4 +1,4 @@
-"""`tpu_ops top`: one screen of the fleet: what the chips do, for whom, and which runs stand still."""
+"""`tpu_ops top`: show the use of the fleet's chips, the runs and people that use them, and runs that stand still."""
 
 from __future__ import annotations
 

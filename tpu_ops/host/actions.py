@@ -215,13 +215,12 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
     Among the newest records, only the record of the active run has ``workers``. ``damaged`` has the ``message`` and the
     ``fix`` for each unreadable record. ``watch`` has what the supervisor of the run, without ``run_id`` of the active
-    run, has noted last (`protocol.watch`), and ``clock`` the time of this worker.
+    run, has noted last (`protocol.watch`).
     """
     require_root()
     require_protocol(request)
     run_id = request.get("run_id")
-    answer: Dict[str, Any] = {"ok": True, "holder": store.holder()}
-    answer.update(clock=time.time(), watch=None)
+    answer: Dict[str, Any] = {"ok": True, "holder": store.holder(), "watch": None}
     if run_id:
         answer["record"] = store.observe(spec.check_run_id(run_id))
         answer["watch"] = store.watch(run_id) if answer["record"] else None

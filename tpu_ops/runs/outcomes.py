@@ -61,7 +61,6 @@ class Outcome:
             seen from here, unless it is ``gone``.
         cut: Whether the log could not be read to its end although the worker answers.
         watch: What the supervisor of an active rank has noted last (`protocol.watch`), or None.
-        clock: The time of the worker at this answer, in seconds since 1970; 0 if it is unknown.
     """
 
     rank: int
@@ -77,7 +76,6 @@ class Outcome:
     remembered: Mapping[str, Any] | None = None
     cut: bool = False
     watch: Mapping[str, Any] | None = None
-    clock: float = 0.0
 
     @property
     def is_cause(self) -> bool:
@@ -128,7 +126,7 @@ def watched(outcome: Outcome, answer: Mapping[str, Any]) -> Outcome:
     found = answer.get("watch")
     if outcome.state not in ON or not isinstance(found, Mapping):
         return outcome
-    return replace(outcome, watch=found, clock=float(answer.get("clock") or 0.0))
+    return replace(outcome, watch=found)
 
 
 def without_record(rank: int, reply: Reply) -> Outcome:

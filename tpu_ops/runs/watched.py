@@ -1,4 +1,4 @@
-"""What the supervisors of an active run have noted of its ranks, as text: silence, idle chips, stalls, notices."""
+"""The notes of an active run's supervisors as text: silence, idle chips, stalls, notices of hosts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ WORTH_TELLING = 300.0
 def told(outcomes: Sequence[Outcome]) -> str:
     """Return what is worth telling of a run, as in ``no output for 14 min, chips idle for 11 min``; can be empty.
 
-    A run is as silent as its least silent rank: in most runs, only rank 0 writes.
+    A run is as silent as its least silent rank: in most runs, only rank 0 writes. Durations end at the last sample of
+    the rank's supervisor: if its disk is full, nobody knows of later output.
     """
-    seen = [(outcome.watch, outcome.clock) for outcome in outcomes if outcome.watch]
-    silences = [clock - watch["last_output"] for watch, clock in seen if watch.get("last_output")]
-    stands = any(watch.get("stall") for watch, _ in seen)
+    seen = [outcome.watch for outcome in outcomes if outcome.watch]
+    silences = [watch["at"] - watch["last_output"] for watch in seen if watch.get("last_output")]
+    stands = any(watch.get("stall") for watch in seen)
     if not silences or not (stands or min(silences) >= WORTH_TELLING):
         return ""
     parts = [f"no output for {lasting(min(silences))}"]
-    rests = [clock - watch["idle_since"] for watch, clock in seen if watch.get("idle_since")]
+    rests = [watch["at"] - watch["idle_since"] for watch in seen if watch.get("idle_since")]
     if len(rests) == len(seen) and (stands or min(rests) >= WORTH_TELLING):
-        unreadable = any(watch["chips"] == "unreadable" for watch, _ in seen)
+        unreadable = any(watch["chips"] == "unreadable" for watch in seen)
         parts.append(f"chips {'idle or unreadable' if unreadable else 'idle'} for {lasting(min(rests))}")
     return ("stands still: " if stands else "") + ", ".join(parts)
 
