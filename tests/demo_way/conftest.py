@@ -27,6 +27,10 @@ class Clone(Desk):
         """Return the workers that `tpu_ops list` shows, of one node or of all."""
         return [row for row in self.json("tpu_ops", "list", "--json") if node in {None, row["node"]}]
 
+    def ssh_config(self) -> Path:
+        """Return the file of this shell's fleet for plain ssh; another fleet of the same user has a file of its own."""
+        return Path(self.json("tpu_ops", "ssh-config", "--json")["ssh_config"])
+
     def engine(self, *argv: str) -> str:
         """Run the container engine's own command, which knows nothing of tpu_ops."""
         return self.do(*find_engine(self.environ).command, *argv)

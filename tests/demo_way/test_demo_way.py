@@ -351,7 +351,7 @@ def test_a_researcher_gets_a_result_with_the_installed_wheel_alone(desk, tmp_pat
 
 
 def test_new_addresses_are_found_and_the_host_keys_are_the_old_ones(desk):
-    known_hosts = next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/known_hosts"))
+    known_hosts = desk.ssh_config().parent / "known_hosts"
     before, keys = {row["host"]: row["external_ip"] for row in desk.workers("pod")}, known_hosts.read_text()
     desk.do("tpu_ops", "lab", "maintenance", "pod")
     changes = desk.do("tpu_ops", "refresh")
@@ -378,7 +378,7 @@ def test_a_restarted_pod_is_found_again_and_a_second_site_yml_changes_nothing(de
     after = {row["host"]: row["external_ip"] for row in desk.workers("pod")}
     assert not set(before.values()) & set(after.values())
     assert all(address in done.stderr for address in [*before.values(), *after.values()])
-    config = str(next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/ssh_config")))
+    config = str(desk.ssh_config())
     assert desk.do("ssh", "-F", config, "pod-w1", "hostname")
     rows = desk.playbook(tmp_path, "site.yml")
     assert {host: row["changed"] for host, row in rows.items()} == dict.fromkeys([*POD, "solo-w0"], 0)
@@ -387,7 +387,7 @@ def test_a_restarted_pod_is_found_again_and_a_second_site_yml_changes_nothing(de
 
 def test_another_host_under_a_known_address_is_refused(desk):
     """Host-key checking is really on: with the keys of two workers exchanged, ssh to them fails."""
-    known_hosts = next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/known_hosts"))
+    known_hosts = desk.ssh_config().parent / "known_hosts"
     kept = known_hosts.read_text()
     swapped = re.sub(r"-w([01])\b", lambda match: f"-w{1 - int(match[1])}", kept)
     assert swapped != kept
