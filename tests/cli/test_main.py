@@ -269,6 +269,18 @@ def test_an_argument_that_is_unknown_is_named_with_advice(tpu_ops, argv: tuple[s
     failed(tpu_ops(*argv), 2, said)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("profile", "exp", "--fleet=HERE", "results"),
+        ("profile", "exp", "results", "--fleet=HERE"),
+        ("tunnel", "pod", "8888", "--fleet=HERE", "9000"),
+    ],
+)
+def test_an_argument_that_can_be_left_out_may_follow_options(tmp_path: Path, tpu_ops, argv: tuple[str, ...]) -> None:
+    failed(tpu_ops(*(word.replace("HERE", str(tmp_path)) for word in argv)), 2, "inventory/tpu_vm.yml")
+
+
 def test_an_option_may_be_shortened(tmp_path: Path, tpu_ops) -> None:
     failed(tpu_ops("list", "--fleet", str(tmp_path), "--stat=READY"), 2, "inventory/tpu_vm.yml")
 

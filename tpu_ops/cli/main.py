@@ -110,7 +110,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.")
     module.add_arguments(parser)
     if not getattr(module, "TAKES_COMMAND", False):
-        args = parser.parse_args(rest)
+        args = _parsed(parser, rest)
         behind = getattr(args, "command", ())
         _refuse_empty(rest[: len(rest) - len(behind)] if isinstance(behind, list) else rest, parser, args)
         return _run(module, args)
@@ -132,6 +132,15 @@ def _dispatch(argv: Sequence[str]) -> int:
     _refuse_empty(front, parser, args)
     args.command = rest[len(front) + 1 :]
     return _run(module, args)
+
+
+def _parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of a command, of which a last one that can be left out may come after options.
+
+    In Python 3.11, `parse_args` counts it as left out as soon as an option follows the other ones.
+    """
+    numbers = [action.nargs for action in parser._actions if not action.option_strings]
+    return parser.parse_intermixed_args(words) if numbers[1:] and numbers[-1] == "?" else parser.parse_args(words)
 
 
 def _alike(word: str, known: Iterable[str], before: str = "") -> str:
