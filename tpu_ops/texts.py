@@ -24,6 +24,14 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def size(number: float) -> str:
+    """Return a number of bytes as text of three digits, as in ``1.5 kB``."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= 0.9995 * unit:  # a smaller number has three digits in the next unit
+            return f"{number / unit:.3g} {name}"
+    return f"{number:.3g} B"
+
+
 def signal_name(number: int) -> str:
     """Return a signal's name, as in ``SIGKILL``; empty if the number is unknown."""
     return signal.Signals(number).name if number in set(signal.Signals) else ""

@@ -21,3 +21,19 @@ def test_names_with_numbers_are_sorted_by_their_value() -> None:
 )
 def test_many_workers_are_one_word_of_a_command_that_no_shell_changes(count: int, word: str) -> None:
     assert texts.target([f"pod-w{index}" for index in range(count)]) == word
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1536, "1.54 kB"),
+        (999_600, "1 MB"),
+        (25e6, "25 MB"),
+        (3.3e12, "3.3 TB"),
+    ],
+)
+def test_bytes_have_three_digits(number: float, text: str) -> None:
+    assert texts.size(number) == text

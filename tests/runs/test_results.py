@@ -180,7 +180,7 @@ def test_files_of_rank_0_are_copied_at_the_end_and_the_exit_code_stays(
 ) -> None:
     assert Following(workers, "--fetch", "my results/loss.txt")(code, state) == code
     assert (tmp_path / "exp/loss.txt").read_text() == "of w0"
-    assert f"w0: my results/loss.txt is in {tmp_path}/exp: 1 file, 0.0 MB\n" in capsys.readouterr().err
+    assert f"w0: my results/loss.txt is in {tmp_path}/exp: 1 file, 5 B\n" in capsys.readouterr().err
     assert Following(workers, "--fetch", "my results", "--fetch-to", "other place")(code, state) == code
     assert (tmp_path / "other place/my results/loss.txt").read_text() == "of w0"
 

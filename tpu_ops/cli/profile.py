@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import asdict
 from pathlib import Path
 
-from tpu_ops import config, files
+from tpu_ops import config, files, texts
 from tpu_ops.cli import interrupts, options, output, progress, runs_output
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
@@ -92,4 +92,4 @@ async def _collect(
 
 def _row(one: Profile, place: Path) -> dict[str, object]:
     names = ", ".join(str(Path(name).relative_to(place)) for name in one.files)
-    return {"rank": one.rank, "worker": one.host, "size": f"{one.size / 1e6:.1f} MB", "file": names}
+    return {"rank": one.rank, "worker": one.host, "size": texts.size(one.size), "file": names}

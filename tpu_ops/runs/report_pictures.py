@@ -155,15 +155,7 @@ def percent(curve: Curve, along: Axis) -> Chart:
 def rate(curve: Curve, along: Axis) -> Chart:
     """Return a curve of bytes per second."""
     most = _round(max((value for value in curve.high if value is not None), default=1.0) or 1.0)
-    return _chart(curve, along, most, [(value, f"{size(value)}/s") for value in (0.0, most / 2, most)])
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as text, as in ``1.5 kB``."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count:.3g} B"
+    return _chart(curve, along, most, [(value, f"{texts.size(value)}/s") for value in (0.0, most / 2, most)])
 
 
 def _round(value: float) -> float:

@@ -59,7 +59,7 @@ class Fetched:
 
     def words(self, path: str) -> str:
         """Return what was copied of this path, for users."""
-        what = f"{texts.count(self.count, 'file')}, {self.size / 1e6:.1f} MB" if self.count else "nothing new"
+        what = f"{texts.count(self.count, 'file')}, {texts.size(self.size)}" if self.count else "nothing new"
         return f"{self.source.host}: {path} is in {self.source.into}: {what}"
 
     def error(self, path: str) -> OpsError:
@@ -151,7 +151,7 @@ async def of_run(
 
 async def _look(fanout: Fanout, source: Source, path: str) -> str | Fetched:
     """Return the absolute path on the worker; if it cannot be copied, why."""
-    argv = [*_as(source.user), "/bin/sh", "-c", _LOOK, "sh", source.folder, path]
+    argv = [*as_user(source.user), "/bin/sh", "-c", _LOOK, "sh", source.folder, path]
     result: Result = (await fanout.run([source.host], argv, limit=_LIMIT))[source.host]
     if result.ok:
         place = result.stdout.decode(errors="surrogateescape").removesuffix("\n")
@@ -170,12 +170,13 @@ def command(source: Source, path: str, ssh_config: Path) -> list[str]:
     """
     options = ["-a", "--no-owner", "--no-group", "--partial", "-s", "--timeout=60", "--out-format=%l %n"]
     if source.user:
-        options.append(f"--rsync-path={' '.join(_as(source.user))} rsync")
+        options.append(f"--rsync-path={' '.join(as_user(source.user))} rsync")
     shell = openssh.rsync_shell(ssh_config)
     return ["rsync", *options, f"--rsh={shell}", f"{source.host}:{path}", f"{source.into}/"]
 
 
-def _as(user: str) -> list[str]:
+def as_user(user: str) -> list[str]:
+    """Return the words before a command that runs it as a user; none if the user is empty, the login user."""
     return ["sudo", "-n", "-H", "-u", user] if user else []
 
 
