@@ -506,6 +506,12 @@ def test_the_status_in_headers_is_found(block: str, found: tuple[int, int]) -> N
     assert grpc_call.statuses(bytes.fromhex(block)) == found
 
 
+def test_the_message_in_headers_is_found() -> None:
+    status, message = b"\x00\x0bgrpc-status\x0212", b"\x00\x0cgrpc-message\x0eunimplemented."
+    assert grpc_call.message_of(b"\x20\x88" + status + message) == b"unimplemented."
+    assert grpc_call.message_of(b"\x20\x88" + status) == b""
+
+
 def test_random_bytes_raise_no_other_error() -> None:
     chance = random.Random(31)  # noqa: S311 - the same bytes in each test
     good = response(TOTAL, {0: GIB, 1: GIB})

@@ -1,16 +1,13 @@
-"""Recording profiles on workers whose processes run here: stand-ins for profilers, the real script, the real rsync."""
+"""Recording profiles on workers whose processes run here: stand-ins for profilers, the real launcher and rsync."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
-import json
 import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,12 @@ import pytest
 from tests.runs.test_results import SSH
 from tests.support import profiler
 from tpu_ops.errors import HostError, OpsError, UnreachableError
-from tpu_ops.runs import profile_capture, profiles
+from tpu_ops.host import profile, stacks
+from tpu_ops.protocol.wire import UNKNOWN_ACTION
+from tpu_ops.runs import profiles
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.profiles import Profile
-from tpu_ops.ssh.replies import Reply, Result
+from tpu_ops.ssh.replies import Reply, Result, reply_of
 
 LOGIN = getpass.getuser()
 
@@ -43,6 +42,7 @@ class Workers:
         self.folder = folder
         self.records: dict[str, dict[str, Any]] = {}
         self.processes: list[subprocess.Popen[str]] = []
+        self.old: set[str] = set()
 
     def start(self, *commands: Sequence[str], **environ: str) -> None:
         """Add a worker whose rank has these processes; they have said that they are ready."""
@@ -60,6 +60,8 @@ class Workers:
         self.records[host] = {
             "state": "running",
             "person": {"name": LOGIN},
+            "supervisor": {"pid": 0},
+            "pid": 0,
             "cgroup": str(group.parent),
             "venv": "/nonexistent",
             "attempt": 1,
@@ -67,8 +69,18 @@ class Workers:
         }
 
     async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
-        assert action == "status"
-        return {host: Reply(host, {"record": self.records[host]}) for host in requests}
+        if action == "status":
+            return {host: Reply(host, {"record": self.records[host]}) for host in requests}
+        assert action == "profile"
+        return {host: await asyncio.to_thread(self._recorded, host, request) for host, request in requests.items()}
+
+    def _recorded(self, host: str, request: Any) -> Reply:
+        if host in self.old:
+            refusal = {"kind": "invalid", "message": f"{UNKNOWN_ACTION} 'profile'"}
+            return reply_of(host, {"ok": False, "error": refusal}, "", 0)
+        record = self.records[host]
+        pids = stacks.processes_of(record)
+        return Reply(host, profile.recorded(pids, record["venv"], request["milliseconds"], request["port"]))
 
     async def run(
         self, hosts: Sequence[str], argv: Sequence[str], *, limit: float, stdin: bytes | Mapping[str, bytes] = b""
@@ -114,8 +126,7 @@ def collect(workers: Workers, *, port: int | None = None) -> list[Profile]:
 
 def left() -> list[str]:
     """Return the folders of profiles that are in /tmp."""
-    prefix = Path(profile_capture.PREFIX)
-    return sorted(path.name for path in prefix.parent.glob(f"{prefix.name}*"))
+    return sorted(path.name for path in Path(profile.PLACE).glob(f"{profile.PREFIX}*"))
 
 
 def test_the_profiles_of_all_ranks_are_one_session(workers: Workers) -> None:
@@ -179,7 +190,6 @@ def test_a_run_that_has_ended_has_no_profile(workers: Workers) -> None:
     [
         ("server", HostError, profiles.LINE),
         ("package", HostError, "jax[xprof]"),
-        ("denied", HostError, "ask ada to record"),
         ("failed", HostError, "`tpu_ops logs r1 --rank 1`"),
         ("unreachable", UnreachableError, "`tpu_ops status r1`"),
     ],
@@ -190,60 +200,14 @@ def test_each_problem_has_its_fix(kind: str, error: type[OpsError], fix: str) ->
     assert (found.what, found.where, fix in found.fix) == ("no profile of 1 rank: why", "rank 1 of r1", True)
 
 
-@pytest.mark.parametrize("folder", ["/HERE", "/tmp/tpu_ops-profile-/../../HERE", "/tmp/tpu_ops-profile-x/../../HERE"])
-def test_no_other_folder_is_removed(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "kept").touch()
-    data = json.dumps({"remove": folder.replace("HERE", str(tmp_path)[1:])})
-    done = subprocess.run(profiles.command(LOGIN, LOGIN), input=data, text=True, capture_output=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
-    assert (tmp_path / "kept").exists()
-
-
-@pytest.mark.parametrize(
-    ("answer", "is_one"),
-    [
-        (profiler.answer(True), True),
-        (profiler.answer(False), False),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"unimplemented." * 9, False),
-        (b"", False),
-        (b"\xff" * 100_000, False),
-        (profiler.frame(0, 0, 1, b"\0\0\0\0\0"), True),
-        (profiler.frame(7, 0, 0), False),
-    ],
-)
-def test_only_a_profiler_counts_as_one(answer: bytes, is_one: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError), listener.accept()[0] as link:
-                link.sendall(answer)
-                link.shutdown(socket.SHUT_WR)
-                link.recv(4096)
-
-        server = threading.Thread(target=serve, daemon=True)
-        server.start()
-        assert profile_capture.is_profiler(listener.getsockname()[1]) is is_one
-        server.join(20)
-        assert not server.is_alive()
-
-
-def test_the_command_is_that_of_jax() -> None:
-    assert profile_capture.command_line("/env/bin/python", 9999, 5000, "/tmp/x") == [
-        *("/env/bin/python", "-m", "jax.collect_profile", "9999", "5000"),
-        *("--log_dir", "/tmp/x", "--no_perfetto_link", "--host", "127.0.0.1"),
-    ]
-
-
-def test_the_python_of_a_run_is_that_of_its_process(tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path), "PYTHONPATH": "/modules", "SECRET": "hush"}
-    (tmp_path / "python").symlink_to(sys.executable)
-    script = "print('ready', flush=True); input()"
-    with subprocess.Popen(
-        ["python", "-c", script], executable=sys.executable, env=environ, stdin=-1, stdout=-1, text=True
-    ) as one:
-        assert one.stdout
-        one.stdout.readline()
-        known = profile_capture.variables(one.pid)
-        assert json.loads(json.dumps(known)) == {"PATH": str(tmp_path), "PYTHONPATH": "/modules"}
-        assert profile_capture.python_of(one.pid, known) == str(tmp_path / "python")
-        one.communicate("\n")
+def test_workers_with_an_old_launcher_are_named_with_the_fix(workers: Workers) -> None:
+    workers.start()
+    workers.start(server(free_port()), PYTHONPATH=str(workers.folder / "modules"))
+    workers.start()
+    workers.old = {"w0", "w2"}
+    found = collect(workers)
+    assert [(one.kind, bool(one.files)) for one in found] == [("old", False), ("", True), ("old", False)]
+    failure = profiles.error("r1", found)
+    assert failure is not None
+    assert failure.what == "no profile of 2 ranks: the worker's launcher is too old for this"
+    assert failure.fix == "`tpu_ops configure w0,w2` brings the launcher of this version"

@@ -1,7 +1,8 @@
 """Unary gRPC calls without TLS: HTTP/2 frames by the standard library only, with limits on time and on bytes.
 
 The other side is a program of a user, so that every byte of it can be wrong. Header blocks are read only as far as the
-status needs it: the client allows no dynamic table, so that each field is a literal or one of the static table.
+status and its message need it: the client allows no dynamic table, so that each field is a literal or one of the static
+table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import time
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Tuple
+    from typing import Any, Iterator, Optional, Tuple
+
+    _Text = Tuple[bytes, bool]
 
 #: Status codes of gRPC.
 NOT_FOUND, UNIMPLEMENTED, UNAVAILABLE = 5, 12, 14
@@ -39,12 +42,14 @@ class CallError(Exception):
         kind: ``refused`` (no connection), ``silent`` (no answer in time), ``broken`` (no valid gRPC) or ``status``.
         text: The reason, as text for users.
         status: The status of gRPC; -1 if there is none.
+        message: The text that came with the status; empty if there is none.
     """
 
-    def __init__(self, kind: str, text: str, status: int = -1) -> None:
+    def __init__(self, kind: str, text: str, status: int = -1, message: bytes = b"") -> None:
         super().__init__(text)
         self.kind = kind
         self.status = status
+        self.message = message
 
 
 def _broken(text: str) -> CallError:
@@ -120,7 +125,7 @@ class Connection:
 
     def _answer(self) -> bytes:
         """Return the message of the answer on the current stream."""
-        data, status, ended = bytearray(), -1, False
+        data, status, message, ended = bytearray(), -1, b"", False
         while not ended:
             kind, flags, payload = self._of_stream()
             if kind == _RST_STREAM:
@@ -128,13 +133,15 @@ class Connection:
             if kind == _DATA:
                 data += _unpadded(payload, flags)
             elif kind == _HEADERS:
-                found, http = statuses(self._block(payload, flags))
+                block = self._block(payload, flags)
+                found, http = statuses(block)
                 if http not in (-1, 200):
                     raise _broken("HTTP status {}".format(http))
                 status = found if found >= 0 else status
+                message = message_of(block) or message
             ended = kind in (_DATA, _HEADERS) and bool(flags & _END_STREAM)
         if status > 0:
-            raise CallError("status", "gRPC status {}".format(status), status)
+            raise CallError("status", "gRPC status {}".format(status), status, message)
         if not data:
             raise CallError("status", "an error without a readable gRPC status")
         if len(data) < 5 or data[0] != 0 or struct.unpack(">I", data[1:5])[0] != len(data) - 5:
@@ -241,25 +248,50 @@ def statuses(block: bytes) -> Tuple[int, int]:
     Raises:
         CallError: The block is not valid.
     """
-    grpc, http, at = -1, -1, 0
+    grpc, http = -1, -1
+    for index, name, value in _fields(block):
+        if value is None:
+            # Indices 8 to 14 of the static table: the statuses 200, 204, 206, 304, 400, 404, 500.
+            if 8 <= index <= 14:
+                http = (200, 204, 206, 304, 400, 404, 500)[index - 8]
+        elif name in ((b"grpc-status", False), (_STATUS_HUFFMAN, True)):
+            grpc = _number(*value)
+        elif 8 <= index <= 14:
+            http = _number(*value)
+    return grpc, http
+
+
+def message_of(block: bytes) -> bytes:
+    """Return the message of gRPC in a header block; empty if there is none or it is in the Huffman code.
+
+    Raises:
+        CallError: The block is not valid.
+    """
+    values = (value for _, name, value in _fields(block) if name == (b"grpc-message", False))
+    return next((value[0] for value in values if value and not value[1]), b"")
+
+
+def _fields(block: bytes) -> Iterator[Tuple[int, _Text, Optional[_Text]]]:
+    """Yield the fields of a header block: index in the table, or 0; name; and value, None for a field of the table.
+
+    A text is its bytes, and whether they are in the Huffman code. The name of a field with an index is empty.
+
+    Raises:
+        CallError: The block is not valid.
+    """
+    at = 0
     while at < len(block):
         first = block[at]
         if first & 0x80:
             index, at = _integer(block, at, 7)
-            # Indices 8 to 14 of the static table: the statuses 200, 204, 206, 304, 400, 404, 500.
-            if 8 <= index <= 14:
-                http = (200, 204, 206, 304, 400, 404, 500)[index - 8]
+            yield index, (b"", False), None
         elif first & 0xE0 == 0x20:
             _, at = _integer(block, at, 5)  # the size of the dynamic table
         else:
             index, at = _integer(block, at, 6 if first & 0x40 else 4)
             name, coded, at = (b"", False, at) if index else _string(block, at)
             value, packed, at = _string(block, at)
-            if name == (_STATUS_HUFFMAN if coded else b"grpc-status"):
-                grpc = _number(value, packed)
-            elif 8 <= index <= 14:
-                http = _number(value, packed)
-    return grpc, http
+            yield index, (name, coded), (value, packed)
 
 
 def _integer(block: bytes, at: int, bits: int) -> Tuple[int, int]:

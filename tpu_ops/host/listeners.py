@@ -120,6 +120,25 @@ def of_processes(pids: Iterable[int], tables: Tables, deadline: float) -> Dict[i
     return found
 
 
+def by_ipv4(listener: Listener, known: Iterable[Listener]) -> str:
+    """Return the IPv4 address by which its host reaches a socket; empty if there is none, or another socket is there.
+
+    Args:
+        listener: The socket.
+        known: All sockets of its network namespace.
+    """
+    if not _ipv4(listener.host):
+        shared = any(_ipv4(each.host) and each.port == listener.port for each in known)
+        return "" if shared or listener.host != "::" else "127.0.0.1"
+    return "127.0.0.1" if _ipv4(listener.host) == "0.0.0.0" else _ipv4(listener.host)  # noqa: S104 - compared only
+
+
+def _ipv4(host: str) -> str:
+    """Return an IPv4 address, which can be written as IPv6; empty for other addresses of IPv6."""
+    address = host.rpartition(":")[2]
+    return address if "." in address else ""
+
+
 def socket_to(listener: Listener) -> Tuple[socket.socket, Tuple[Any, ...]]:
     """Return a new socket in the network namespace of a listener, and the address to connect it to.
 
@@ -135,12 +154,11 @@ def socket_to(listener: Listener) -> Tuple[socket.socket, Tuple[Any, ...]]:
             try:
                 trial.bind((host, 0))
             except OSError as exc:
-                others = {each.port for each in of_namespace(listener.pid) if ":" not in each.host}
-                if exc.errno not in _NO_IPV6 or listener.port in others:
-                    made.close()
-                    raise
                 made.close()
-                return _made_in(listener.pid, socket.AF_INET), ("127.0.0.1", listener.port)
+                address = by_ipv4(listener, of_namespace(listener.pid))
+                if exc.errno not in _NO_IPV6 or not address:
+                    raise
+                return _made_in(listener.pid, socket.AF_INET), (address, listener.port)
     return made, (host, listener.port)
 
 

@@ -23,7 +23,7 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "status": actions.status,
 }
 #: Further such actions: functions and modules of these names, imported late, since few requests need them.
-_MODULES = ("activity", "report", "stacks", "usage")
+_MODULES = ("activity", "profile", "report", "stacks", "usage")
 #: Actions that wait for something, and that end early if the caller has gone.
 _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] = {
     "start": actions.start,

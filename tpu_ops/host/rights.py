@@ -99,12 +99,21 @@ def has_full_sudo(person: Person) -> bool:
     Raises:
         Refused: sudo does not answer.
     """
+    return may_run_as(person, "root")
+
+
+def may_run_as(person: Person, name: str) -> bool:
+    """Return whether a user gets a shell of the user with this name from sudo without a password, as `has_full_sudo`.
+
+    Raises:
+        Refused: sudo does not answer.
+    """
     if person.uid == 0:
         return True
     from .child import become  # imported late, since few requests need it
 
-    root_shell = ["-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"]
-    return _sudo_agrees(person, root_shell, before=lambda: become(person))
+    shell = ["-k", "-n", "-u", name, "--", "/bin/sh", "-c", ":"]
+    return _sudo_agrees(person, shell, before=lambda: become(person))
 
 
 def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | None = None) -> bool:

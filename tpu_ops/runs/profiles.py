@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import inspect
-import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tpu_ops import files, texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError
 from tpu_ops.protocol.record import ON
-from tpu_ops.protocol.spec import TAKEN_PORTS
-from tpu_ops.runs import control, profile_capture, ranks, results, rsync
+from tpu_ops.runs import control, preflight, ranks, results, rsync
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.results import Source
 from tpu_ops.ssh.fanout import Fanout
-from tpu_ops.ssh.replies import Result
+from tpu_ops.ssh.replies import Reply
 
 #: What a program needs, so that its profile can be recorded.
 LINE = "jax.profiler.start_server(9999)"
-#: Seconds for a worker beside those of the profile, which might be recorded three times.
-_MARGIN = 180.0
+#: A launcher records a profile up to three times, takes at most these seconds beside that, and has these to answer.
+_TRIES, _BESIDE, _ANSWER = 3, 130.0, 50.0
 _REMOVE_LIMIT = 30.0
 
 
@@ -43,9 +40,10 @@ class Profile:
         files: The files on this machine.
         size: Their size in bytes.
         kind: ``server`` if the rank has no profiler, ``package`` if its environment cannot record, ``denied`` if the
-            user who asks may not run commands as the run's user, ``failed`` or ``unreachable`` for other problems;
-            empty if there is none.
+            user who asks may not run commands as the run's user, ``unreachable``, or for other problems
+            another word; empty if there is none.
         problem: What failed, in words; empty if nothing did.
+        fix: The fix, if the launcher has said one; else empty.
     """
 
     rank: int
@@ -56,6 +54,7 @@ class Profile:
     size: int = 0
     kind: str = ""
     problem: str = ""
+    fix: str = ""
 
 
 async def collect(
@@ -88,12 +87,16 @@ async def collect(
     active = [outcomes[rank] for rank in chosen if outcomes[rank].state in ON]
     if not active:
         raise _none_active(run, [outcomes[rank] for rank in chosen])
-    folder = f"{profile_capture.PREFIX}{os.urandom(8).hex()}"
-    found = {one.rank: one for one in await _record(fanout, active, folder, seconds=seconds, port=port, login=login)}
+    owner = next(str(one.record["person"]["name"]) for one in active if one.record)
+    user = "" if owner == login else owner
+    replies = await _recorded(fanout, run, active, seconds, port)
+    found = {one.rank: _profile(one, user, replies[one.host]) for one in active}
+    recorded = [one for one in found.values() if one.ports]
+    folders = {one.host: str(replies[one.host].value["folder"]) for one in recorded}
     try:
-        fetched = await _fetch(fanout, [one for one in found.values() if one.ports], folder, into, moved)
+        fetched = await _fetch(fanout, recorded, folders, into, moved)
     finally:
-        await _remove(fanout, [*found.values()], folder)
+        await _remove(fanout, folders, user)
     found |= {one.rank: one for one in fetched}
     for rank in chosen:
         if rank not in found:
@@ -114,66 +117,33 @@ def _none_active(run: RunRef, outcomes: Sequence[Outcome]) -> OpsError:
     return HostError(f"no rank is active ({states})", where=f"run {run.run_id}", fix=fix)
 
 
-def _as(user: str, login: str) -> list[str]:
-    return ["sudo", "-n", "-H", "-u", user] if user != login else []
+async def _recorded(
+    fanout: Fanout, run: RunRef, active: Sequence[Outcome], seconds: float, port: int | None
+) -> dict[str, Reply]:
+    """Have the launchers record, all at once; return their replies by worker."""
+    request = {"run_id": run.run_id, "milliseconds": round(seconds * 1000), "port": port}
+    quiet = _TRIES * seconds + _BESIDE
+    return await fanout.call({one.host: request for one in active}, "profile", limit=quiet + _ANSWER, quiet=quiet)
 
 
-def command(user: str, login: str) -> list[str]:
-    """Return the command that records or removes profiles on a worker, as the user of the run."""
-    return [*_as(user, login), "/usr/bin/python3", "-IS", "-c", inspect.getsource(profile_capture)]
-
-
-def _place(folder: str, rank: int) -> str:
-    """Return the directory of a rank's profiles on its worker."""
-    return f"{folder}-{rank}"
-
-
-async def _record(
-    fanout: Fanout, active: Sequence[Outcome], folder: str, *, seconds: float, port: int | None, login: str
-) -> list[Profile]:
-    records = {one.host: one.record or {} for one in active}
-    user = str(next(iter(records.values()))["person"]["name"])
-    requests = {
-        host: json.dumps(
-            {
-                "folder": _place(folder, record["rank"]),
-                "cgroup": record["cgroup"],
-                "venv": record["venv"],
-                "milliseconds": round(seconds * 1000),
-                "port": port,
-                "skip": TAKEN_PORTS,
-            }
-        ).encode()
-        for host, record in records.items()
-    }
-    limit = 3 * seconds + _MARGIN
-    results_ = await fanout.run([*requests], command(user, login), limit=limit, stdin=requests)
-    own = "" if user == login else user
-    return [_profile(one, results_[one.host], own) for one in active]
-
-
-def _profile(outcome: Outcome, result: Result, user: str) -> Profile:
-    """Return what was recorded on a worker, given the result of `command` there."""
+def _profile(outcome: Outcome, user: str, reply: Reply) -> Profile:
+    """Return what a launcher has recorded."""
     made = Profile(outcome.rank, outcome.host, user)
-    try:
-        told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-        ports = tuple(int(port) for port in told["ports"])
-        return replace(made, ports=ports, kind=str(told["kind"]), problem=str(told["problem"])[:1000])
-    except (ValueError, KeyError, TypeError, IndexError):
-        last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        why = result.problem or last or f"exit code {result.code}"
-        kind = "failed" if result.reached else "unreachable"
-        return replace(made, kind="denied" if user and last.startswith("sudo:") else kind, problem=why)
+    if not reply.ok:
+        kind = "unreachable" if control.is_lost(reply) else reply.kind
+        return replace(made, kind=kind, problem=reply.problem, fix=reply.fix)
+    told = reply.value
+    return replace(made, ports=tuple(map(int, told["ports"])), kind=told["kind"], problem=told["problem"])
 
 
 async def _fetch(
-    fanout: Fanout, recorded: Sequence[Profile], folder: str, into: Path, moved: rsync.Moved | None
+    fanout: Fanout, recorded: Sequence[Profile], folders: Mapping[str, str], into: Path, moved: rsync.Moved | None
 ) -> list[Profile]:
     if not recorded:
         return []
     session = into / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime())
-    beside = into / f".{Path(folder).name}"
-    sources = [Source(one.host, beside / str(one.rank), one.user, _place(folder, one.rank)) for one in recorded]
+    beside = into / f".tpu_ops-profile-{os.urandom(8).hex()}"
+    sources = [Source(one.host, beside / str(one.rank), one.user, folders[one.host]) for one in recorded]
     try:
         copied = await results.fetch(fanout, sources, ".", moved)
         found = []
@@ -204,12 +174,13 @@ def _moved(one: Profile, place: Path, session: Path) -> Profile:
     return replace(one, files=tuple(names), size=size)
 
 
-async def _remove(fanout: Fanout, found: Sequence[Profile], folder: str) -> None:
-    """Remove the folder on the workers; a worker that does not answer keeps it until its /tmp is emptied."""
-    made = [one for one in found if one.kind not in ("unreachable", "server")]
-    asked = {one.host: json.dumps({"remove": _place(folder, one.rank)}).encode() for one in made}
+async def _remove(fanout: Fanout, folders: Mapping[str, str], user: str) -> None:
+    """Remove the folders on the workers; a worker that does not answer keeps its own until its /tmp is emptied."""
+    command = [*results.as_user(user), "rm", "-rf", "--"]
     with contextlib.suppress(OpsError):
-        await fanout.run([*asked], command(found[0].user, ""), limit=_REMOVE_LIMIT, stdin=asked)
+        await asyncio.gather(
+            *(fanout.run([host], [*command, folder], limit=_REMOVE_LIMIT) for host, folder in folders.items())
+        )
 
 
 def error(run_id: str, found: Sequence[Profile]) -> OpsError | None:
@@ -223,17 +194,20 @@ def error(run_id: str, found: Sequence[Profile]) -> OpsError | None:
     what = f"no profile of {texts.count(len(failed), 'rank')}: {worst.problem}"
     if len(same) < len(failed):
         what += f" ({ranks.named(same)})"
+    fix = preflight.first_fix([(one.fix, one.host) for one in failed if one.rank in same]) or _fix(run_id, worst)
+    kind = UnreachableError if worst.kind == "unreachable" else HostError
+    return kind(what, where=where, fix=fix)
+
+
+def _fix(run_id: str, worst: Profile) -> str:
+    """Return what to do about a problem for which a launcher has said no fix."""
     if worst.kind == "unreachable":
-        return UnreachableError(what, where=where, fix=f"`tpu_ops status {run_id}` shows all ranks")
+        return f"`tpu_ops status {run_id}` shows all ranks"
     if worst.kind == "server":
-        fix = (
+        return (
             f"add the line {LINE} to the program, before its first step, and start the run again, or name its port "
             "with --port; the port is open to all who reach the worker, so let no firewall rule open it"
         )
-    elif worst.kind == "denied":
-        fix = f"ask {worst.user} to record the profile: this needs the right to run commands as {worst.user} by sudo"
-    elif worst.kind == "package":
-        fix = "the run's environment needs the packages jax and xprof: add jax[xprof] to its packages"
-    else:
-        fix = f"run the same command again; `tpu_ops logs {run_id} --rank {worst.rank}` shows what the rank does"
-    return HostError(what, where=where, fix=fix)
+    if worst.kind == "package":
+        return "the run's environment needs the packages jax and xprof: add jax[xprof] to its packages"
+    return f"run the same command again; `tpu_ops logs {run_id} --rank {worst.rank}` shows what the rank does"
