@@ -37,7 +37,10 @@ def test_a_run_is_profiled_and_reported_with_the_use_of_the_fleet(bench: Bench, 
     assert sorted(path.name for path in session.iterdir()) == ["pod-w0.xplane.pb", "pod-w1.xplane.pb"]
     assert (session / "pod-w1.xplane.pb").read_text() == "9999 500 cpu"
     assert [bench.inside(index, "ls /tmp | grep -c tpu_ops-profile || true").strip() for index in BOTH] == ["0", "0"]
-    # Somebody else may not run commands as bob.
+    # An administrator may run commands as bob, ada may not.
+    done = bench.tpu_ops("profile", "seen", "--rank", "1", "--seconds", "0.5", str(tmp_path / "tpus"), person="tpu")
+    assert (done.returncode, [path.name for path in (tmp_path / "tpus").rglob("*.pb")]) == (0, ["pod-w1.xplane.pb"])
+    assert bench.inside(1, "ls /tmp | grep -c tpu_ops-profile || true").strip() == "0"
     denied = bench.tpu_ops("profile", "pod", str(tmp_path / "adas"), "--seconds", "0.5")
     assert (denied.returncode, "ask bob" in denied.stderr) == (1, True), denied.stderr
 
