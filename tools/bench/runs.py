@@ -106,7 +106,10 @@ class Pod(Lab):
         self.do("tpu_ops", "create", NODE, "--type", f"v4-{workers * CORES}", "--zone", ZONE)
         self.do("ansible-playbook", "tools/bench/launcher.yml")
         self.workers = workers
-        words = f"yes '{_LINE}' | head -c {LOG}"
+        # A MiB a second: the launcher drops output that the disk of a busy machine does not store in time.
+        parts = " ".join(map(str, range(LOG // 2**20)))
+        part = "dd bs=1M count=1 iflag=fullblock status=none; sleep 1"
+        words = f"yes '{_LINE}' | head -c {LOG} | for part in {parts}; do {part}; done"
         self.do("tpu_ops", "train", NODE, "--name", self.written, "--shell", "--", words)
         yield
         self.do("tpu_ops", "delete", NODE, "--yes")
