@@ -5,7 +5,6 @@ Messages are those of the package tpu.monitoring.runtime, as tpu_metric_service.
 
 from __future__ import annotations
 
-import math
 import struct
 
 from . import TYPE_CHECKING
@@ -179,6 +178,6 @@ def _bytes(value: Union[int, float]) -> int:
 
 def _number(key: str, value: Union[int, float], most: float) -> float:
     """Return a credible percentage or time."""
-    if not (math.isfinite(value) and 0 <= value <= most):
+    if not 0 <= value <= most:
         raise Nonsense("{} is {}".format({**BASIC, **OPTIONAL}[key], value))
     return float(value)

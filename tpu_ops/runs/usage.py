@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.protocol.values import is_number
 from tpu_ops.runs import holders
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.runs.holders import Holder
@@ -222,6 +222,4 @@ def _one_each(rows: Sequence[Row]) -> list[Row]:
 
 def _number(value: object) -> float | None:
     """Return a number that is not negative; None for anything else: the values come from processes of any user."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        return None
-    return float(value)
+    return float(value) if is_number(value) and value >= 0 else None
