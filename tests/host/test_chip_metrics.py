@@ -52,7 +52,7 @@ def answers(ids: list[int], **changes: Any) -> dict[str, chip_service.Answer]:
 
 
 def read(port: int, *holders: dict[str, Any], limit: float = 30.0) -> list[dict[str, Any]]:
-    return chip_metrics.read(list(holders) or [holder(4)], limit, known=(port,))
+    return chip_metrics.read(list(holders) or [holder(4)], 4, limit, known=(port,))
 
 
 def asked(given: Mapping[str, chip_service.Answer], chips: int = 4) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def test_each_core_has_its_memory_use_duty_cycle_bandwidth_and_idle_time() -> No
     assert found["cores"] == [
         {
             "id": core,
+            "chip": None,
             "hbm_used": number * GIB,
             "hbm_total": 32 * GIB,
             "duty": float(number),
@@ -83,6 +84,42 @@ def test_chips_with_two_cores_have_one_duty_cycle_for_both() -> None:
     found = asked(answers([*range(8)], duty={0: 5.0, 1: 6.0, 2: 7.0, 3: 8.0}, bandwidth=None, idle=None))
     assert found["state"] == "ok"
     assert [core["duty"] for core in found["cores"]] == [5.0, 5.0, 6.0, 6.0, 7.0, 7.0, 8.0, 8.0]
+    assert [core["chip"] for core in found["cores"]] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("held", [1, 2, 4])
+@pytest.mark.parametrize("own", [True, False], ids=["its own", "all"])
+def test_a_process_with_a_part_of_the_chips_reports_its_own_or_all(held: int, *, own: bool) -> None:
+    """As on v2 and v3: two cores a chip, and one duty cycle for both."""
+    chips = held if own else 4
+    found = asked(answers([*range(8, 8 + 2 * chips)], duty=dict.fromkeys(range(chips), 5.0)), held)
+    assert (found["state"], found["why"]) == ("ok", "")
+    assert [core["chip"] for core in found["cores"]] == [number // 2 for number in range(2 * chips)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "duties", "counts", "each"),
+    [
+        (4, 4, {4}, 1),
+        (4, 4, {2, 4}, 1),  # v4: a process with two chips reports all four
+        (1, 1, {1, 4}, 1),
+        (8, 4, {4}, 2),
+        (8, 4, {1, 4}, 2),
+        (2, 1, {1, 4}, 2),
+        (8, 8, {4}, 2),  # v7x: a duty cycle for each core
+        (2, 2, {1, 4}, 2),
+        (3, 3, {4}, 1),  # a device file is missing
+        (4, 2, {4}, 0),
+        (8, 3, {4}, 0),
+        (8, 2, {4}, 0),
+        (4, 0, {4}, 0),
+        (1, 2, {4}, 0),
+    ],
+)
+def test_the_cores_of_a_chip_follow_from_the_lengths_of_lists(
+    cores: int, duties: int, counts: set[int], each: int
+) -> None:
+    assert runtime_metrics.cores_per_chip(cores, duties, counts) == each
 
 
 @pytest.mark.parametrize("status", [None, grpc.StatusCode.UNAVAILABLE], ids=["NOT_FOUND", "UNAVAILABLE"])
@@ -338,7 +375,7 @@ def test_many_silent_services_take_no_longer_than_one() -> None:
         started = [stack.enter_context(program(sys.executable, "-c", LISTEN, "0")) for _ in range(3)]
         begin = time.monotonic()
         held = [holder(1, pid, number) for number, (pid, _) in enumerate(started)]
-        found = chip_metrics.read(held, 0.9, known=[int(port) for _, port in started])
+        found = chip_metrics.read(held, 4, 0.9, known=[int(port) for _, port in started])
         assert time.monotonic() - begin < 2.5
     assert [(one["pid"], str(one["port"]), one["state"]) for one in found] == [
         (pid, port, "silent") for pid, port in started
@@ -347,14 +384,14 @@ def test_many_silent_services_take_no_longer_than_one() -> None:
 
 def test_a_process_that_listens_on_no_port_has_no_metrics() -> None:
     with program("sh", "-c", "echo; read x") as (pid, _):
-        found = chip_metrics.read([holder(1, pid)], known=())
+        found = chip_metrics.read([holder(1, pid)], 4, known=())
     why = "it listens on no port of libtpu's metrics service"
     assert found == [{"pid": pid, "port": 0, "state": "none", "why": why, "cores": []}]
 
 
 def test_nobody_holds_a_chip_and_nothing_is_asked() -> None:
-    assert chip_metrics.read([]) == []
-    assert chip_metrics.read([{"pid": os.getpid(), "devices": ["/dev/vfio/vfio"]}]) == []
+    assert chip_metrics.read([], 4) == []
+    assert chip_metrics.read([{"pid": os.getpid(), "devices": ["/dev/vfio/vfio"]}], 4) == []
 
 
 @pytest.mark.skipif(not ROOT, reason="it takes root to be somebody else")
@@ -371,7 +408,7 @@ def test_a_socket_of_root_on_the_usual_port_is_used_for_a_process_without_one() 
     with serving(answers([4, 5])) as port, program("sh", "-c", "echo; read x") as (pid, _line):
         (found,) = read(port, holder(2, pid))
         assert (found["pid"], found["port"], found["state"]) == (pid, port, "ok")
-        (none,) = chip_metrics.read([holder(2, pid)], known=())
+        (none,) = chip_metrics.read([holder(2, pid)], 4, known=())
         assert none["state"] == "none"
 
 
@@ -383,7 +420,7 @@ def test_other_ports_of_the_process_are_tried_after_the_usual_one() -> None:
         serving(answers([0, 1])) as port,
     ):
         (usual,) = read(port, holder(2))
-        (other,) = chip_metrics.read([holder(2)], 6.0, known=())
+        (other,) = chip_metrics.read([holder(2)], 4, 6.0, known=())
     assert (usual["port"], usual["state"]) == (port, "ok")
     assert (other["port"], other["state"]) == (port, "ok")
 
@@ -391,7 +428,7 @@ def test_other_ports_of_the_process_are_tried_after_the_usual_one() -> None:
 def test_ports_that_speak_no_grpc_are_no_metrics_service() -> None:
     with program(sys.executable, "-c", LISTEN, ",".join("0" * 20)) as (pid, _):
         begin = time.monotonic()
-        (found,) = chip_metrics.read([holder(1, pid)], 0.5, known=())
+        (found,) = chip_metrics.read([holder(1, pid)], 4, 0.5, known=())
         assert time.monotonic() - begin < 2.5
     assert found["state"] == "none"
 
@@ -404,7 +441,7 @@ def test_the_environment_of_a_process_names_its_port(name: str) -> None:
         port = free.getsockname()[1]
     variable, _, value = name.format(port).partition("=")
     with program(sys.executable, "-c", LISTEN, str(port), env={**os.environ, variable: value}) as (pid, _):
-        (found,) = chip_metrics.read([holder(1, pid)], 0.3, known=())
+        (found,) = chip_metrics.read([holder(1, pid)], 4, 0.3, known=())
     assert (found["port"], found["state"]) == (port, "silent"), "it is asked, and what it says counts"
 
 
@@ -417,7 +454,7 @@ def test_children_that_share_the_socket_or_the_chips_are_left_out() -> None:
     ):
         port = listener.getsockname()[1]
         held = [holder(4), holder(4, forked), holder(4, bare), holder(1, other, first=4)]
-        found = chip_metrics.read(held, 0.4, known=(port,))
+        found = chip_metrics.read(held, 4, 0.4, known=(port,))
     shown = [(one["pid"], one["state"]) for one in found]
     # If root runs the tests, `other` has no other socket of root to be asked on.
     assert shown == [(os.getpid(), "silent"), (other, "none")]
@@ -431,7 +468,7 @@ def test_a_port_that_several_processes_share_counts_for_one() -> None:
             _,
         ),
     ):
-        found = chip_metrics.read([holder(1, one), holder(1, other, first=1)], 0.4, known=(int(port),))
+        found = chip_metrics.read([holder(1, one), holder(1, other, first=1)], 4, 0.4, known=(int(port),))
     assert [(each["pid"], each["state"]) for each in found] == [(one, "silent"), (other, "none")]
     assert found[1]["why"] == f"it shares port {port} with another process"
 

@@ -317,6 +317,10 @@ def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: in
         "silent": ("silent", None),
         "broken": ("broken", None),
     }
+    # The process holds one of four chips; the service reports all.
+    bench.set_chips(0, "busy", two_cores=True)
+    service = settled(bench, late=True)
+    assert (service["state"], [core["chip"] for core in service["cores"]]) == ("ok", [0, 0, 1, 1, 2, 2, 3, 3])
     bench.set_chips(0, "refused")
     bench.await_(lambda: service_of(bench)["state"] == "none", "no port")
     bench.set_chips(0, "busy")

@@ -55,7 +55,7 @@ def test_a_row_for_each_core_has_its_values_its_process_and_its_run() -> None:
 
 
 def test_two_cores_of_a_chip_are_two_rows_whose_ids_need_not_begin_at_zero() -> None:
-    cores = [core(number, total=8) for number in range(8, 16)]
+    cores = [core(number, total=8, chip=number // 2 - 4) for number in range(8, 16)]
     rows = use("pod-w1", answer("exp", services=[service(100, cores)])).rows
     assert [(row.core, row.chip) for row in rows[:3]] == [(8, 0), (9, 0), (10, 1)]
     cells = shown(use("pod-w1", answer("exp", services=[service(100, cores)])), depth=2)

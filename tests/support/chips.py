@@ -14,10 +14,12 @@ GIB = 2**30
 NOW, LATE = 1_000_000.0, 60.0
 
 
-def core(number: int, used: float = 12.0, duty: float | None = 96.0, total: float = 32.0) -> dict[str, Any]:
+def core(
+    number: int, used: float = 12.0, duty: float | None = 96.0, total: float = 32.0, chip: int | None = None
+) -> dict[str, Any]:
     """Return what libtpu says of one core; memory in GiB."""
     sizes = {"hbm_used": int(used * GIB), "hbm_total": int(total * GIB)}
-    return {"id": number, **sizes, "duty": duty, "hbm_bandwidth": None, "idle": None}
+    return {"id": number, "chip": chip, **sizes, "duty": duty, "hbm_bandwidth": None, "idle": None}
 
 
 def service(pid: int, cores: list[dict[str, Any]], state: str = "ok", why: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ def add_arguments(parser: options.Options) -> None:
         type=_time,
         metavar="TIME",
         help="tell that the run stands still when all ranks have written nothing and all chips have been idle or "
-        f"unreadable for this long, as in 90s or 20m; `off` never does (default: "
+        "unreadable for this long, as in 90s or 20m; `off` never does (default: "
         f"{watch.in_minutes(watch.STALL_AFTER)}). If it is given, silence is enough in a run that uses no chips",
     )
     parser.add_argument(

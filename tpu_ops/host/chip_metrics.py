@@ -30,11 +30,14 @@ _PORT_OPTION = re.compile(r"--runtime_metric_service_port=([0-9]{1,5})\b")
 _VFIO = "/dev/vfio/vfio"
 
 
-def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int] = KNOWN_PORTS) -> list[Dict[str, Any]]:
+def read(
+    holders: list[Dict[str, Any]], host_chips: int, limit: float = 2.0, known: Iterable[int] = KNOWN_PORTS
+) -> list[Dict[str, Any]]:
     """Return the services of processes that hold chips.
 
     Args:
         holders: The processes as `proc.holders` returns them.
+        host_chips: The number of chips of this host.
         limit: Maximum number of seconds in all.
         known: The ports to try first, and on which a socket of root is used.
 
@@ -59,7 +62,8 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
         now = time.monotonic()
         share = now + (deadline - now) / 2
         unused = [each for each in of_root if each not in used]
-        service, listener = _of(holder, own, unused, _named_ports(holder["pid"]) | set(known), share)
+        usual, counts = _named_ports(holder["pid"]) | set(known), {len(_chips(holder)), host_chips}
+        service, listener = _of(holder, own, unused, usual, counts, share)
         if listener is not None:
             if any(listener.same_port(each) for each in used):
                 # Several processes can share a port by SO_REUSEPORT; the kernel chooses which of them answers.
@@ -83,17 +87,22 @@ def _none(holder: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _of(
-    holder: Dict[str, Any], own: list[Listener], of_root: list[Listener], usual: Set[int], deadline: float
+    holder: Dict[str, Any],
+    own: list[Listener],
+    of_root: list[Listener],
+    usual: Set[int],
+    counts: Set[int],
+    deadline: float,
 ) -> Tuple[Dict[str, Any], Optional[Listener]]:
     """Return the service of a process, and its socket: on a usual port, or on another port of its own."""
-    pid, chips = holder["pid"], len(_chips(holder))
+    pid = holder["pid"]
     for each in (*own, *of_root):
         if each.port in usual:
-            return dict(_ask(each, chips, deadline), pid=pid), each
+            return dict(_ask(each, counts, deadline), pid=pid), each
     others = own[:_OTHER_PORTS]
     for number, each in enumerate(others):
         now = time.monotonic()
-        found = _ask(each, chips, now + (deadline - now) / (len(others) - number))
+        found = _ask(each, counts, now + (deadline - now) / (len(others) - number))
         if found["state"] in ("ok", "warming"):
             return dict(found, pid=pid), each
     return _none(holder), None
@@ -111,12 +120,12 @@ def _named_ports(pid: int) -> Set[int]:
     return found
 
 
-def _ask(listener: Listener, chips: int, deadline: float) -> Dict[str, Any]:
+def _ask(listener: Listener, counts: Set[int], deadline: float) -> Dict[str, Any]:
     """Return the metrics of the service on a socket, without the process."""
     service = {"port": listener.port, "why": "", "cores": []}
     try:
         values = _values(listener, deadline)
-        state, why, cores = runtime_metrics.described(values, chips)
+        state, why, cores = runtime_metrics.described(values, counts)
     except runtime_metrics.Nonsense as exc:
         return dict(service, state="broken", why="it answers nonsense: {}".format(exc))
     except CallError as exc:

@@ -10,7 +10,7 @@ import struct
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, Optional, Tuple, Union
+    from typing import Any, Collection, Dict, Iterator, Optional, Tuple, Union
 
 PATH = "/tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 #: Metrics of every version of the service, and metrics that only newer versions or chips have, by their key in results.
@@ -121,21 +121,28 @@ def _varint(data: bytes, at: int) -> Tuple[int, int]:
     raise Nonsense("not a protobuf message")
 
 
-def described(values: Dict[str, Dict[int, Union[int, float]]], chips: int) -> Tuple[str, str, list[Dict[str, Any]]]:
+def described(
+    values: Dict[str, Dict[int, Union[int, float]]], counts: Collection[int]
+) -> Tuple[str, str, list[Dict[str, Any]]]:
     """Return the state (``ok`` or ``warming``), the reason or a remark, and the cores.
+
+    Each core has the position of its ``chip``, from 0, if its chip has several cores; otherwise None.
 
     Args:
         values: The gauges by the metric's key; a metric that the service does not have is missing.
-        chips: The number of chips that the process holds.
+        counts: The numbers of chips that the metrics can be of: those that the process holds, and those of the host.
 
     Raises:
         Nonsense: A basic metric has a value that no chip has.
     """
     total, used = values.get("hbm_total", {}), values.get("hbm_used", {})
-    counts = ", ".join("{} of {}".format(len(values.get(key, {})), name) for key, name in BASIC.items())
+    lengths = ", ".join("{} of {}".format(len(values.get(key, {})), name) for key, name in BASIC.items())
     if not total or total.keys() != used.keys():
-        return "warming", "no values of all cores yet: {}".format(counts), []
+        return "warming", "no values of all cores yet: {}".format(lengths), []
     ids = sorted(total)
+    each = cores_per_chip(len(ids), len(values.get("duty", ids)), counts)
+    if not each:
+        return "warming", "no values of all cores yet: {}".format(lengths), []
     columns: Dict[str, Optional[Dict[int, Any]]] = {
         "hbm_used": {core: _bytes(used[core]) for core in ids},
         "hbm_total": {core: _bytes(total[core]) for core in ids},
@@ -144,29 +151,46 @@ def described(values: Dict[str, Dict[int, Union[int, float]]], chips: int) -> Tu
         raise Nonsense("more memory in use than there is")
     remarks = []
     for key, most in (("duty", _MOST_PERCENT), ("hbm_bandwidth", _MOST_PERCENT), ("idle", _MOST_IDLE)):
-        spread = _spread(values[key], ids, chips) if key in values else {}
-        if spread is None and key == "duty":
-            return "warming", "no values of all cores yet: {}".format(counts), []
+        spread = _spread(values.get(key, {}), ids, each)
         try:
-            columns[key] = {core: _number(key, value, most) for core, value in (spread or {}).items()}
+            columns[key] = {core: _number(key, value, most) for core, value in spread.items()}
         except Nonsense as exc:
             if key == "duty":
                 raise
             columns[key] = None
             remarks.append(str(exc))
-    cores = [dict({key: (column or {}).get(core) for key, column in columns.items()}, id=core) for core in ids]
+    cores = []
+    for at, core in enumerate(ids):
+        row = {key: (column or {}).get(core) for key, column in columns.items()}
+        cores.append(dict(row, id=core, chip=at // each if each > 1 else None))
     return "ok", "; ".join(remarks), cores
 
 
-def _spread(found: Dict[int, Union[int, float]], ids: list[int], chips: int) -> Optional[Dict[int, Union[int, float]]]:
-    """Return the values by core; None if they belong to other cores, or to a part of them.
+def cores_per_chip(cores: int, duties: int, counts: Collection[int]) -> int:
+    """Return how many cores each chip has; 0 if there are not all duty cycles yet.
 
-    Chips of v2 and v3 have two cores, and one duty cycle. The order is the same in all lists, the ids need not be.
+    Chips of v2 and v3 have two cores, and one duty cycle. A process that holds a part of a host's chips can report
+    either these or all. Newer chips have one core each, or two with a duty cycle for each of them.
+
+    Args:
+        cores: The number of cores.
+        duties: The number of duty cycles.
+        counts: The numbers of chips that the cores can belong to.
+    """
+    if duties != cores:
+        return 2 if cores == 2 * duties and duties in counts else 0
+    return 2 if cores not in counts and cores % 2 == 0 and cores // 2 in counts else 1
+
+
+def _spread(found: Dict[int, Union[int, float]], ids: list[int], each: int) -> Dict[int, Union[int, float]]:
+    """Return the values by core; none if they belong to other cores, or to a part of them.
+
+    A metric can have a value for each chip with several cores. The order is the same in all lists, the ids need not be.
     """
     ordered = [found[key] for key in sorted(found)]
-    if len(ids) == 2 * len(ordered) == 2 * chips:
-        ordered = [value for value in ordered for _ in range(2)]
-    return {core: ordered[at] for at, core in enumerate(ids)} if len(ordered) == len(ids) else None
+    if len(ordered) * each == len(ids):
+        ordered = [value for value in ordered for _ in range(each)]
+    return dict(zip(ids, ordered)) if len(ordered) == len(ids) else {}
 
 
 def _bytes(value: Union[int, float]) -> int:

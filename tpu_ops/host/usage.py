@@ -28,15 +28,15 @@ def usage(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     require_protocol(request)
     holder = store.holder()
     record = store.observe(holder["run_id"]) if holder else None
-    holders = chips.described(store, holder)
+    holders, found = chips.described(store, holder), proc.chips()
     return {
         "ok": True,
         "clock": time.time(),
-        "chips": proc.chips(),
+        "chips": found,
         "holder": holder,
         "argv": (record or {}).get("argv") or [],
         "holders": holders,
-        "services": chip_metrics.read(holders),
+        "services": chip_metrics.read(holders, len(found)),
         "run": described_run(store, record) if record else None,
     }
 

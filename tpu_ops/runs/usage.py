@@ -191,20 +191,18 @@ def _of_service(owner: Row, service: Mapping[str, Any]) -> list[Row]:
     known = state if state in (OK, WARMING, NONE, SILENT, BROKEN) else BROKEN
     base = replace(owner, state=known, why=why)
     cores = sorted(service.get("cores") or (), key=lambda core: int(core["id"]))
-    # v2 and v3 have two cores in each chip. Their ids need not begin at 0.
-    each = len(cores) // owner.chips if owner.chips and len(cores) % owner.chips == 0 else 1
     return [
         replace(
             base,
             core=int(core["id"]),
-            chip=at // each if each > 1 else None,
+            chip=core.get("chip"),
             hbm_used=_number(core.get("hbm_used")),
             hbm_total=_number(core.get("hbm_total")),
             duty=_number(core.get("duty")),
             bandwidth=_number(core.get("hbm_bandwidth")),
             idle=_number(core.get("idle")),
         )
-        for at, core in enumerate(cores)
+        for core in cores
     ] or [base]
 
 
