@@ -239,6 +239,94 @@ def test_children_with_nothing_to_ask_take_no_time_from_the_service_of_their_par
     assert [each["state"] for each in found] == ["ok"]
 
 
+# --- the states of cores -------------------------------------------------------------------------------------------
+
+
+def with_states(states: chip_service.Answer | None, limit: float = 30.0) -> dict[str, Any]:
+    """Return what is read, with the states of cores, from a service of a chip with this answer for them."""
+    with serving(answers([0]), states=states) as port:
+        (found,) = chip_metrics.read_with_states([holder(1)], 1, limit, known=(port,))
+    assert (found["state"], [core["id"] for core in found["cores"]]) == ("ok", [0]), "the metrics are always there"
+    return found
+
+
+def identity(chip: int, kind: int, index: int) -> dict[str, Any]:
+    return {"global_core_id": 7, "chip_id": chip, "core_on_chip": {"type": kind, "index": index}}
+
+
+def test_the_states_of_cores_have_their_chip_error_program_and_queue() -> None:
+    queued = [{"run_id": 6 + at, "launch_id": 10 + at, "program_fingerprint": b"\xab\x0c"} for at in range(20)]
+    busy = {
+        "core_id": identity(4, 1, 1),
+        "sequencer_info": [{"sequencer_type": 1, "pc": 2**40}, {"run_id": -5, "hlo_location": "x" * 1000}],
+        "program_fingerprint": b"\xab\x0c",
+        "launch_id": 9,
+        "queued_program_info": queued,
+    }
+    faulty = {"core_id": identity(0, 3, 0), "launch_id": 0, "error_message": "halted\n" + "x" * 1000}
+    found = with_states(chip_service.status({3: busy, 0: faulty, 2: {}}))["core_states"]
+    waiting = [{"execution": 6 + at, "launch": 10 + at, "program": "ab0c"} for at in range(8)]
+    empty = dict.fromkeys(("chip", "type", "index", "program", "launch", "execution"))
+    empty |= {"error": "", "queue": 0, "queued": []}
+    assert found == [
+        empty | {"id": 0, "chip": 0, "type": "sparse", "index": 0, "error": "halted\n" + "x" * 293, "launch": 0},
+        empty | {"id": 2},
+        {
+            "id": 3,
+            "chip": 4,
+            "type": "tensor",
+            "index": 1,
+            "error": "",
+            "program": "ab0c",
+            "launch": 9,
+            "execution": -5,
+            "queue": 20,
+            "queued": waiting,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        (b"", []),
+        (None, None),  # a version without the method
+        (grpc.StatusCode.NOT_FOUND, None),
+        (grpc.StatusCode.INTERNAL, None),
+        (b"\xff" * 20, None),
+        (b"\x12\xff\xff\xff\x7f", None),
+        (b"\x12\x00" * 129, None),
+        (b"\x18\x00" * 140_000, None),
+        (b"\x18\x00" * 600_000, None),
+    ],
+    ids=["none", "old", "not found", "internal", "no message", "cut off", "many", "long", "too long"],
+)
+def test_states_that_cannot_be_read_leave_the_metrics(states: chip_service.Answer | None, found: object) -> None:
+    assert with_states(states)["core_states"] == found
+
+
+def test_states_that_come_too_late_leave_the_metrics() -> None:
+    came = threading.Event()
+
+    def late() -> bytes:
+        came.wait()
+        return b""
+
+    begin = time.monotonic()
+    with serving(answers([0]), states=late) as port:
+        (found,) = chip_metrics.read_with_states([holder(1)], 1, 1.0, known=(port,))
+        took = time.monotonic() - begin
+        came.set()
+    assert (found["state"], found["core_states"]) == ("ok", None)
+    assert took < 2.5
+
+
+def test_a_process_without_metrics_has_no_states() -> None:
+    with program("sh", "-c", "echo; read x") as (pid, _):
+        (found,) = chip_metrics.read_with_states([holder(1, pid)], 1, known=())
+    assert (found["state"], found["core_states"]) == ("none", None)
+
+
 # --- servers of raw bytes ------------------------------------------------------------------------------------------
 
 
@@ -552,5 +640,7 @@ def test_random_bytes_raise_no_other_error() -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         with contextlib.suppress(runtime_metrics.Nonsense):
             runtime_metrics.gauges(bytes(data))
+        with contextlib.suppress(runtime_metrics.Nonsense):
+            runtime_metrics.core_states(bytes(data))
         with contextlib.suppress(grpc_call.CallError):
             grpc_call.statuses(chance.randbytes(chance.randrange(40)))

@@ -21,8 +21,8 @@ def usage(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
     Returns:
         ``clock``: this host's time. ``chips``: the device files. ``holders``: the processes that hold chips (see
-        `chips.described`). ``services``: their metrics (see `chip_metrics.read`). ``holder``: the run that holds this
-        worker, or null; ``argv``: its command; ``run``: its state and its last output, or null.
+        `chips.described`). ``services``: their metrics (see `chip_metrics.read_with_states`). ``holder``: the run that
+        holds this worker, or null; ``argv``: its command; ``run``: its state and its last output, or null.
     """
     require_root()
     require_protocol(request)
@@ -36,7 +36,7 @@ def usage(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         "holder": holder,
         "argv": (record or {}).get("argv") or [],
         "holders": holders,
-        "services": chip_metrics.read(holders, len(found)),
+        "services": chip_metrics.read_with_states(holders, len(found)),
         "run": described_run(store, record) if record else None,
     }
 
