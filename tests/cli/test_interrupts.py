@@ -21,6 +21,8 @@ from tests.support.lab_api import LabApi
 from tpu_ops.cloud.remaking import Made, Plan
 from tpu_ops.runs import records, recovery, spec
 
+pytestmark = pytest.mark.signals
+
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 #: Plays OpenSSH on its way to a worker: it tells its number and waits.
 SSH = '#!/bin/sh\ncase "$*" in *"-O check"*) exit 1 ;; esac\necho $$ >>"$PIDS"\nexec sleep 600\n'

@@ -19,7 +19,7 @@ from tests.support.kills import Commands, changing
 from tests.support.lab_api import PATIENCE, LabApi
 from tests.support.runs import FULL
 
-pytestmark = pytest.mark.usefixtures("silent")
+pytestmark = [pytest.mark.signals, pytest.mark.usefixtures("silent")]
 HOME = "203.0.113.7/32"
 NODE = ("--type", "v4-8", "--zone", ZONE)
 DISK = {"sizeGb": "10"}

@@ -179,6 +179,18 @@ async def test_q_and_ctrl_c_quit(key: str, code: int) -> None:
     assert (shown.return_code or 0) == code
 
 
+async def test_a_core_with_an_error_is_named_on_one_line() -> None:
+    text = "Core halted\x1b[31m " + "unexpectedly " * 9
+    faulty = use("pod-w1", busy(90, states=chips.launched(7, errors={3: text})))
+    shown, *_ = there(use("pod-w0", busy(90)), faulty)
+    async with shown.run_test(size=SIZE) as pilot:
+        await pilot.press("end")
+        first, second = column(shown, "state")
+        assert (first, second[:37], len(second)) == ("ok", r"core 3: Core halted\x1b[31m unexpecte", 64)
+        screen = "\n".join(strip.text for strip in shown.screen._compositor.render_strips())
+        assert "unexpectedly " * 8 in screen, "the last line has the whole text"
+
+
 # --- the terminal -----------------------------------------------------------------------------------------------
 
 LIVE = """
@@ -341,6 +353,18 @@ def test_prometheus_gets_base_units_and_the_labels_of_each_core() -> None:
     assert found["tpu_run_last_output_timestamp_seconds"] == [(of_run, NOW - 840)]
     assert found["tpu_run_stalled"] == [(of_run, 1)]
     assert [value for _, value in found["tpu_worker_up"]] == [1, 1]
+
+
+def test_prometheus_gets_the_queue_and_errors_of_cores_that_tell_them() -> None:
+    told = use("pod-w1", busy(96, states=chips.launched(7, errors={2: "Core halted"})))
+    found = scraped(told, use("pod-w2", busy(96)))
+    assert [(labels["worker"], value) for labels, value in found["tpu_queued_programs"]] == [("pod-w1", 2)] * 4
+    assert [(labels["core"], value) for labels, value in found["tpu_core_error"]] == [
+        ("0", 0),
+        ("1", 0),
+        ("2", 1),
+        ("3", 0),
+    ]
 
 
 def test_a_worker_that_does_not_answer_is_down_and_has_no_values() -> None:

@@ -52,7 +52,7 @@ def answers(ids: list[int], **changes: Any) -> dict[str, chip_service.Answer]:
 
 
 def read(port: int, *holders: dict[str, Any], limit: float = 30.0) -> list[dict[str, Any]]:
-    return chip_metrics.read(list(holders) or [holder(4)], limit, known=(port,))
+    return chip_metrics.read(list(holders) or [holder(4)], 4, limit, known=(port,))
 
 
 def asked(given: Mapping[str, chip_service.Answer], chips: int = 4) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def test_each_core_has_its_memory_use_duty_cycle_bandwidth_and_idle_time() -> No
     assert found["cores"] == [
         {
             "id": core,
+            "chip": None,
             "hbm_used": number * GIB,
             "hbm_total": 32 * GIB,
             "duty": float(number),
@@ -83,6 +84,42 @@ def test_chips_with_two_cores_have_one_duty_cycle_for_both() -> None:
     found = asked(answers([*range(8)], duty={0: 5.0, 1: 6.0, 2: 7.0, 3: 8.0}, bandwidth=None, idle=None))
     assert found["state"] == "ok"
     assert [core["duty"] for core in found["cores"]] == [5.0, 5.0, 6.0, 6.0, 7.0, 7.0, 8.0, 8.0]
+    assert [core["chip"] for core in found["cores"]] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("held", [1, 2, 4])
+@pytest.mark.parametrize("own", [True, False], ids=["its own", "all"])
+def test_a_process_with_a_part_of_the_chips_reports_its_own_or_all(held: int, *, own: bool) -> None:
+    """As on v2 and v3: two cores a chip, and one duty cycle for both."""
+    chips = held if own else 4
+    found = asked(answers([*range(8, 8 + 2 * chips)], duty=dict.fromkeys(range(chips), 5.0)), held)
+    assert (found["state"], found["why"]) == ("ok", "")
+    assert [core["chip"] for core in found["cores"]] == [number // 2 for number in range(2 * chips)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "duties", "counts", "each"),
+    [
+        (4, 4, {4}, 1),
+        (4, 4, {2, 4}, 1),  # v4: a process with two chips reports all four
+        (1, 1, {1, 4}, 1),
+        (8, 4, {4}, 2),
+        (8, 4, {1, 4}, 2),
+        (2, 1, {1, 4}, 2),
+        (8, 8, {4}, 2),  # v7x: a duty cycle for each core
+        (2, 2, {1, 4}, 2),
+        (3, 3, {4}, 1),  # a device file is missing
+        (4, 2, {4}, 0),
+        (8, 3, {4}, 0),
+        (8, 2, {4}, 0),
+        (4, 0, {4}, 0),
+        (1, 2, {4}, 0),
+    ],
+)
+def test_the_cores_of_a_chip_follow_from_the_lengths_of_lists(
+    cores: int, duties: int, counts: set[int], each: int
+) -> None:
+    assert runtime_metrics.cores_per_chip(cores, duties, counts) == each
 
 
 @pytest.mark.parametrize("status", [None, grpc.StatusCode.UNAVAILABLE], ids=["NOT_FOUND", "UNAVAILABLE"])
@@ -200,6 +237,94 @@ def test_children_with_nothing_to_ask_take_no_time_from_the_service_of_their_par
         children = [stack.enter_context(program("/bin/sh", "-c", "echo; exec sleep 60")) for _ in range(20)]
         found = read(port, holder(1), *(holder(1, pid) for pid, _ in children), limit=4.0)
     assert [each["state"] for each in found] == ["ok"]
+
+
+# --- the states of cores -------------------------------------------------------------------------------------------
+
+
+def with_states(states: chip_service.Answer | None, limit: float = 30.0) -> dict[str, Any]:
+    """Return what is read, with the states of cores, from a service of a chip with this answer for them."""
+    with serving(answers([0]), states=states) as port:
+        (found,) = chip_metrics.read_with_states([holder(1)], 1, limit, known=(port,))
+    assert (found["state"], [core["id"] for core in found["cores"]]) == ("ok", [0]), "the metrics are always there"
+    return found
+
+
+def identity(chip: int, kind: int, index: int) -> dict[str, Any]:
+    return {"global_core_id": 7, "chip_id": chip, "core_on_chip": {"type": kind, "index": index}}
+
+
+def test_the_states_of_cores_have_their_chip_error_program_and_queue() -> None:
+    queued = [{"run_id": 6 + at, "launch_id": 10 + at, "program_fingerprint": b"\xab\x0c"} for at in range(20)]
+    busy = {
+        "core_id": identity(4, 1, 1),
+        "sequencer_info": [{"sequencer_type": 1, "pc": 2**40}, {"run_id": -5, "hlo_location": "x" * 1000}],
+        "program_fingerprint": b"\xab\x0c",
+        "launch_id": 9,
+        "queued_program_info": queued,
+    }
+    faulty = {"core_id": identity(0, 3, 0), "launch_id": 0, "error_message": "halted\n" + "x" * 1000}
+    found = with_states(chip_service.status({3: busy, 0: faulty, 2: {}}))["core_states"]
+    waiting = [{"execution": 6 + at, "launch": 10 + at, "program": "ab0c"} for at in range(8)]
+    empty = dict.fromkeys(("chip", "type", "index", "program", "launch", "execution"))
+    empty |= {"error": "", "queue": 0, "queued": []}
+    assert found == [
+        empty | {"id": 0, "chip": 0, "type": "sparse", "index": 0, "error": "halted\n" + "x" * 293, "launch": 0},
+        empty | {"id": 2},
+        {
+            "id": 3,
+            "chip": 4,
+            "type": "tensor",
+            "index": 1,
+            "error": "",
+            "program": "ab0c",
+            "launch": 9,
+            "execution": -5,
+            "queue": 20,
+            "queued": waiting,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        (b"", []),
+        (None, None),  # a version without the method
+        (grpc.StatusCode.NOT_FOUND, None),
+        (grpc.StatusCode.INTERNAL, None),
+        (b"\xff" * 20, None),
+        (b"\x12\xff\xff\xff\x7f", None),
+        (b"\x12\x00" * 129, None),
+        (b"\x18\x00" * 140_000, None),
+        (b"\x18\x00" * 600_000, None),
+    ],
+    ids=["none", "old", "not found", "internal", "no message", "cut off", "many", "long", "too long"],
+)
+def test_states_that_cannot_be_read_leave_the_metrics(states: chip_service.Answer | None, found: object) -> None:
+    assert with_states(states)["core_states"] == found
+
+
+def test_states_that_come_too_late_leave_the_metrics() -> None:
+    came = threading.Event()
+
+    def late() -> bytes:
+        came.wait()
+        return b""
+
+    begin = time.monotonic()
+    with serving(answers([0]), states=late) as port:
+        (found,) = chip_metrics.read_with_states([holder(1)], 1, 1.0, known=(port,))
+        took = time.monotonic() - begin
+        came.set()
+    assert (found["state"], found["core_states"]) == ("ok", None)
+    assert took < 2.5
+
+
+def test_a_process_without_metrics_has_no_states() -> None:
+    with program("sh", "-c", "echo; read x") as (pid, _):
+        (found,) = chip_metrics.read_with_states([holder(1, pid)], 1, known=())
+    assert (found["state"], found["core_states"]) == ("none", None)
 
 
 # --- servers of raw bytes ------------------------------------------------------------------------------------------
@@ -338,7 +463,7 @@ def test_many_silent_services_take_no_longer_than_one() -> None:
         started = [stack.enter_context(program(sys.executable, "-c", LISTEN, "0")) for _ in range(3)]
         begin = time.monotonic()
         held = [holder(1, pid, number) for number, (pid, _) in enumerate(started)]
-        found = chip_metrics.read(held, 0.9, known=[int(port) for _, port in started])
+        found = chip_metrics.read(held, 4, 0.9, known=[int(port) for _, port in started])
         assert time.monotonic() - begin < 2.5
     assert [(one["pid"], str(one["port"]), one["state"]) for one in found] == [
         (pid, port, "silent") for pid, port in started
@@ -347,14 +472,14 @@ def test_many_silent_services_take_no_longer_than_one() -> None:
 
 def test_a_process_that_listens_on_no_port_has_no_metrics() -> None:
     with program("sh", "-c", "echo; read x") as (pid, _):
-        found = chip_metrics.read([holder(1, pid)], known=())
+        found = chip_metrics.read([holder(1, pid)], 4, known=())
     why = "it listens on no port of libtpu's metrics service"
     assert found == [{"pid": pid, "port": 0, "state": "none", "why": why, "cores": []}]
 
 
 def test_nobody_holds_a_chip_and_nothing_is_asked() -> None:
-    assert chip_metrics.read([]) == []
-    assert chip_metrics.read([{"pid": os.getpid(), "devices": ["/dev/vfio/vfio"]}]) == []
+    assert chip_metrics.read([], 4) == []
+    assert chip_metrics.read([{"pid": os.getpid(), "devices": ["/dev/vfio/vfio"]}], 4) == []
 
 
 @pytest.mark.skipif(not ROOT, reason="it takes root to be somebody else")
@@ -371,7 +496,7 @@ def test_a_socket_of_root_on_the_usual_port_is_used_for_a_process_without_one() 
     with serving(answers([4, 5])) as port, program("sh", "-c", "echo; read x") as (pid, _line):
         (found,) = read(port, holder(2, pid))
         assert (found["pid"], found["port"], found["state"]) == (pid, port, "ok")
-        (none,) = chip_metrics.read([holder(2, pid)], known=())
+        (none,) = chip_metrics.read([holder(2, pid)], 4, known=())
         assert none["state"] == "none"
 
 
@@ -383,7 +508,7 @@ def test_other_ports_of_the_process_are_tried_after_the_usual_one() -> None:
         serving(answers([0, 1])) as port,
     ):
         (usual,) = read(port, holder(2))
-        (other,) = chip_metrics.read([holder(2)], 6.0, known=())
+        (other,) = chip_metrics.read([holder(2)], 4, 6.0, known=())
     assert (usual["port"], usual["state"]) == (port, "ok")
     assert (other["port"], other["state"]) == (port, "ok")
 
@@ -391,7 +516,7 @@ def test_other_ports_of_the_process_are_tried_after_the_usual_one() -> None:
 def test_ports_that_speak_no_grpc_are_no_metrics_service() -> None:
     with program(sys.executable, "-c", LISTEN, ",".join("0" * 20)) as (pid, _):
         begin = time.monotonic()
-        (found,) = chip_metrics.read([holder(1, pid)], 0.5, known=())
+        (found,) = chip_metrics.read([holder(1, pid)], 4, 0.5, known=())
         assert time.monotonic() - begin < 2.5
     assert found["state"] == "none"
 
@@ -404,7 +529,7 @@ def test_the_environment_of_a_process_names_its_port(name: str) -> None:
         port = free.getsockname()[1]
     variable, _, value = name.format(port).partition("=")
     with program(sys.executable, "-c", LISTEN, str(port), env={**os.environ, variable: value}) as (pid, _):
-        (found,) = chip_metrics.read([holder(1, pid)], 0.3, known=())
+        (found,) = chip_metrics.read([holder(1, pid)], 4, 0.3, known=())
     assert (found["port"], found["state"]) == (port, "silent"), "it is asked, and what it says counts"
 
 
@@ -417,7 +542,7 @@ def test_children_that_share_the_socket_or_the_chips_are_left_out() -> None:
     ):
         port = listener.getsockname()[1]
         held = [holder(4), holder(4, forked), holder(4, bare), holder(1, other, first=4)]
-        found = chip_metrics.read(held, 0.4, known=(port,))
+        found = chip_metrics.read(held, 4, 0.4, known=(port,))
     shown = [(one["pid"], one["state"]) for one in found]
     # If root runs the tests, `other` has no other socket of root to be asked on.
     assert shown == [(os.getpid(), "silent"), (other, "none")]
@@ -431,7 +556,7 @@ def test_a_port_that_several_processes_share_counts_for_one() -> None:
             _,
         ),
     ):
-        found = chip_metrics.read([holder(1, one), holder(1, other, first=1)], 0.4, known=(int(port),))
+        found = chip_metrics.read([holder(1, one), holder(1, other, first=1)], 4, 0.4, known=(int(port),))
     assert [(each["pid"], each["state"]) for each in found] == [(one, "silent"), (other, "none")]
     assert found[1]["why"] == f"it shares port {port} with another process"
 
@@ -521,5 +646,7 @@ def test_random_bytes_raise_no_other_error() -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         with contextlib.suppress(runtime_metrics.Nonsense):
             runtime_metrics.gauges(bytes(data))
+        with contextlib.suppress(runtime_metrics.Nonsense):
+            runtime_metrics.core_states(bytes(data))
         with contextlib.suppress(grpc_call.CallError):
             grpc_call.statuses(chance.randbytes(chance.randrange(40)))

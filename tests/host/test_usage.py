@@ -53,7 +53,9 @@ def test_a_process_of_a_run_holds_the_chip(store: Store, tmp_path: Path) -> None
     assert answer["holder"]["run_id"] == "digits-1"
     assert answer["argv"] == ["python", ""]
     assert [entry["pid"] for entry in answer["holders"]] == [os.getpid()]
-    assert [(each["pid"], each["state"], each["cores"]) for each in answer["services"]] == [(os.getpid(), "none", [])]
+    (service,) = answer["services"]
+    assert (service["pid"], service["state"], service["cores"]) == (os.getpid(), "none", [])
+    assert service["core_states"] is None
     run = {"run_id": "digits-1", "attempt": 1, "rank": 1, "state": "running", "began": 100.0}
     assert answer["run"] == {**run, "last_output": 200.0, "watch": watch}
     Path(store.directory(record["run_id"]), WATCH).write_text("{")

@@ -77,7 +77,54 @@ def test_chips_that_warm_up_have_lists_of_different_lengths() -> None:
 
 def test_what_is_unknown_has_a_status() -> None:
     assert ask("tpu.runtime.something.else", {}) == chip_service.NOT_FOUND
-    assert chip_service.answer("GetTpuRuntimeStatus", b"", {}, "v4-8", 4) == chip_service.UNIMPLEMENTED
+    assert chip_service.answer("GetSomething", b"", {}, "v4-8", 4) == chip_service.UNIMPLEMENTED
+    older = {"state": "not-found"}
+    assert chip_service.answer("GetTpuRuntimeStatus", b"", older, "v4-8", 4) == chip_service.UNIMPLEMENTED
+
+
+def states(state: str = "busy", accelerator: str = "v4-8", **wanted: Any) -> list[Any]:
+    """Return the cores' states that the service answers, as Google's protobuf library reads them, by id."""
+    found = chip_service.answer("GetTpuRuntimeStatus", b"", {"state": state, **wanted}, accelerator, 4)
+    assert isinstance(found, bytes)
+    told = CLASSES["GetTpuRuntimeStatusResponse"].FromString(found)
+    assert told.host_name == socket.gethostname()
+    assert [entry.key for entry in told.core_states] == [
+        entry.value.core_id.global_core_id for entry in told.core_states
+    ]
+    return [entry.value for entry in told.core_states]
+
+
+@pytest.mark.parametrize(
+    ("state", "program", "queued"),
+    [("busy", True, 2), ("idle", False, 0), ("hung", True, 1), ("halted", True, 1), ("warming", True, 2)],
+)
+def test_the_cores_of_a_state_have_a_program_and_a_queue(state: str, program: bool, queued: int) -> None:
+    found = states(state)
+    assert len(found) == (4 if state == "warming" else 8)
+    for core in found:
+        assert core.program_fingerprint == (chip_service.PROGRAM if program else b"")
+        assert (core.HasField("launch_id"), len(core.queued_program_info)) == (program, queued)
+        assert [core.launch_id + 1 + at for at in range(queued)] == [one.launch_id for one in core.queued_program_info]
+        assert [one.run_id for one in core.sequencer_info] == [core.launch_id]
+    assert [core.error_message for core in found] == [
+        chip_service.HALTED if state == "halted" and at == 0 else "" for at in range(len(found))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "two_cores", "places"),
+    [
+        ("v4-8", False, [(8, 0), (8, 1), (9, 0), (9, 1), (10, 0), (10, 1), (11, 0), (11, 1)]),
+        ("v6e-4", False, [(8, 0), (9, 0), (10, 0), (11, 0)]),
+        ("v6e-4", True, [(8, 0), (8, 1), (9, 0), (9, 1), (10, 0), (10, 1), (11, 0), (11, 1)]),
+    ],
+)
+def test_chips_have_one_or_two_tensor_cores(
+    accelerator: str, *, two_cores: bool, places: list[tuple[int, int]]
+) -> None:
+    found = [core.core_id for core in states(accelerator=accelerator, first_id=8, two_cores=two_cores)]
+    assert [(core.chip_id, core.core_on_chip.index) for core in found] == places
+    assert {core.core_on_chip.type for core in found} == {1}
 
 
 def test_each_state_of_the_command_is_known_to_the_service() -> None:

@@ -14,6 +14,7 @@ from tests.runs.conftest import BOTH
 from tests.support.folded import lines_of
 from tests.support.programs import HEADLESS
 from tests.support.runs import CHIPS, Bench
+from tpu_ops.lab.image import chip_service
 
 pytestmark = pytest.mark.lab
 
@@ -43,6 +44,10 @@ print(json.dumps({
     "usage": [tuple(chip) for chip in metrics.get_chip_usage(device.TpuChip.V4)],
     "bandwidth": metrics.get_runtime_hbm_utilization(),
     "idle": metrics.get_tensorcore_idle_duration(),
+    "states": [
+        [core.chip_id, core.global_core_id, core.core_type, core.program_fingerprint, len(core.queued_programs)]
+        for core in metrics.get_tpuz_info()
+    ],
 }))
 """
 #: Makes an environment with both in the directory that all workers of all labs share.
@@ -301,22 +306,29 @@ def test_the_metrics_of_held_chips_come_and_go_and_change(bench: Bench, busy: in
     found = bench.usage(0)
     assert ([holder["pid"] for holder in found["holders"]], found["run"], found["chips"]) == ([busy], None, [*CHIPS])
     seen = {}
-    for state in ("busy", "hung", "idle", "not-found", "warming", "silent", "broken"):
+    for state in ("busy", "hung", "idle", "halted", "not-found", "warming", "silent", "broken"):
         bench.set_chips(0, state, first_id=8)
         service = settled(bench, late=state != "silent")
         assert (service["pid"], service["port"]) == (busy, 8431)
         first = [[core[key] for key in ("id", "duty", "hbm_bandwidth")] for core in service["cores"][:1]]
-        seen[state] = (service["state"], first[0] if first else None)
+        states = service["core_states"]
+        told = None if states is None else (len(states), states[0]["queue"], states[0]["error"])
+        seen[state] = (service["state"], first[0] if first else None, told)
         assert all(0 <= (core["idle"] or 0) < 60 for core in service["cores"])
     assert seen == {
-        "busy": ("ok", [8, 97.5, 43.25]),
-        "hung": ("ok", [8, 100.0, 0.0]),
-        "idle": ("ok", [8, 0.0, 0.0]),
-        "not-found": ("ok", [8, 97.5, None]),
-        "warming": ("warming", None),
-        "silent": ("silent", None),
-        "broken": ("broken", None),
+        "busy": ("ok", [8, 97.5, 43.25], (8, 2, "")),
+        "hung": ("ok", [8, 100.0, 0.0], (8, 1, "")),
+        "idle": ("ok", [8, 0.0, 0.0], (8, 0, "")),
+        "halted": ("ok", [8, 0.0, 0.0], (8, 1, chip_service.HALTED)),
+        "not-found": ("ok", [8, 97.5, None], None),
+        "warming": ("warming", None, (4, 2, "")),
+        "silent": ("silent", None, None),
+        "broken": ("broken", None, None),
     }
+    # The process holds one of four chips; the service reports all.
+    bench.set_chips(0, "busy", two_cores=True)
+    service = settled(bench, late=True)
+    assert (service["state"], [core["chip"] for core in service["cores"]]) == ("ok", [0, 0, 1, 1, 2, 2, 3, 3])
     bench.set_chips(0, "refused")
     bench.await_(lambda: service_of(bench)["state"] == "none", "no port")
     bench.set_chips(0, "busy")
@@ -347,6 +359,9 @@ def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
         lines = {line.split()[0]: " ".join(line.split()[1:8]) for line in done.stdout.splitlines()[1:]}
         assert lines == {"pod-w0": "4 24/32 GiB 0 % 0 %", "pod-w1": "4 24/32 GiB 98 % 43 %"}
         assert "HBM 24/32 GiB, duty 0..98 %" in bench.tpu_ops("who", "pod").stdout
+        bench.set_chips(0, "halted")
+        done = bench.tpu_ops("top", "pod", "--once")
+        assert f"core 0: {chip_service.HALTED}" in done.stdout
     finally:
         bench.inside(0, "rm -f /var/lib/tpu-lab/worker/chips.json")
         bench.tpu_ops("stop", "measured")
@@ -383,4 +398,5 @@ def test_tpu_info_and_libtpus_own_sdk_read_the_lab_s_metrics(bench: Bench, busy:
         "usage": [[chip, used, total, 97.5] for chip in range(4)],
         "bandwidth": [[chip, 43.25] for chip in range(4)],
         "idle": [[chip, 0.0] for chip in range(4)],
+        "states": [[core // 2, core, "TPU_CORE_TYPE_TENSOR_CORE", chip_service.PROGRAM.hex(), 2] for core in range(8)],
     }

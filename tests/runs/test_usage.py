@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import chips
-from tests.support.chips import GIB, NOW, answer, busy, core, process, service, use
+from tests.support.chips import GIB, NOW, answer, busy, core, launched, process, service, use
 from tpu_ops.errors import OpsError
 from tpu_ops.runs import usage, usage_lines
 from tpu_ops.runs.usage_poll import Place, Poll
@@ -41,6 +41,10 @@ def test_a_row_for_each_core_has_its_values_its_process_and_its_run() -> None:
         "duty": 96.5,
         "bandwidth": None,
         "idle": None,
+        "error": "",
+        "program": None,
+        "launch": None,
+        "queued": None,
         "why": "",
         "pid": 100,
         "command": "python train.py",
@@ -55,7 +59,7 @@ def test_a_row_for_each_core_has_its_values_its_process_and_its_run() -> None:
 
 
 def test_two_cores_of_a_chip_are_two_rows_whose_ids_need_not_begin_at_zero() -> None:
-    cores = [core(number, total=8) for number in range(8, 16)]
+    cores = [core(number, total=8, chip=number // 2 - 4) for number in range(8, 16)]
     rows = use("pod-w1", answer("exp", services=[service(100, cores)])).rows
     assert [(row.core, row.chip) for row in rows[:3]] == [(8, 0), (9, 0), (10, 1)]
     cells = shown(use("pod-w1", answer("exp", services=[service(100, cores)])), depth=2)
@@ -117,6 +121,52 @@ def test_values_that_are_no_numbers_are_unknown(value: Any) -> None:
     wrong = core(0) | dict.fromkeys(("hbm_used", "hbm_total", "duty"), value)
     (row,) = use("pod-w1", answer("exp", services=[service(100, [wrong])])).rows
     assert (row.hbm_used, row.hbm_total, row.duty) == (None, None, None)
+
+
+def test_a_core_has_its_program_and_the_errors_that_libtpu_reports() -> None:
+    rows = use("pod-w1", busy(96, states=launched(7, errors={2: "Core halted"}))).rows
+    assert [(row.program, row.launch, row.queued) for row in rows] == [("5eed", 7, 2)] * 4
+    assert [row.error for row in rows] == ["", "", "core 2: Core halted", ""]
+
+
+def test_an_error_of_a_core_comes_first_and_has_its_own_line() -> None:
+    stall = "no output for 14 min"
+    uses = [use(f"pod-w{at}", busy(96, states=launched(7))) for at in range(3)]
+    uses.append(use("pod-w3", busy(96, states=launched(7, errors={1: "Core halted", 2: "Core halted"}))))
+    assert [(line["worker"], line["state"]) for line in shown(*uses, by="state")] == [
+        ("pod-w3", "core 1: Core halted (and 1 other)"),
+        ("pod-w[0-2]", "ok"),
+    ]
+    assert [line["worker"] for line in shown(*uses, words="halted")] == ["pod-w3"]
+    (line,) = shown(use("pod-w3", busy(96, states=launched(7, errors={1: "Core halted"}), stall=stall)))
+    assert line["state"] == "core 1: Core halted; stalled: no output for 14 min"
+
+
+def test_an_error_is_shown_before_there_are_metrics() -> None:
+    warming = service(100, [], "warming", "lists differ", states=launched(7, errors={0: "Core halted"}))
+    (line,) = shown(use("pod-w3", answer("exp", services=[warming])))
+    assert line["state"] == "core 0: Core halted; warming up: lists differ"
+
+
+@pytest.mark.parametrize(
+    ("launches", "words"),
+    [
+        ([launched(7)] * 4, ""),
+        ([launched(7), launched(7), launched(6), launched(7)], "; out of step: pod-w2"),
+        ([launched(7), launched(7), launched(7), launched(7, "0ff5")], "; out of step: pod-w3"),
+        ([launched(7), launched(7), launched(7, ""), launched(8)], "; out of step: pod-w[2-3]"),
+        ([launched(7), launched(8)], "; out of step: pod-w[0-1]"),
+        ([launched(7), None], ""),
+        ([None, None], ""),
+    ],
+    ids=["equal", "launch", "program", "two", "halves", "unknown", "all unknown"],
+)
+def test_workers_of_a_stalled_run_with_another_program_are_named(launches: list[Any], words: str) -> None:
+    stall = "no output for 14 min"
+    uses = [use(f"pod-w{at}", busy(100, states=states, stall=stall)) for at, states in enumerate(launches)]
+    assert [line["state"] for line in shown(*uses)] == [f"stalled: {stall}{words}"]
+    moving = [use(f"pod-w{at}", busy(100, states=states)) for at, states in enumerate(launches)]
+    assert [line["state"] for line in shown(*moving)] == ["ok"], "a run that computes is in step a moment later"
 
 
 # --- folding, sorting, filtering --------------------------------------------------------------------------------

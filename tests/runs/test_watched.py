@@ -11,7 +11,7 @@ import pytest
 from tests.runs.test_parts import pod
 from tpu_ops.cli import recover_options, runs_output, stall_options
 from tpu_ops.errors import UsageError
-from tpu_ops.protocol.watch import lasting
+from tpu_ops.protocol.watch import in_minutes
 from tpu_ops.runs import spec, watched
 from tpu_ops.runs.outcomes import FirstFailure, Outcome, outcome_of
 from tpu_ops.runs.outcomes import watched as with_watch
@@ -92,7 +92,7 @@ def test_only_active_ranks_have_what_their_supervisor_noted() -> None:
     [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (9000, "2 h 30 min")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert lasting(seconds) == text
+    assert in_minutes(seconds) == text
 
 
 def options(*words: str) -> argparse.Namespace:

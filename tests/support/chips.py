@@ -14,15 +14,39 @@ GIB = 2**30
 NOW, LATE = 1_000_000.0, 60.0
 
 
-def core(number: int, used: float = 12.0, duty: float | None = 96.0, total: float = 32.0) -> dict[str, Any]:
+def core(
+    number: int, used: float = 12.0, duty: float | None = 96.0, total: float = 32.0, chip: int | None = None
+) -> dict[str, Any]:
     """Return what libtpu says of one core; memory in GiB."""
     sizes = {"hbm_used": int(used * GIB), "hbm_total": int(total * GIB)}
-    return {"id": number, **sizes, "duty": duty, "hbm_bandwidth": None, "idle": None}
+    return {"id": number, "chip": chip, **sizes, "duty": duty, "hbm_bandwidth": None, "idle": None}
 
 
-def service(pid: int, cores: list[dict[str, Any]], state: str = "ok", why: str = "") -> dict[str, Any]:
+def core_state(
+    number: int,
+    *,
+    chip: int | None,
+    index: int = 0,
+    kind: str = "tensor",
+    error: str = "",
+    program: str | None = None,
+    launch: int | None = None,
+    queue: int = 0,
+) -> dict[str, Any]:
+    """Return what a launcher says of the state of one core."""
+    place = {"id": number, "chip": chip, "type": kind, "index": index, "error": error}
+    return place | {"program": program, "launch": launch, "execution": None, "queue": queue, "queued": []}
+
+
+def service(
+    pid: int,
+    cores: list[dict[str, Any]],
+    state: str = "ok",
+    why: str = "",
+    states: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Return what a launcher says of one process that holds chips."""
-    return {"pid": pid, "port": 8431, "state": state, "why": why, "cores": cores}
+    return {"pid": pid, "port": 8431, "state": state, "why": why, "cores": cores, "core_states": states}
 
 
 def process(pid: int, user: str = "ada", run: str = "", command: str = "python train.py") -> dict[str, Any]:
@@ -66,9 +90,20 @@ def use(worker: str, value: dict[str, Any] | Reply, before: Use | None = None, n
     return usage.of_reply(worker.rpartition("-w")[0], reply, now, before)
 
 
-def busy(duty: float, used: float = 12.0, run: str = "exp", **more: Any) -> dict[str, Any]:
+def busy(
+    duty: float, used: float = 12.0, run: str = "exp", states: list[dict[str, Any]] | None = None, **more: Any
+) -> dict[str, Any]:
     """Return the answer of a worker with a run whose chips all have these values."""
-    return answer(run, services=[service(100, [core(number, used, duty) for number in range(4)])], **more)
+    cores = [core(number, used, duty) for number in range(4)]
+    return answer(run, services=[service(100, cores, states=states)], **more)
+
+
+def launched(launch: int, program: str = "5eed", errors: dict[int, str] | None = None) -> list[dict[str, Any]]:
+    """Return the states of a worker's four chips with one core each, which have launched a program."""
+    found = errors or {}
+    return [
+        core_state(at, chip=at, program=program, launch=launch, queue=2, error=found.get(at, "")) for at in range(4)
+    ]
 
 
 def fleet() -> Iterator[Use]:

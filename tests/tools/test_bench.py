@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tools.bench import report, samples
-from tools.bench.__main__ import document, fleet, main, numbers
+from tools.bench.__main__ import SECTIONS, document, fleet, main, numbers
 from tools.bench.measure import ROOT, STOPWATCH, Command, clock, measured_on, rotated
 from tools.bench.samples import MEASURED, Fleet, Sample, Series
 from tpu_ops.errors import OpsError, UsageError
@@ -214,7 +214,7 @@ def test_the_committed_page_is_what_the_committed_samples_make():
     if not kept:
         assert not page.exists(), "a page without samples"
         return
-    whole = ("inventory.json", "rivals.json", "runs.json", "faults.json", "nodes.json", "kills.json", "swarm.json")
+    whole = {f"{name}.json" for name in ("inventory", *SECTIONS)}
     assert all(name in whole or re.fullmatch(r"(site|configure)-\d+\.json", name) for name in kept)
     assert page.read_text() == document(DOCS), "run make bench-docs"
 

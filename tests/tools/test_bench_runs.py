@@ -26,7 +26,9 @@ GOOD = {
     "clush": (1.0, 0.6),
     "ansible": (8.0, 9.0),
     "gcloud": (7.5, 5.1),
+    "top": (1.6, 0.9),
     "start": (2.5, 1.0),
+    "stacks": (2.2, 1.0),
     "stop": (2.9, 1.0),
     "doctor": (1.0, 0.6),
     "logs": (0.5, 0.4),
@@ -68,6 +70,8 @@ def test_every_target_is_judged():
         ([sample("floor", wall=0.4)], ["of the floor"]),
         ([sample("start", wall=3.1)], ["train --detach"]),
         ([sample("stop", wall=3.1, workers=4)], ["stop --grace"]),
+        ([sample("top", wall=1.9)], ["top --once"]),
+        ([sample("stacks", wall=3.1)], ["tpu_ops stacks"]),
         ([sample("ansible", cpu=4.9)], ["CPU of `ansible"]),
         ([sample("ansible", wall=7.1, workers=4)], ["wall time of `ansible"]),
         ([sample("gcloud", cpu=4.9)], ["CPU of `gcloud"]),
@@ -161,7 +165,8 @@ def test_a_round_runs_everything_once_and_takes_the_start_from_the_records(tmp_p
     pod = Shell(tmp_path, monkeypatch)
     taken = {one.kind: one for one in pod.round(3)}
     assert sorted(pod.called) == sorted(taken) == sorted(KINDS)
-    assert pod.called[pod.called.index("start") + 1] == "stop"
+    first = pod.called.index("start")
+    assert pod.called[first : first + 3] == ["start", "stacks", "stop"]
     assert (taken["start"].wall, taken["stop"].wall) == (4.5, 1.0)
     assert (taken["logs"].size, taken["fetch"].size, taken["run"].size) == (LOG, 2 * LOG, 0)
     assert not (tmp_path / "fetched").exists(), "the next fetch begins anew"
@@ -206,7 +211,7 @@ def test_compared_tools_reach_all_workers_over_the_same_connections(tmp_path, mo
 
 def test_a_program_that_is_missing_is_said_and_gcloud_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name, path=None: None if name == "gcloud" else f"/bin/{name}")
-    assert set(KINDS) - set(Shell(tmp_path, monkeypatch).commands()) == {"gcloud", "start", "stop"}
+    assert set(KINDS) - set(Shell(tmp_path, monkeypatch).commands()) == {"gcloud", "start", "stacks", "stop"}
     monkeypatch.setattr("shutil.which", lambda name, path=None: None if name == "clush" else f"/bin/{name}")
     with pytest.raises(OpsError, match="clush is not installed"):
         Shell(tmp_path, monkeypatch).commands()

@@ -15,8 +15,9 @@ import datetime
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tools.bench import (
     configuring,
@@ -140,16 +141,6 @@ def configure_part(options: argparse.Namespace) -> Iterator[tuple[str, Configuri
             yield f"{CONFIGURE}{workers}", ConfiguringSeries(commit, date, described, tuple(found))
 
 
-def rivals_part(options: argparse.Namespace) -> Iterator[tuple[str, ConfiguringSeries]]:
-    """Measure ten operations by tpu_ops and other tools; yield "rivals" and the series."""
-    if options.rounds < 1:
-        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
-    commit, date, described = circumstances()
-    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        found = rivals.run(options.rounds, Path(directory), say)
-    yield "rivals", ConfiguringSeries(commit, date, described, tuple(found))
-
-
 def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
     """Measure runs; yield the name of their samples and the series."""
     sizes = numbers(options.pods, "--pods")
@@ -163,6 +154,22 @@ def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
     yield "runs", RunSeries(commit, date, described, tuple(found))
 
 
+def rounds_part(
+    name: str, make: Callable[..., AnySeries], measured: Callable[..., Iterable[Any]]
+) -> Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]:
+    """Return the function of a part that depends on the number of rounds only; `name` is that of its samples."""
+
+    def part(options: argparse.Namespace) -> Iterator[tuple[str, AnySeries]]:
+        if options.rounds < 1:
+            raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
+        commit, date, described = circumstances()
+        with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+            found = tuple(measured(options.rounds, Path(directory), say))
+        yield name, make(commit, date, described, found)
+
+    return part
+
+
 def faults_part(_: argparse.Namespace) -> Iterator[tuple[str, FaultSeries]]:
     """Repeat the tests that depend on a race; yield "faults" and one series with all rounds."""
     commit, date, described = circumstances()
@@ -173,36 +180,6 @@ def kills_part(_: argparse.Namespace) -> Iterator[tuple[str, KillSeries]]:
     """Kill commands at each of their requests; yield "kills" and one series with all of them."""
     commit, date, described = circumstances()
     yield "kills", KillSeries(commit, date, described, tuple(kills.run(measure.ROOT, say)))
-
-
-def nodes_part(options: argparse.Namespace) -> Iterator[tuple[str, NodesSeries]]:
-    """Measure the creation of nodes; yield "nodes" and the series."""
-    if options.rounds < 1:
-        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
-    commit, date, described = circumstances()
-    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        found = nodes.run(options.rounds, Path(directory), say)
-    yield "nodes", NodesSeries(commit, date, described, tuple(found))
-
-
-def swarm_part(options: argparse.Namespace) -> Iterator[tuple[str, SwarmSeries]]:
-    """Measure one controller with hundreds of workers; yield "swarm" and the series."""
-    if options.rounds < 1:
-        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
-    commit, date, described = circumstances()
-    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        found = swarm.run(options.rounds, Path(directory), say)
-    yield "swarm", SwarmSeries(commit, date, described, tuple(found))
-
-
-def ways_part(options: argparse.Namespace) -> Iterator[tuple[str, WaySeries]]:
-    """Measure what three people type; yield "ways" and the series."""
-    if options.rounds < 1:
-        raise UsageError("there is nothing to measure", where="--rounds", fix="use at least one round")
-    commit, date, described = circumstances()
-    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        found = tuple(ways.run(options.rounds, Path(directory), say))
-    yield "ways", WaySeries(commit, date, described, found)
 
 
 #: The types of series that the parts of the measurement yield.
@@ -223,13 +200,25 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]
     "inventory": inventory_part,
     "site": site_part,
     "configure": configure_part,
-    "rivals": rivals_part,
+    "rivals": rounds_part("rivals", ConfiguringSeries, rivals.run),
     "runs": runs_part,
     "faults": faults_part,
-    "nodes": nodes_part,
+    "nodes": rounds_part("nodes", NodesSeries, nodes.run),
     "kills": kills_part,
-    "swarm": swarm_part,
-    "ways": ways_part,
+    "swarm": rounds_part("swarm", SwarmSeries, swarm.run),
+    "ways": rounds_part("ways", WaySeries, ways.run),
+}
+
+
+#: Samples in one file -> the type of one of them, and the function that makes their section; in the page's order.
+SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], list[str]]]] = {
+    "rivals": (ConfiguringSample, rivals.section),
+    "runs": (RunSample, runs_report.section),
+    "faults": (FaultSample, faults.section),
+    "nodes": (NodesSample, nodes.section),
+    "kills": (KillSample, kills.section),
+    "swarm": (SwarmSample, swarm.section),
+    "ways": (WaySample, ways.section),
 }
 
 
@@ -319,20 +308,9 @@ def document(out: Path) -> str:
         parts.append(site_report.section(sorted(sizes, key=site.workers)))
     if found := [read_part(path, ConfiguringSample) for path in (out / "benchmarks").glob(f"{CONFIGURE}*.json")]:
         parts.append(configuring.section(sorted(found, key=lambda series: series.samples[0].workers)))
-    if (more := samples_file(out, "rivals")).exists():
-        parts.append(rivals.section(read_part(more, ConfiguringSample)))
-    if (more := samples_file(out, "runs")).exists():
-        parts.append(runs_report.section(read_part(more, RunSample)))
-    if (more := samples_file(out, "faults")).exists():
-        parts.append(faults.section(read_part(more, FaultSample)))
-    if (more := samples_file(out, "nodes")).exists():
-        parts.append(nodes.section(read_part(more, NodesSample)))
-    if (more := samples_file(out, "kills")).exists():
-        parts.append(kills.section(read_part(more, KillSample)))
-    if (more := samples_file(out, "swarm")).exists():
-        parts.append(swarm.section(read_part(more, SwarmSample)))
-    if (more := samples_file(out, "ways")).exists():
-        parts.append(ways.section(read_part(more, WaySample)))
+    for name, (sample, section) in SECTIONS.items():
+        if (more := samples_file(out, name)).exists():
+            parts.append(section(read_part(more, sample)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 

@@ -27,7 +27,9 @@ KINDS = {
     "clush": "`clush true`",
     "ansible": "`ansible -m raw -a true`",
     "gcloud": "`gcloud compute tpus tpu-vm ssh --worker=all --command=true`",
+    "top": "`tpu_ops top --once`",
     "start": "`tpu_ops train --detach`, until the last rank executes the command",
+    "stacks": "`tpu_ops stacks`, a Python program on each rank",
     "stop": f"`tpu_ops stop --grace {GRACE}`, the command ignores SIGTERM",
     "doctor": "`tpu_ops doctor`",
     "logs": "`tpu_ops logs`, one rank's lines",
@@ -35,8 +37,8 @@ KINDS = {
     "python": "`python -c pass`",
     "help": "`tpu_ops --help`",
 }
-#: A command that ends only by SIGKILL.
-_STUBBORN = ("sh", "-c", "trap '' TERM; exec sleep 600")
+#: A Python program that ends only by SIGKILL.
+_STUBBORN = ("python3", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
 _LINE = "step 1000 of 90000, loss 0.1234, learning rate 0.0003, 0.25 s, 512 examples"
 
 
@@ -104,7 +106,10 @@ class Pod(Lab):
         self.do("tpu_ops", "create", NODE, "--type", f"v4-{workers * CORES}", "--zone", ZONE)
         self.do("ansible-playbook", "tools/bench/launcher.yml")
         self.workers = workers
-        words = f"yes '{_LINE}' | head -c {LOG}"
+        # A MiB a second: the launcher drops output that the disk of a busy machine does not store in time.
+        parts = " ".join(map(str, range(LOG // 2**20)))
+        part = "dd bs=1M count=1 iflag=fullblock status=none; sleep 1"
+        words = f"yes '{_LINE}' | head -c {LOG} | for part in {parts}; do {part}; done"
         self.do("tpu_ops", "train", NODE, "--name", self.written, "--shell", "--", words)
         yield
         self.do("tpu_ops", "delete", NODE, "--yes")
@@ -115,7 +120,7 @@ class Pod(Lab):
         return f"written-{self.workers}"
 
     def commands(self) -> dict[str, Command]:
-        """Return the measured commands, except start and stop, which need a run.
+        """Return the measured commands, except start, stacks and stop, which share a run.
 
         All compared commands reach all workers at once over connections that stay open, with the same key exchange. All
         except gcloud, which has its own, use the same connections. Ansible gets the host names instead of an inventory.
@@ -137,6 +142,7 @@ class Pod(Lab):
                 *(f"--zone={ZONE}", "--worker=all", "--command=true", f"--ssh-key-file={self.root / 'gcloud.key'}"),
                 *(f"--ssh-flag=-o{option}" for option in self._shared()),
             ),
+            "top": ("tpu_ops", "top", NODE, "--once"),
             "doctor": ("tpu_ops", "doctor", NODE),
             "logs": ("tpu_ops", "logs", self.written),
             "fetch": ("tpu_ops", "logs", self.written, "--fetch", str(self.root / "fetched")),
@@ -231,16 +237,19 @@ class Pod(Lab):
         return expected
 
     def _run(self, number: int) -> list[RunSample]:
-        """Start a run and stop it; measure both."""
+        """Start a run, take its stacks and stop it; measure all three."""
         name = f"stubborn-{self.workers}-{number}"
         start = self._command(("tpu_ops", "train", NODE, "--detach", "--name", name, "--", *_STUBBORN))
+        stacks = self._command(("tpu_ops", "stacks", name))
         stop = self._command(("tpu_ops", "stop", name, "--grace", str(GRACE)))
         started = self.time(start, f"start on {self.workers} workers")
         record = f"/var/lib/tpu_ops/runs/{name}/record.json"
         rows = json.loads(self.do("tpu_ops", "run", NODE, "--json", "--", "sudo", "cat", record))
         started = started._replace(wall=last_start(rows) - started.began)
-        stopped = self.time(stop, f"stop on {self.workers} workers")
-        return [self._sample(number, "start", started), self._sample(number, "stop", stopped)]
+        took = {"start": started}
+        took["stacks"] = self.time(stacks, f"stacks on {self.workers} workers")
+        took["stop"] = self.time(stop, f"stop on {self.workers} workers")
+        return [self._sample(number, kind, taken) for kind, taken in took.items()]
 
 
 def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]) -> list[RunSample]:

@@ -12,7 +12,7 @@ from tools.bench.runs import GRACE, KINDS, LOG, RunSample, RunSeries
 #: Commands with the same task as the floor: `tpu_ops run`, and the tools that it is compared with.
 COMPARED = ("run", "clush", "ansible", "gcloud")
 #: Commands that reach every worker.
-FANNED_OUT = ("floor", *COMPARED, "start", "stop", "doctor", "fetch")
+FANNED_OUT = ("floor", *COMPARED, "top", "start", "stacks", "stop", "doctor", "fetch")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ TARGETS = (
         2.0,
     ),
     Target(f"{KINDS['start']}: at most 3 s with 32", ("start",), lambda start: start.wall, 3.0, workers=32),
+    Target(f"{KINDS['top']}: at most 2 times `tpu_ops run`", ("top", "run"), lambda top, run: top.wall / run.wall, 2.0),
+    Target(f"{KINDS['stacks']}: at most 3 s with 32", ("stacks",), lambda stacks: stacks.wall, 3.0, workers=32),
     Target(f"{KINDS['stop']}: at most {GRACE + 1} s", ("stop",), lambda stop: stop.wall, GRACE + 1.0),
     _more("ansible", 10.0, "CPU", "cpu"),
     _more("ansible", 8.0, "wall time", "wall"),

@@ -94,8 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chips.add_argument(
         "state",
         choices=shared.CHIP_STATES,
-        help="busy, idle and hung (a program waits on the chip) have values; warming has lists of unequal length, "
-        "not-found lacks the newer metrics, silent answers nothing, broken answers nonsense, refused closes the port",
+        help="busy, idle, hung (a program waits on the chip) and halted (a core reports an error) have values; warming "
+        "has lists of unequal length, not-found lacks the newer metrics, silent answers nothing, broken answers "
+        "nonsense, refused closes the port",
     )
     chips.add_argument("--first-id", type=int, default=0, metavar="N", help="id of the first core (default 0)")
     chips.add_argument("--two-cores", action="store_true", help="two cores in each chip, as v2 and v3 have them")

@@ -21,15 +21,15 @@ def add_arguments(parser: options.Options) -> None:
         type=_time,
         metavar="TIME",
         help="tell that the run stands still when all ranks have written nothing and all chips have been idle or "
-        f"unreadable for this long, as in 90s or 20m; `off` never does (default: {watch.lasting(watch.STALL_AFTER)}). "
-        "If it is given, silence is enough in a run that uses no chips",
+        "unreadable for this long, as in 90s or 20m; `off` never does (default: "
+        f"{watch.in_minutes(watch.STALL_AFTER)}). If it is given, silence is enough in a run that uses no chips",
     )
     parser.add_argument(
         "--stall-grace",
         type=_time,
         metavar="TIME",
         help="how long after the first output or the first use of chips a run cannot stand still, for the compilation "
-        f"(default: {watch.lasting(watch.STALL_GRACE)})",
+        f"(default: {watch.in_minutes(watch.STALL_GRACE)})",
     )
     parser.add_argument(
         "--on-stall",

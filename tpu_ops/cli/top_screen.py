@@ -168,7 +168,7 @@ class Screen(App[None]):
         mark = ("\u25be " if line.is_open else "\u25b8 ") if line.opens else "  "
         cells["worker"] = "  " * line.depth + mark + cells["worker"]
         stalled = any(row.stall for row in line.rows)
-        style = "bold red" if stalled else _STYLES.get(line.state, "")
+        style = "bold red" if stalled or line.is_faulty else _STYLES.get(line.state, "")
         return [Text(_cut(column, cells[column]), style) for column in COLUMNS]
 
     def _fill(self, rows: list[list[Text]]) -> None:

@@ -30,11 +30,14 @@ _PORT_OPTION = re.compile(r"--runtime_metric_service_port=([0-9]{1,5})\b")
 _VFIO = "/dev/vfio/vfio"
 
 
-def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int] = KNOWN_PORTS) -> list[Dict[str, Any]]:
+def read(
+    holders: list[Dict[str, Any]], host_chips: int, limit: float = 2.0, known: Iterable[int] = KNOWN_PORTS
+) -> list[Dict[str, Any]]:
     """Return the services of processes that hold chips.
 
     Args:
         holders: The processes as `proc.holders` returns them.
+        host_chips: The number of chips of this host.
         limit: Maximum number of seconds in all.
         known: The ports to try first, and on which a socket of root is used.
 
@@ -43,14 +46,39 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
         ``cores``. ``state`` is ``ok``, ``warming``, ``none``, ``silent`` or ``broken``. Processes that share the chips
         or the socket of another process are left out, as are children that a process has forked.
     """
+    return [service for service, _ in _read(holders, host_chips, time.monotonic() + limit, known)]
+
+
+def read_with_states(
+    holders: list[Dict[str, Any]], host_chips: int, limit: float = 2.0, known: Iterable[int] = KNOWN_PORTS
+) -> list[Dict[str, Any]]:
+    """Return the services like `read`, each also with ``core_states``.
+
+    These are the states of its cores (see `runtime_metrics.core_states`), or None if the service does not tell them.
+    They are read in the time that all metrics have left.
+    """
     deadline = time.monotonic() + limit
+    found = _read(holders, host_chips, deadline, known)
+    for number, (service, listener) in enumerate(found):
+        now = time.monotonic()
+        share = now + (deadline - now) / (len(found) - number)
+        tells = service["state"] in ("ok", "warming")
+        service["core_states"] = _core_states(listener, share) if listener is not None and tells else None
+    return [service for service, _ in found]
+
+
+def _read(
+    holders: list[Dict[str, Any]], host_chips: int, deadline: float, known: Iterable[int]
+) -> list[Tuple[Dict[str, Any], Optional[Listener]]]:
+    """Return the services and the socket of each."""
     holders = [holder for holder in holders if _chips(holder)]
     tables = listeners.Tables()
-    owned = listeners.of_processes([holder["pid"] for holder in holders], tables, time.monotonic() + limit / 2)
+    owned = listeners.of_processes([holder["pid"] for holder in holders], tables, (time.monotonic() + deadline) / 2)
     taken = {each.inode for own in owned.values() for each in own}
     of_root = [each for each in tables.of(os.getpid()) if each.uid == 0 and each.inode not in taken] if holders else []
     used: list[Listener] = []
-    services, served = [], set()
+    services: list[Tuple[Dict[str, Any], Optional[Listener]]] = []
+    served: Set[str] = set()
     for holder in holders:
         own = owned.get(holder["pid"], [])
         if {each.inode for each in own} & {each.inode for each in used}:
@@ -59,7 +87,8 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
         now = time.monotonic()
         share = now + (deadline - now) / 2
         unused = [each for each in of_root if each not in used]
-        service, listener = _of(holder, own, unused, _named_ports(holder["pid"]) | set(known), share)
+        usual, counts = _named_ports(holder["pid"]) | set(known), {len(_chips(holder)), host_chips}
+        service, listener = _of(holder, own, unused, usual, counts=counts, deadline=share)
         if listener is not None:
             if any(listener.same_port(each) for each in used):
                 # Several processes can share a port by SO_REUSEPORT; the kernel chooses which of them answers.
@@ -67,9 +96,9 @@ def read(holders: list[Dict[str, Any]], limit: float = 2.0, known: Iterable[int]
             used.append(listener)
         if service["state"] != "none":
             served |= _chips(holder)
-        services.append(service)
+        services.append((service, listener))
     chips = {holder["pid"]: _chips(holder) for holder in holders}
-    return [service for service in services if service["state"] != "none" or not chips[service["pid"]] <= served]
+    return [each for each in services if each[0]["state"] != "none" or not chips[each[0]["pid"]] <= served]
 
 
 def _chips(holder: Dict[str, Any]) -> Set[str]:
@@ -83,17 +112,23 @@ def _none(holder: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _of(
-    holder: Dict[str, Any], own: list[Listener], of_root: list[Listener], usual: Set[int], deadline: float
+    holder: Dict[str, Any],
+    own: list[Listener],
+    of_root: list[Listener],
+    usual: Set[int],
+    *,
+    counts: Set[int],
+    deadline: float,
 ) -> Tuple[Dict[str, Any], Optional[Listener]]:
     """Return the service of a process, and its socket: on a usual port, or on another port of its own."""
-    pid, chips = holder["pid"], len(_chips(holder))
+    pid = holder["pid"]
     for each in (*own, *of_root):
         if each.port in usual:
-            return dict(_ask(each, chips, deadline), pid=pid), each
+            return dict(_ask(each, counts, deadline), pid=pid), each
     others = own[:_OTHER_PORTS]
     for number, each in enumerate(others):
         now = time.monotonic()
-        found = _ask(each, chips, now + (deadline - now) / (len(others) - number))
+        found = _ask(each, counts, now + (deadline - now) / (len(others) - number))
         if found["state"] in ("ok", "warming"):
             return dict(found, pid=pid), each
     return _none(holder), None
@@ -111,12 +146,12 @@ def _named_ports(pid: int) -> Set[int]:
     return found
 
 
-def _ask(listener: Listener, chips: int, deadline: float) -> Dict[str, Any]:
+def _ask(listener: Listener, counts: Set[int], deadline: float) -> Dict[str, Any]:
     """Return the metrics of the service on a socket, without the process."""
     service = {"port": listener.port, "why": "", "cores": []}
     try:
         values = _values(listener, deadline)
-        state, why, cores = runtime_metrics.described(values, chips)
+        state, why, cores = runtime_metrics.described(values, counts)
     except runtime_metrics.Nonsense as exc:
         return dict(service, state="broken", why="it answers nonsense: {}".format(exc))
     except CallError as exc:
@@ -150,3 +185,14 @@ def _values(listener: Listener, deadline: float) -> Dict[str, Dict[int, Any]]:
                 if exc.status not in (NOT_FOUND, UNAVAILABLE):
                     raise
     return found
+
+
+def _core_states(listener: Listener, deadline: float) -> Optional[list[Dict[str, Any]]]:
+    """Return the states of the cores of a service; None if it does not have them or fails to tell them."""
+    try:
+        made, address = listeners.socket_to(listener)
+        with made, Connection(made, address, deadline, MAX_BYTES) as connection:
+            answer = connection.call(runtime_metrics.STATES_PATH, runtime_metrics.STATES_REQUEST)
+        return runtime_metrics.core_states(answer)
+    except (CallError, runtime_metrics.Nonsense, OSError):
+        return None

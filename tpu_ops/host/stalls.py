@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
-from tpu_ops.protocol.watch import RESTART, STALL_AFTER, STALL_GRACE, STOP, TELL, lasting
+from tpu_ops.protocol.values import is_number
+from tpu_ops.protocol.watch import RESTART, STALL_AFTER, STALL_GRACE, STOP, TELL, in_minutes
 
 #: A core is idle if it was in use this many seconds ago or earlier, or uses less of the memory's bandwidth (percent).
 IDLE_SECONDS, IDLE_BANDWIDTH = 1.0, 1.0
@@ -171,7 +172,7 @@ def sample(value: Any) -> Sample | None:
 
 def _is_time(value: Any) -> bool:
     """Return whether a value is a number of seconds; any program of the run's user can send such a message."""
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    return is_number(value) and value >= 0
 
 
 class Stall(NamedTuple):
@@ -246,12 +247,12 @@ def _rest(found: Sample, rules: Rules) -> bool:
 
 def _signs(samples: Sequence[Sample]) -> str:
     """Return the signs that were seen, as in ``no output for 16 min, chips idle for 15 min``."""
-    parts = ["no output for {}".format(lasting(min(found.silent for found in samples)))]
+    parts = ["no output for {}".format(in_minutes(min(found.silent for found in samples)))]
     for sign in sorted({found.sign for found in samples if found.sign}):
         least = min(found.rests for found in samples if found.sign == sign)
         count = sum(found.sign == sign for found in samples)
         where = "" if count == len(samples) else " on {} of {} ranks".format(count, len(samples))
-        parts.append("{} for {}{}".format(sign, lasting(least), where))
+        parts.append("{} for {}{}".format(sign, in_minutes(least), where))
     unused = sum(not found.sign for found in samples)
     if unused:
         parts.append("no chips in use" if unused == len(samples) else "no chips in use on {} ranks".format(unused))

@@ -21,22 +21,22 @@ def usage(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
     Returns:
         ``clock``: this host's time. ``chips``: the device files. ``holders``: the processes that hold chips (see
-        `chips.described`). ``services``: their metrics (see `chip_metrics.read`). ``holder``: the run that holds this
-        worker, or null; ``argv``: its command; ``run``: its state and its last output, or null.
+        `chips.described`). ``services``: their metrics (see `chip_metrics.read_with_states`). ``holder``: the run that
+        holds this worker, or null; ``argv``: its command; ``run``: its state and its last output, or null.
     """
     require_root()
     require_protocol(request)
     holder = store.holder()
     record = store.observe(holder["run_id"]) if holder else None
-    holders = chips.described(store, holder)
+    holders, found = chips.described(store, holder), proc.chips()
     return {
         "ok": True,
         "clock": time.time(),
-        "chips": proc.chips(),
+        "chips": found,
         "holder": holder,
         "argv": (record or {}).get("argv") or [],
         "holders": holders,
-        "services": chip_metrics.read(holders),
+        "services": chip_metrics.read_with_states(holders, len(found)),
         "run": described_run(store, record) if record else None,
     }
 

@@ -50,7 +50,7 @@ def _services(holders: list[Dict[str, Any]]) -> Sequence[Dict[str, Any]]:
         return []
     from . import chip_metrics  # imported late: a run without chips does not need it
 
-    return chip_metrics.read(holders)
+    return chip_metrics.read(holders, len(proc.chips()))
 
 
 def _stacks(store: Store, record: Dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20
 INOTIFY_AT_BOOT, INOTIFY_IN_USE = 8, 17
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 #: What the chips of a worker can do, as tpu_ops/lab/image/chip_service.py reports it.
-CHIP_STATES = ("busy", "idle", "hung", "warming", "not-found", "silent", "broken", "refused")
+CHIP_STATES = ("busy", "idle", "hung", "halted", "warming", "not-found", "silent", "broken", "refused")
 _SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ STALL_ACTIONS = (TELL, STOP, RESTART)
 STALLED = "stalled: "
 
 
-def lasting(seconds: float) -> str:
-    """Return a duration as text, as in ``45 s``, ``14 min`` or ``3 h 20 min``."""
+def in_minutes(seconds: float) -> str:
+    """Return a duration in whole minutes from two minutes on, as in ``45 s``, ``14 min`` or ``3 h 20 min``."""
     rest = round(seconds)
     if rest < 120:
         return "{} s".format(rest)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
+
+from tpu_ops.protocol.values import is_number
 
 #: Number of points of a curve.
 CELLS = 240
@@ -90,11 +91,6 @@ class Measured(NamedTuple):
             if (one := value(rows)) is not None:
                 points.append((float(sample["t"]), one))
         return points
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value from a worker is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _column(rows: Iterable[Sequence[Any]], position: int) -> list[float]:

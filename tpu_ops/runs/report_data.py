@@ -11,6 +11,7 @@ from typing import Any
 
 from tpu_ops.protocol.record import ON
 from tpu_ops.protocol.spec import COMMIT
+from tpu_ops.protocol.values import is_number
 from tpu_ops.runs import known_failures, ranks, report_curves, report_stacks
 from tpu_ops.runs.outcomes import Outcome, first_failure, newest_records, outcome_of, person, raised_before, run_state
 from tpu_ops.runs.report_curves import Curve
@@ -341,7 +342,7 @@ def _rank(
         spans=spans,
         use=report_curves.mean_of(own.use(kind)),
         hbm=max((value for _, value in own.hbm()), default=None),
-        last_output=float(last or 0) if report_curves.is_number(last) else None,
+        last_output=float(last or 0) if is_number(last) else None,
         chips=_line(watch.get("chips") or ""),
     )
 
@@ -353,7 +354,7 @@ def _events(told: Mapping[int, Mapping[str, Any]]) -> tuple[Event, ...]:
         watch = answer.get("watch")
         for kind, words in (("stall", "sign"), ("maintenance", "what")):
             one = watch.get(kind) if isinstance(watch, Mapping) else None
-            if isinstance(one, Mapping) and report_curves.is_number(one.get("at")):
+            if isinstance(one, Mapping) and is_number(one.get("at")):
                 found.setdefault((kind, _line(one.get(words) or "")), []).append((rank, float(one["at"])))
     events = [
         Event(kind, min(at for _, at in seen), ranks.folded(sorted(rank for rank, _ in seen)), text)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import holders
+from tpu_ops.protocol.values import is_number
+from tpu_ops.runs import core_states, holders
 from tpu_ops.runs.control import LIMIT
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import person
@@ -51,6 +51,10 @@ class Row:
         duty: Percent of the time in which the core was busy.
         bandwidth: Percent of the memory bandwidth in use.
         idle: Seconds since the core was busy.
+        error: What libtpu reports as an error of the core; empty without an error.
+        program: Fingerprint of the program on the core; empty if there is none, None if it is unknown.
+        launch: Id of the program's launch.
+        queued: Number of programs that wait for the core.
         why: The reason for the state; can be empty.
         pid: The process that holds the chip; 0 if there is none, or it is unknown.
         command: The command line of the process or run.
@@ -74,6 +78,10 @@ class Row:
     duty: float | None = None
     bandwidth: float | None = None
     idle: float | None = None
+    error: str = ""
+    program: str | None = None
+    launch: int | None = None
+    queued: int | None = None
     why: str = ""
     pid: int = 0
     command: str = ""
@@ -191,21 +199,23 @@ def _of_service(owner: Row, service: Mapping[str, Any]) -> list[Row]:
     known = state if state in (OK, WARMING, NONE, SILENT, BROKEN) else BROKEN
     base = replace(owner, state=known, why=why)
     cores = sorted(service.get("cores") or (), key=lambda core: int(core["id"]))
-    # v2 and v3 have two cores in each chip. Their ids need not begin at 0.
-    each = len(cores) // owner.chips if owner.chips and len(cores) % owner.chips == 0 else 1
+    states = service.get("core_states")
+    if not cores:
+        return [replace(base, error=core_states.errors(states or ()))]
     return [
         replace(
             base,
             core=int(core["id"]),
-            chip=at // each if each > 1 else None,
+            chip=core.get("chip"),
             hbm_used=_number(core.get("hbm_used")),
             hbm_total=_number(core.get("hbm_total")),
             duty=_number(core.get("duty")),
             bandwidth=_number(core.get("hbm_bandwidth")),
             idle=_number(core.get("idle")),
+            **state._asdict(),
         )
-        for at, core in enumerate(cores)
-    ] or [base]
+        for core, state in zip(cores, core_states.by_core(cores, states), strict=True)
+    ]
 
 
 def _one_each(rows: Sequence[Row]) -> list[Row]:
@@ -222,6 +232,4 @@ def _one_each(rows: Sequence[Row]) -> list[Row]:
 
 def _number(value: object) -> float | None:
     """Return a number that is not negative; None for anything else: the values come from processes of any user."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        return None
-    return float(value)
+    return float(value) if is_number(value) and value >= 0 else None

@@ -61,6 +61,11 @@ class Line:
         return self.rows[0].run
 
     @property
+    def is_faulty(self) -> bool:
+        """Whether libtpu reports an error of a core."""
+        return any(row.error for row in self.rows)
+
+    @property
     def state(self) -> str:
         """The state that needs most attention."""
         return min({row.state for row in self.rows}, key=usage.STATES.index)
@@ -127,7 +132,8 @@ def _base(own: Sequence[Row]) -> tuple[str, ...]:
     # Texts of ssh differ in addresses only.
     why = re.sub(r"[0-9]+", "0", first.why.replace(first.worker, "")) if state == usage.LOST else ""
     stalled = "stalled" if any(row.stall for row in own) else ""
-    return (state, *first.owner, stalled, why)
+    faulty = "error" if any(row.error for row in own) else ""
+    return (state, *first.owner, stalled, faulty, why)
 
 
 def _similar(parts: list[list[Row]]) -> list[list[list[Row]]]:
@@ -183,7 +189,7 @@ def _parts(line: Line) -> list[Line]:
 
 def matches(row: Row, words: str) -> bool:
     """Return whether a row contains each of the words, in any case: in its worker, run, person, command or state."""
-    state = f"{_WORDS[row.state]} {row.why} {row.notice}" + (f" stalled {row.stall}" if row.stall else "")
+    state = f"{_WORDS[row.state]} {row.why} {row.notice} {row.error}" + (f" stalled {row.stall}" if row.stall else "")
     text = f"{row.node} {row.worker} {row.run} {row.person} {row.pid or ''} {row.command} {state}".casefold()
     return all(word in text for word in words.casefold().split())
 
@@ -209,7 +215,7 @@ def _rank(line: Line, by: str) -> object:
     if by == "worker":
         return texts.natural(line.workers[0])
     if by == "state":
-        return (not any(row.stall for row in rows), usage.STATES.index(line.state))
+        return (not any(row.stall for row in rows), not line.is_faulty, usage.STATES.index(line.state))
     if by == "chips":
         return -_chips(line)
     values: dict[str, Callable[[Row], float | None]] = {
@@ -303,29 +309,50 @@ def _holder(rows: Sequence[Row]) -> str:
 
 
 def state_words(line: Line, now: float) -> str:
-    """Return the state of a line in words, with the reason and the signs of a stall."""
+    """Return the state of a line in words, with the reason, errors of cores and the signs of a stall."""
     state = line.state
     worst = [row for row in line.rows if row.state == state]
     if state == usage.LOST:
         return _lost(worst, now)
-    whys = list(dict.fromkeys(row.why for row in worst if row.why))
-    said = [_WORDS[state] + (f": {_first(whys)}" if whys else "")]
-    stalls = list(dict.fromkeys(row.stall for row in line.rows if row.stall))
-    if stalls:
-        said = [f"stalled: {_first(stalls)}", *(said if state != usage.OK else [])]
-    notices = list(dict.fromkeys(row.notice for row in line.rows if row.notice))
-    return "; ".join(said + ([_first(notices)] if notices else []))
+    errors, stalls, notices = (
+        _first(text for row in line.rows if (text := getattr(row, name))) for name in ("error", "stall", "notice")
+    )
+    why = _first(row.why for row in worst if row.why)
+    said = [errors, f"stalled: {stalls}" if stalls else "", _out_of_step(line.rows) if stalls else ""]
+    if state != usage.OK or not (errors or stalls):
+        said.append(_WORDS[state] + (f": {why}" if why else ""))
+    return "; ".join(filter(None, [*said, notices]))
+
+
+def _out_of_step(rows: Iterable[Row]) -> str:
+    """Return which workers have another program on their chips, or another launch of it, than most; empty if none."""
+    programs: dict[str, set[tuple[str | None, int | None]]] = {}
+    for row in rows:
+        if row.program is not None:
+            programs.setdefault(row.worker, set()).add((row.program, row.launch))
+    alike: dict[frozenset[tuple[str | None, int | None]], list[str]] = {}
+    for worker, seen in programs.items():
+        alike.setdefault(frozenset(seen), []).append(worker)
+    groups = sorted(alike.values(), key=len)
+    if len(groups) < 2:
+        return ""
+    if len(groups[-1]) > len(groups[-2]):
+        groups.pop()
+    return f"out of step: {texts.folded([worker for workers in groups for worker in workers])}"
 
 
 def _lost(rows: Sequence[Row], now: float) -> str:
     """Return since when workers have not answered, and why."""
     answered = [row.answered for row in rows if row.answered is not None]
     since = f"for {texts.age(now - min(answered))}" if answered else "yet"
-    return f"{_WORDS[usage.LOST]} {since}: {_first(list(dict.fromkeys(row.why for row in rows)))}"
+    return f"{_WORDS[usage.LOST]} {since}: {_first(row.why for row in rows)}"
 
 
-def _first(found: Sequence[str]) -> str:
-    return found[0] + (f" (and {texts.count(len(found) - 1, 'other')})" if len(found) > 1 else "")
+def _first(found: Iterable[str]) -> str:
+    """Return the first of some texts, and the number of different ones after it; empty without texts."""
+    different = list(dict.fromkeys(found))
+    more = f" (and {texts.count(len(different) - 1, 'other')})" if len(different) > 1 else ""
+    return different[0] + more if different else ""
 
 
 def summary(uses: Iterable[Use]) -> str:

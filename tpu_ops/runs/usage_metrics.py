@@ -40,6 +40,13 @@ METRICS = (
         "tpu_hbm_bandwidth_ratio", "Part of the memory bandwidth in use.", _CORE, lambda row: _ratio(row.bandwidth)
     ),
     _Metric("tpu_idle_seconds", "Time since the core was busy.", _CORE, lambda row: row.idle),
+    _Metric("tpu_queued_programs", "Number of programs that wait for the core.", _CORE, lambda row: row.queued),
+    _Metric(
+        "tpu_core_error",
+        "Whether libtpu reports an error of the core.",
+        _CORE,
+        lambda row: None if row.queued is None and not row.error else float(bool(row.error)),
+    ),
     _Metric(
         "tpu_run_last_output_timestamp_seconds",
         "When the run's rank on the worker last wrote output.",

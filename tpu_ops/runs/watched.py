@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpu_ops import texts
-from tpu_ops.protocol.watch import lasting
+from tpu_ops.protocol.watch import in_minutes
 from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds of silence, and of idle chips, that are worth telling although the run does not count as standing still.
@@ -23,11 +23,11 @@ def told(outcomes: Sequence[Outcome]) -> str:
     stands = any(watch.get("stall") for watch in seen)
     if not silences or not (stands or min(silences) >= WORTH_TELLING):
         return ""
-    parts = [f"no output for {lasting(min(silences))}"]
+    parts = [f"no output for {in_minutes(min(silences))}"]
     rests = [watch["at"] - watch["idle_since"] for watch in seen if watch.get("idle_since")]
     if len(rests) == len(seen) and (stands or min(rests) >= WORTH_TELLING):
         unreadable = any(watch["chips"] == "unreadable" for watch in seen)
-        parts.append(f"chips {'idle or unreadable' if unreadable else 'idle'} for {lasting(min(rests))}")
+        parts.append(f"chips {'idle or unreadable' if unreadable else 'idle'} for {in_minutes(min(rests))}")
     return ("stands still: " if stands else "") + ", ".join(parts)
 
 

@@ -7,7 +7,6 @@ strictly as an answer of the API: a document with an invalid name, address or ke
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from tpu_ops.cloud import aliases, forms
 from tpu_ops.cloud.node import FORMS, Node, workers_of
 from tpu_ops.errors import CloudError
+from tpu_ops.protocol.values import is_number
 from tpu_ops.ssh.known_hosts import Keys, valid_key
 
 #: Format and version of a document; documents of other versions are rejected.
@@ -156,7 +156,7 @@ def _wrong(what: str, where: str) -> CloudError:
 
 def _document(value: Mapping[str, Any], now: float) -> Document:
     asked_at = value.get("asked_at")
-    if not isinstance(asked_at, int | float) or isinstance(asked_at, bool) or not _is_time(asked_at):
+    if not is_number(asked_at) or asked_at < EARLIEST:
         raise _WrongError("asked_at is not a time")
     if asked_at > now + AHEAD:
         raise _WrongError(f"the snapshot's time is {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
@@ -180,13 +180,6 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
         trusted_first=_trusted_first(value.get("trusted_first", [])),
         unlisted=_unlisted(value.get("unlisted", [])),
     )
-
-
-def _is_time(seconds: float) -> bool:
-    try:
-        return math.isfinite(seconds) and seconds >= EARLIEST
-    except OverflowError:  # the integer is too large for a float
-        return False
 
 
 def _node(entry: Any, number: int) -> Node:

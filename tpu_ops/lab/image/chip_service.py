@@ -1,8 +1,8 @@
 """Serves libtpu's runtime metrics on a listening socket, with the values that the lab's file for this worker asks for.
 
 Runs inside the worker with its system Python (3.8 or newer) and python3-h2. It takes the socket as standard input. The
-lab's file is read for each request. Messages are those of tpu_metric_service.proto in the wheel of tpu-info; only what
-the metrics need is encoded.
+lab's file is read for each request. Messages are those of tpu_metric_service.proto and tpu_telemetry.proto in the wheel
+of tpu-info; only what the metrics and the states of tensor cores need is encoded.
 """
 
 from __future__ import annotations
@@ -30,12 +30,24 @@ GIB = 2**30
 #: Memory of one device as libtpu counts devices: a core of v2 and v3, a chip of the others.
 MEMORY = {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}
 TWO_CORES = ("v2", "v3")
+#: Chips with one tensor core; the others have two, which are one device from v4 on.
+ONE_TENSOR_CORE = ("v5litepod", "v6e")
 TOTAL, USED = "tpu.runtime.hbm.memory.total.bytes", "tpu.runtime.hbm.memory.usage.bytes"
 DUTY = "tpu.runtime.tensorcore.dutycycle.percent"
 BANDWIDTH, IDLE = "tpu.runtime.hbm.utilization.percent", "tpu.runtime.tensorcore.idle_duration.seconds"
 METRICS = (TOTAL, USED, DUTY, BANDWIDTH, IDLE)
 #: Duty cycle, use of the memory bandwidth and share of the memory in use, by the state of the chips.
-LOADS = {"busy": (97.5, 43.25, 0.75), "idle": (0.0, 0.0, 0.75), "hung": (100.0, 0.0, 0.75)}
+LOADS = {
+    "busy": (97.5, 43.25, 0.75),
+    "idle": (0.0, 0.0, 0.75),
+    "hung": (100.0, 0.0, 0.75),
+    "halted": (0.0, 0.0, 0.75),
+}
+#: The program of chips that have one, its launch on chips that hang, the number of programs that wait by the state of
+#: the chips, and an error.
+PROGRAM, STUCK = bytes.fromhex("5eed0fa11c0ffee5"), 1000
+QUEUES = {"idle": 0, "hung": 1, "halted": 1}
+HALTED = "Core halted unexpectedly"
 NOT_FOUND, UNIMPLEMENTED = 5, 12
 
 
@@ -61,7 +73,7 @@ def metric(name: str, wanted: dict[str, Any], accelerator: str, chips: int, now:
         USED: int(total * share),
         DUTY: duty,
         BANDWIDTH: bandwidth,
-        IDLE: max(0.0, now - float(wanted.get("at", now))) if state == "idle" else 0.0,
+        IDLE: max(0.0, now - float(wanted.get("at", now))) if state in ("idle", "halted") else 0.0,
     }
     if name not in values or (state == "not-found" and name in (BANDWIDTH, IDLE)):
         return None
@@ -70,6 +82,28 @@ def metric(name: str, wanted: dict[str, Any], accelerator: str, chips: int, now:
     if state == "warming" and name != TOTAL:
         ids = ids[: len(ids) // 2]
     return dict.fromkeys(ids, values[name])
+
+
+def core_states(wanted: dict[str, Any], accelerator: str, chips: int, now: float) -> dict[int, dict[str, Any]]:
+    """Return the state of each tensor core by its id, with the keys of `core_state`; see `metric` for the arguments.
+
+    Chips that do something have a new launch of their program each second; those that hang or have halted do not.
+    """
+    state = wanted.get("state", "busy")
+    tensor_cores = 1 if accelerator.partition("-")[0] in ONE_TENSOR_CORE and not wanted.get("two_cores") else 2
+    first = int(wanted.get("first_id", 0))
+    launch = STUCK if state in ("hung", "halted") else int(now) % 2**31
+    count = chips // 2 if state == "warming" else chips
+    found = {}
+    for number in range(count * tensor_cores):
+        found[first + number] = {
+            "chip": first + number // tensor_cores,
+            "index": number % tensor_cores,
+            "launch": None if state == "idle" else launch,
+            "queued": QUEUES.get(state, 2),
+            "error": HALTED if state == "halted" and number == 0 else "",
+        }
+    return found
 
 
 # --- messages ------------------------------------------------------------------------------------------------------
@@ -89,6 +123,30 @@ def field(number: int, value: bytes | str) -> bytes:
     """Return a field with a text or a message."""
     data = value.encode() if isinstance(value, str) else value
     return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def integer(number: int, value: int) -> bytes:
+    """Return a field with an integer."""
+    return varint(number << 3) + varint(value)
+
+
+def core_state(core: int, *, chip: int, index: int, launch: int | None, queued: int, error: str) -> bytes:
+    """Return the CurrentCoreStateSummary of a tensor core, on which a launch of the program is unless it is None."""
+    summary = field(1, integer(1, core) + integer(2, chip) + field(3, integer(1, 1) + integer(2, index)))
+    sequencer = integer(1, 1) + integer(2, 0) + integer(3, 0x1A0 if launch else 0)
+    if launch is not None:
+        summary += field(2, sequencer + integer(6, 1) + integer(7, launch)) + field(4, PROGRAM) + integer(5, launch)
+        for after in range(1, queued + 1):
+            summary += field(6, integer(1, launch + after) + integer(2, launch + after) + field(3, PROGRAM))
+    else:
+        summary += field(2, sequencer)
+    return summary + integer(3, 0) + (field(7, error) if error else b"")
+
+
+def status_response(states: dict[int, dict[str, Any]]) -> bytes:
+    """Return a GetTpuRuntimeStatusResponse."""
+    entries = (field(2, integer(1, core) + field(2, core_state(core, **state))) for core, state in states.items())
+    return field(1, socket.gethostname()) + b"".join(entries)
 
 
 def metric_response(name: str, values: dict[int, float]) -> bytes:
@@ -119,6 +177,8 @@ def answer(method: str, message: bytes, wanted: dict[str, Any], accelerator: str
     if method == "ListSupportedMetrics":
         lacking = (BANDWIDTH, IDLE) if wanted.get("state") == "not-found" else ()
         return b"".join(field(1, field(1, name)) for name in METRICS if name not in lacking)
+    if method == "GetTpuRuntimeStatus" and wanted.get("state") != "not-found":
+        return status_response(core_states(wanted, accelerator, chips, time.time()))
     if method != "GetRuntimeMetric":
         return UNIMPLEMENTED
     name = requested(message)
