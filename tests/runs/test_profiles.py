@@ -80,7 +80,8 @@ class Workers:
             return reply_of(host, {"ok": False, "error": refusal}, "", 0)
         record = self.records[host]
         pids = stacks.processes_of(record)
-        return Reply(host, profile.recorded(pids, record["venv"], request["milliseconds"], request["port"]))
+        place = str(self.folder / "place")
+        return Reply(host, profile.recorded(pids, record["venv"], request["milliseconds"], request["port"], place))
 
     async def run(
         self, hosts: Sequence[str], argv: Sequence[str], *, limit: float, stdin: bytes | Mapping[str, bytes] = b""
@@ -103,6 +104,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers
     (tmp_path / "bin" / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("HOMES", str(tmp_path / "homes"))
+    (tmp_path / "place").mkdir()
     profiler.install(tmp_path / "modules")
     profiler.install(tmp_path / "lacking", profiler.LACKING)
     found = Workers(tmp_path)
@@ -124,13 +126,7 @@ def collect(workers: Workers, *, port: int | None = None) -> list[Profile]:
     return asyncio.run(profiles.collect(fanout, run, range(len(hosts)), into, seconds=0.5, port=port, login=LOGIN))
 
 
-def left() -> list[str]:
-    """Return the folders of profiles that are in /tmp."""
-    return sorted(path.name for path in Path(profile.PLACE).glob(f"{profile.PREFIX}*"))
-
-
 def test_the_profiles_of_all_ranks_are_one_session(workers: Workers) -> None:
-    before = left()
     ports = [free_port() for _ in range(3)]
     # The ranks use other ports too: one that says nothing, and two profilers on one worker.
     modules = str(workers.folder / "modules")
@@ -144,7 +140,7 @@ def test_the_profiles_of_all_ranks_are_one_session(workers: Workers) -> None:
     )
     assert (session / "w0.xplane.pb").read_text() == f"{ports[0]} 500 cpu"
     assert [path.name for path in (workers.folder / "here").iterdir()] == ["plugins"]
-    assert left() == before
+    assert not list((workers.folder / "place").iterdir())
     assert profiles.error("r1", found) is None
 
 
@@ -154,7 +150,6 @@ def test_ranks_without_a_profiler_or_its_package_are_named(workers: Workers) -> 
     workers.start(server(free_port()), PYTHONPATH=str(workers.folder / "lacking"))
     workers.start()
     workers.records["w3"]["state"] = "failed"
-    before = left()
     found = collect(workers)
     assert [(one.rank, one.kind, bool(one.files)) for one in found] == [
         (0, "", True),
@@ -163,7 +158,7 @@ def test_ranks_without_a_profiler_or_its_package_are_named(workers: Workers) -> 
         (3, "failed", False),
     ]
     assert "This script requires `xprof` to be installed." in found[2].problem
-    assert left() == before
+    assert not list((workers.folder / "place").iterdir())
     failure = profiles.error("r1", found)
     assert failure is not None
     assert (failure.where, type(failure)) == ("ranks 1-3 of r1", HostError)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from .store import Store
 
-#: Where the folders for profiles are created, for the user alone, and the beginning of their names.
-PLACE, PREFIX = "/tmp", "tpu_ops-profile-"  # noqa: S108
+#: Where the folders for profiles are created, for the user alone.
+PLACE = "/tmp"  # noqa: S108
 #: Seconds to find the sockets, seconds that a server has to say whether it is a profiler, maximum size of its answer,
 #: and maximum number of ports that are tried.
 _SEARCH, _LIMIT, _ANSWER, _MOST = 5.0, 3.0, 65536, 24
@@ -77,7 +77,9 @@ def profile(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     return dict(recorded(pids, record["venv"], milliseconds, request.get("port")), ok=True)
 
 
-def recorded(pids: Iterable[int], venv: str, milliseconds: int, wanted: Optional[int]) -> Dict[str, Any]:
+def recorded(
+    pids: Iterable[int], venv: str, milliseconds: int, wanted: Optional[int], place: str = PLACE
+) -> Dict[str, Any]:
     """Record the profiles of these processes, with the rights of this process; return the answer of `profile`.
 
     Args:
@@ -85,6 +87,7 @@ def recorded(pids: Iterable[int], venv: str, milliseconds: int, wanted: Optional
         venv: The environment of the run, for processes that are no Python.
         milliseconds: The length of the profiles.
         wanted: The port of the profiler; None if all ports are tried.
+        place: Where the folder for the profiles is created.
     """
     heard = listening(pids)
     if wanted is not None and wanted not in heard:
@@ -98,9 +101,9 @@ def recorded(pids: Iterable[int], venv: str, milliseconds: int, wanted: Optional
         text = "no profiler answers on port {}".format(named) if ports else "the run listens on no port"
         return _without("server", text)
     try:
-        folder = tempfile.mkdtemp(prefix=PREFIX, dir=PLACE)
+        folder = tempfile.mkdtemp(prefix="tpu_ops-profile-", dir=place)
     except OSError as exc:
-        return _without("failed", "no folder for the profile can be created in {}: {}".format(PLACE, exc.strerror))
+        return _without("failed", "no folder for the profile can be created in {}: {}".format(place, exc.strerror))
     with concurrent.futures.ThreadPoolExecutor(len(known)) as pool:
         done = list(pool.map(lambda port: (port, *_record(folder, heard[port], port, venv, milliseconds)), known))
     found = [port for port, _, problem in done if not problem]
