@@ -21,7 +21,7 @@ from tests.support.published import Member, document
 from tpu_ops import config
 from tpu_ops.ansible import convergence
 from tpu_ops.ansible.playbook import Outcome
-from tpu_ops.cli import main, train
+from tpu_ops.cli import main, train, train_job
 from tpu_ops.cli.configure import Progress
 from tpu_ops.errors import HostError, UnreachableError, UsageError
 from tpu_ops.fleet import view
@@ -233,7 +233,7 @@ def test_later_attempts_run_in_the_project_at_the_same_commit(
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     args = parser.parse_args(["pod", "--git", "main", "--json", *["--dry-run"] * dry])
-    job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
+    job = train_job.Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     job.bring()
     kept = {"workspace_on_local_changes": "fail", "workspace_during_runs": False}
     assert asked == [("workspace", {"workspace_only": "main", **kept}, dry)]
@@ -252,10 +252,10 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The run's name each time that it was looked whether it could be started."""
     seen: list[str] = []
 
-    async def check(job: train._Job, _: Any) -> None:
+    async def check(job: train_job.Job, _: Any) -> None:
         seen.append(job.spec.run_id)
 
-    monkeypatch.setattr(train._Job, "_check", check)
+    monkeypatch.setattr(train_job.Job, "_check", check)
     return seen
 
 
@@ -266,7 +266,7 @@ def test_recover_checks_at_the_start_that_new_nodes_can_be_configured(
     monkeypatch.setattr(convergence, "rehearse", lambda *given: asked.append(given[-1]))
     fleet: Any = SimpleNamespace(settings=stand_in(Path()))
     args = argparse.Namespace(outside_grant=True)
-    job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
+    job = train_job.Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     for given, calls, said in (
         ({}, 1, "checking whether site.yml could configure a recreated node"),
         ({"pod-w1": Result("pod-w1", 1)}, 0, "warning: pod-w1: you do not have the full passwordless sudo there"),
@@ -298,7 +298,7 @@ def test_recover_without_force_stops_if_site_yml_would_refuse(
     args.command = ["true"]
     with pytest.raises(HostError, match=r"site\.yml would fail there"):
         train.run(args)
-    job = train._Job(
+    job = train_job.Job(
         fleet, pod(2), RunSpec("r1", ("true",)), None, [0], parser.parse_args(["pod", "--force", "--outside-grant"])
     )
     job.look_ahead()

@@ -23,7 +23,7 @@ import pytest
 from tests.runs.test_parts import pod, probe, stand_in
 from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended, keep
 from tpu_ops import files
-from tpu_ops.cli import attach, foreground, interrupts, recovering, train
+from tpu_ops.cli import attach, foreground, interrupts, recovering, train, train_job
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.node import Worker
 from tpu_ops.cloud.remaking import Made, Plan, Seen
@@ -1133,7 +1133,7 @@ def test_the_options_of_train_are_kept_for_the_recovery(tmp_path: Path) -> None:
     args = parser.parse_args(words)
     asked = spec.RunSpec("r1", ("true",), {"A": "1", "B": "of the file"}, lease=20.0)
     fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), warnings=())
-    kept = train._Job(fleet, pod(2), asked, None, [0], args).recovered().kept
+    kept = train_job.Job(fleet, pod(2), asked, None, [0], args).recovered().kept
     assert (kept.max_preemptions, kept.max_failures, kept.code, kept.force) == (3, 0, False, False)
     assert (kept.options["env"], kept.options["lease"]) == ({"A": "1"}, 20.0)
     assert kept.env_files == (str(Path("e").absolute()),)

@@ -17,7 +17,7 @@ from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
 from tpu_ops.cli import sync as cli_sync
-from tpu_ops.cli import train
+from tpu_ops.cli import train, train_job
 from tpu_ops.cli.main import main
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import HostError, OpsError, UsageError
@@ -30,7 +30,7 @@ EARLIER = records.RunRecord("exp", ("other",), ("7",), ("other-w0",), ("true",),
 SILENT = Reply("pod-w0", {}, "unreachable", "no route to host")
 
 
-def job(tmp_path: Path, *words: str) -> train._Job:
+def job(tmp_path: Path, *words: str) -> train_job.Job:
     """Return what `tpu_ops train pod --name exp` does."""
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
@@ -41,7 +41,7 @@ def job(tmp_path: Path, *words: str) -> train._Job:
         warnings=(),
         settings=stand_in(tmp_path),
     )
-    return train._Job(fleet, pod(2), spec.RunSpec("exp", ("true",)), None, [0], args)
+    return train_job.Job(fleet, pod(2), spec.RunSpec("exp", ("true",)), None, [0], args)
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
@@ -51,7 +51,7 @@ async def test_a_possibly_active_run_is_remembered_and_a_failed_start_is_not(
 ) -> None:
     refused = launch.NotStarted([SILENT], ["pod-w0"], 60.0, may_be_on=may_be_on)
     error = launch.Interrupted(may_be_on=may_be_on) if interrupted else refused
-    monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=error))
+    monkeypatch.setattr("tpu_ops.cli.train_job.launch.start", AsyncMock(side_effect=error))
     fanout: Any = None
     for before in (None, EARLIER):
         records.forget(tmp_path, "exp")
@@ -140,7 +140,7 @@ def test_train_warns_of_scripts_where_no_code_goes_with_it(
     monkeypatch.setattr("tpu_ops.cli.train.contact.find", lambda *_: (fleet, pod(2)))
     monkeypatch.setattr("tpu_ops.cli.train.contact.serving", lambda fleet, _: fleet)
     monkeypatch.setattr("tpu_ops.cli.train.foreground.to_its_end", lambda run, *_, **__: run.close() or 0)
-    monkeypatch.setattr("tpu_ops.cli.train._Job.bring", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.train_job.Job.bring", lambda _: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     assert main(["train", "pod", *words]) == 0
@@ -163,7 +163,7 @@ def test_a_dry_run_names_variables_and_secrets_and_shows_no_value(tmp_path: Path
 async def test_a_dry_run_finds_what_is_in_the_way_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     would, looked = job(tmp_path, "--dry-run"), AsyncMock(side_effect=HostError("no sync has put it there"))
     would.tree = sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
-    monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.train_job.contact.fanout", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.train.sync.look", looked)
     monkeypatch.setattr(would, "_check", AsyncMock())
     with pytest.raises(HostError, match="no sync has put it there"):
@@ -183,14 +183,14 @@ async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
         kept = recovery.read(tmp_path, "exp")
         seen.append((kept.attempt, kept.pending, records.read(tmp_path, "exp") is not None))
 
-    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start)
+    monkeypatch.setattr("tpu_ops.cli.train_job.launch.start", start)
     await starting._start(fanout)  # type: ignore[arg-type]
     assert seen == [(1, False, True)]
 
 
 async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have found the name free, and on different nodes no worker would notice."""
-    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
+    monkeypatch.setattr("tpu_ops.cli.train_job.launch.start", start := AsyncMock())
     fanout: Any = None
     # What recovers a run of the name `starting` has its own place beside it.
     with recovery.alone(tmp_path, "starting"):
@@ -202,7 +202,7 @@ async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkey
 
 
 async def test_a_run_that_cannot_be_kept_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
+    monkeypatch.setattr("tpu_ops.cli.train_job.launch.start", start := AsyncMock())
     starting = job(tmp_path, "--recover")
     guard, fanout = starting.recovered(), None
     records.write(tmp_path, EARLIER)
@@ -217,7 +217,9 @@ async def test_a_run_that_cannot_be_kept_is_not_asked_for(tmp_path: Path, monkey
 async def test_an_alarm_in_the_midst_of_a_start_forgets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=HostKeyAlarm("the host key CHANGED")))
+    monkeypatch.setattr(
+        "tpu_ops.cli.train_job.launch.start", AsyncMock(side_effect=HostKeyAlarm("the host key CHANGED"))
+    )
     starting = job(tmp_path, "--recover")
     guard, fanout = starting.recovered(), None
     with pytest.raises(HostKeyAlarm):
@@ -230,7 +232,7 @@ async def test_a_local_failure_during_a_start_keeps_the_run_and_its_hints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-    monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=error))
+    monkeypatch.setattr("tpu_ops.cli.train_job.launch.start", AsyncMock(side_effect=error))
     starting = job(tmp_path, "--recover")
     guard, fanout = starting.recovered(), None
     with pytest.raises(BlockingIOError):
@@ -288,7 +290,7 @@ def test_each_warning_is_printed_once(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "published.json").write_text(document([node()]).text())
     for name, value in member.environ().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: Ready())
+    monkeypatch.setattr("tpu_ops.cli.train_job.contact.fanout", lambda _: Ready())
     monkeypatch.setattr("tpu_ops.ansible.convergence.rehearse", lambda *_: None)
     assert main(["train", "pod", "--recover", "--force", "--dry-run", "--", "true"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
