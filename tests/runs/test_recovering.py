@@ -559,7 +559,29 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     with recovery.alone(tmp_path, "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
     assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery" in note) is told
-    assert (note == f"run r1: a process on this machine recovers it (pid {os.getpid()})") is held
+    assert (note == f"run r1: a process on this machine recovers it ({spec.here()}, pid {os.getpid()})") is held
+
+
+@pytest.mark.parametrize(
+    ("content", "who", "pid"),
+    [
+        ('{"who": "ada@desk", "pid": 7}\n', "ada@desk", 7),
+        ("7\n", "", 7),
+        ("", "", 0),
+        ('{"who": "ada@desk", "pid": "x"}', "", 0),
+        ("[7]", "", 0),
+    ],
+    ids=["this version", "an older version", "a full disk", "no number", "another form"],
+)
+def test_the_process_that_recovers_a_run_is_named_as_far_as_its_lock_has_it(
+    tmp_path: Path, content: str, who: str, pid: int
+) -> None:
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
+    with recovery.lock(tmp_path, "r1"):
+        (tmp_path / "runs/r1/lock").write_text(content)
+        found = recovery.recoverer(tmp_path, "r1")
+    assert found is not None
+    assert (found.held, found.who, found.pid) == (True, who, pid)
 
 
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])
