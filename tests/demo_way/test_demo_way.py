@@ -235,7 +235,8 @@ def detached_is_found_again(desk, command, port, ada):
     try:
         first = desk.succeed(*command, **ada).stderr
         (url,) = re.findall(r"http://localhost\S+", first)
-        assert url in desk.succeed(*command, **ada).stderr
+        again = desk.succeed(*command, **ada).stderr
+        assert (url in again, "jupyter is running there already" in again, "installs" in again) == (True, True, False)
         refused = desk.try_("tpu_ops", "tensorboard", "solo", port, "--logdir", "runs", **ada)
         assert (refused.returncode, f"port {port} leads to jupyter on solo-w0" in refused.stderr) == (2, True)
         (record,) = Path(desk.environ["TPU_OPS_STATE"]).rglob(f"tunnels/{port}")

@@ -11,6 +11,7 @@ import pytest
 
 from tpu_ops.host import notices
 from tpu_ops.host.notices import Notices, notice_of
+from tpu_ops.protocol import watch
 
 WINDOW = {
     "can_reschedule": "true",
@@ -53,6 +54,8 @@ def test_what_the_answers_mean(
         return
     assert notice is not None
     assert notice["kind"] == found[0]
+    now = found[1].startswith((watch.BEING_PREEMPTED, "the host of this worker goes down", watch.UNDER_WAY))
+    assert watch.announced("rank 1 (pod-w1): " + notice["what"]) == (found[0] if now else "")
     assert notice["what"].startswith(found[1])
     assert notice["what"].isprintable()
 

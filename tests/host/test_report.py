@@ -89,7 +89,10 @@ def test_earlier_attempts_come_with_their_history(store: Store) -> None:
     begun(store, 2, state="running", since=50.0)
     (aside / "history.jsonl").write_text(json.dumps(sample(20)) + "\n")
     put(store, "history.jsonl", json.dumps(sample(60)) + "\n")
+    (aside / "watch.json").write_text('{"stall": {"at": 15}}')
+    put(store, "watch.json", '{"stall": null}')
     answer = asked(store, run_id="r1")
+    assert [one["watch"] for one in (*answer["attempts"], answer)] == [{"stall": {"at": 15}}, {"stall": None}]
     assert [(one["attempt"], one["state"], one["since"]) for one in answer["attempts"]] == [(1, "lost", 10.0)]
     assert [one["t"] for one in answer["history"]] == [20, 60]
     (aside / "record.json").write_text("damaged")

@@ -11,10 +11,12 @@ import pytest
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.remaking import FIRST_PAUSE, LONGEST_PAUSE, Made, Plan, Seen
 from tpu_ops.errors import HostError, OpsError, RefusedError, UnreachableError, UsageError
+from tpu_ops.protocol.watch import MAINTENANCE, PREEMPTED
 from tpu_ops.recovery import decide
 from tpu_ops.recovery.decide import MORE, REFUSALS, State
 from tpu_ops.recovery.events import (
     Action,
+    AwaitLoss,
     Back,
     Configured,
     Ended,
@@ -293,6 +295,43 @@ def test_the_end_of_an_attempt(
     assert found == replace(state, kept=kept), "nothing else is changed"
 
 
+#: The ranks of a worker that shut down after a notice.
+NOTICED = SHUT_DOWN | {"intent": {"kind": "shutdown", "notice": "preempted"}}
+
+
+@pytest.mark.parametrize(
+    ("event", "announced"),
+    [
+        (Ended(ranks(SHUT_DOWN, SHUT_DOWN)), ""),
+        (Ended(ranks(SHUT_DOWN, NOTICED)), PREEMPTED),
+        (Ended(ranks(NOTICED, NOTICED | {"intent": {"kind": "shutdown", "notice": "maintenance"}})), PREEMPTED),
+        (Ended(ranks(NO_ANSWER, SHUT_DOWN), announced=PREEMPTED), PREEMPTED),
+        (Ended(ranks(NO_ANSWER, NO_ANSWER), LOST, announced=MAINTENANCE), MAINTENANCE),
+    ],
+)
+def test_the_end_of_an_attempt_keeps_what_its_workers_announced(event: Ended, announced: str) -> None:
+    state, actions = decide.decide(ON, event)
+    assert (state.announced, actions[-1]) == (announced, AGAIN)
+    assert (state.kept.failures, state.kept.preemptions) == (0, 1), "lost contact is no failure of the command"
+
+
+@pytest.mark.parametrize(
+    ("announced", "silent", "seconds"),
+    [
+        ("", False, None),
+        ("", True, 10.0),
+        (MAINTENANCE, False, None),
+        (MAINTENANCE, True, 10.0),
+        (PREEMPTED, False, decide.SOON),
+        (PREEMPTED, True, decide.SOON),
+    ],
+)
+def test_nodes_are_checked_often_once_a_preemption_is_announced(
+    announced: str, silent: bool, seconds: float | None
+) -> None:
+    assert decide.next_look(announced, 10.0, silent=silent) == seconds
+
+
 #: A new process, the run taken over while its nodes are brought back.
 OVER = State(Recovery("r1", 1, PLAN, {}, pending=True), begun=True)
 COUNTED = with_kept(OVER, preemptions=1, counted=True)
@@ -311,6 +350,11 @@ FILLED = launch.NotStarted([Reply("pod-w0", {"blamed": [0], "failed_checks": ["c
 def later(error: Exception, seconds: float = FIRST_PAUSE) -> tuple[Action, ...]:
     return Tell(str(error), f"trying again in {seconds:g} s; Ctrl-C gives up"), Wait(seconds)
 
+
+AWAIT = (
+    Say(f"run r1: a preemption was announced; waiting for at most {decide.GOING:g} s until the API reports it"),
+    AwaitLoss(decide.GOING),
+)
 
 #: State, event, changes of what is kept, other changes of the state, actions.
 RULES: dict[str, tuple[State, Event, dict[str, Any], dict[str, Any], tuple[Action, ...]]] = {
@@ -345,6 +389,13 @@ RULES: dict[str, tuple[State, Event, dict[str, Any], dict[str, Any], tuple[Actio
         {"followed": True, "ready": None, "refusals": 0, "pause": FIRST_PAUSE},
         (ForgetRequests(),),
     ),
+    "an attempt is on, and the notice is that of an earlier one": (
+        replace(with_kept(READY, pending=False), announced=MAINTENANCE),
+        Following(started=True),
+        {"counted": False},
+        {"followed": True, "ready": None, "announced": ""},
+        (ForgetRequests(),),
+    ),
     "an attempt is followed that may have been refused": (
         replace(with_kept(READY, pending=False), refusals=3, pause=60.0),
         Following(started=False),
@@ -362,6 +413,41 @@ RULES: dict[str, tuple[State, Event, dict[str, Any], dict[str, Any], tuple[Actio
     ),
     "the nodes are looked at before they are brought back": (OVER, Preparing(), {}, {}, (LookAtNodes(),)),
     "no look is needed where the loss is counted": (READY, Preparing(), {}, {}, ()),
+    "a preemption was announced that the API has not reported yet": (
+        replace(with_kept(COUNTED, early=True), announced=PREEMPTED),
+        Preparing(),
+        {},
+        {"announced": ""},
+        AWAIT,
+    ),
+    "a preemption was announced, and the command failed before it": (
+        replace(OVER, announced=PREEMPTED),
+        Preparing(),
+        {},
+        {"announced": ""},
+        AWAIT,
+    ),
+    "a preemption was announced, and the API has reported it": (
+        replace(COUNTED, announced=PREEMPTED),
+        Preparing(),
+        {},
+        {},
+        (),
+    ),
+    "maintenance was announced, so that the workers return": (
+        replace(with_kept(COUNTED, early=True), announced=MAINTENANCE),
+        Preparing(),
+        {},
+        {},
+        (),
+    ),
+    "the loss that was waited for was counted before": (
+        with_kept(COUNTED, early=True),
+        Looked(LOST),
+        {"early": False},
+        {},
+        (BACK,),
+    ),
     "no look is needed before the first attempt": (
         with_kept(OVER, attempt=0, pending=False),
         Preparing(),
@@ -551,6 +637,13 @@ RULES: dict[str, tuple[State, Event, dict[str, Any], dict[str, Any], tuple[Actio
         TryFailed(SILENT),
         {},
         {"refusals": 0, "pause": 2 * FIRST_PAUSE},
+        later(SILENT),
+    ),
+    "a worker does not answer in announced maintenance": (
+        replace(READY, announced=MAINTENANCE, pause=240.0),
+        TryFailed(SILENT),
+        {},
+        {},
         later(SILENT),
     ),
     "Ansible is changing what runs use": (

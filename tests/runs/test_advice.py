@@ -151,9 +151,9 @@ PREPARING = "run r1: a process on this machine is preparing attempt 2"
             "run r1: no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery",
         ),
         (
-            Recoverer("r1", 1, held=True, pending=True, pid=7, since=NOON, logs="/l"),
+            Recoverer("r1", 1, held=True, pending=True, who="ada@desk", pid=7, since=NOON, logs="/l"),
             ("gone", "recovering"),
-            f"{PREPARING} (pid 7, since {AT}); logs of attempt 1 are in /l",
+            f"{PREPARING} (ada@desk, pid 7, since {AT}); logs of attempt 1 are in /l",
         ),
         (
             Recoverer("r1", 1, held=True, pending=True),
@@ -161,9 +161,9 @@ PREPARING = "run r1: a process on this machine is preparing attempt 2"
             PREPARING,
         ),
         (
-            Recoverer("r1", 2, held=True, pid=7),
+            Recoverer("r1", 2, held=True, who="ada@desk", pid=7),
             ("running", "running"),
-            "run r1: a process on this machine recovers it (pid 7)",
+            "run r1: a process on this machine recovers it (ada@desk, pid 7)",
         ),
         (
             Recoverer("r1", 2, held=True, pid=7),

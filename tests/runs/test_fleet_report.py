@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from pathlib import Path
@@ -48,6 +49,7 @@ def compute(fleet: Fleet, uses: dict[str, Any], signs: list[dict[str, Any]] | No
         host: one if isinstance(one, Reply) else Reply(host, {"uses": one, "whole": True}) for host, one in uses.items()
     }
     activity = {host: Reply(host, {"clock": NOW, "signs": signs or [], "unknown": []}) for host in uses}
+    activity |= {host: reply for host, reply in told.items() if not reply.ok}
     return fleet_report.compute(fleet, Answers(told, activity), BEGINS, NOW, idle_for=12 * HOUR)
 
 
@@ -86,6 +88,29 @@ def test_idle_nodes_and_costs(fleet: Fleet) -> None:
     assert found.nodes[0].per_hour == 0.0
     assert (pod.per_hour is None) == (found.unknown_prices == 1)
     assert found.per_hour == (pod.per_hour or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("age", "silent", "use", "words"),
+    [
+        (2 * HOUR, False, "new", "never used, created 2 h ago"),
+        (3 * DAY, False, "idle", "never used, created 3 days ago"),
+        (2 * HOUR, True, "unknown", "created 2 h ago; pod-w1: no answer within 45 s"),
+        (3 * DAY, True, "unknown", "created 3 days ago; pod-w1: no answer within 45 s"),
+        (None, False, "unknown", "the API does not tell when it was created, and nobody has used it"),
+    ],
+)
+def test_a_node_that_was_never_used_is_not_called_used(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str], *, age: float | None, silent: bool, use: str, words: str
+) -> None:
+    made = "" if age is None else dt.datetime.fromtimestamp(NOW - age, dt.UTC).isoformat()
+    fleet = fleet._replace(nodes=tuple(one._replace(create_time=made) for one in fleet.nodes))
+    found = compute(fleet, {"pod-w0": [], "pod-w1": SILENT if silent else []})
+    pod = found.nodes[1]
+    assert (pod.use, pod.since, pod.sign) == (use, None, words)
+    report_fleet.show(found)
+    assert words in capsys.readouterr().out
+    assert words in report_page.of_fleet(found, 12 * HOUR)
 
 
 def test_what_is_not_counted_is_said(fleet: Fleet) -> None:

@@ -98,6 +98,30 @@ async def followed(
     return await follower.run(), said, lines
 
 
+@pytest.mark.parametrize(
+    ("notes", "kind"),
+    [
+        ([], ""),
+        (["rank 1 failed", "this worker is being preempted"], ""),
+        (["rank 1 (w1): maintenance of this worker's host is planned from 2026-12-01T19:00:00Z"], ""),
+        (["rank 1 (w1): the host of this worker goes down for maintenance now"], "maintenance"),
+        (
+            [
+                "rank 1 (w1): maintenance of this worker's host is under way since 2026-12-01T19:00:00Z",
+                "rank 1 (w1): this worker is being preempted",
+                "rank 0 (w0): the host of this worker goes down for maintenance now",
+            ],
+            "preempted",
+        ),
+    ],
+)
+async def test_a_follower_knows_what_notes_announce_for_now(notes: list[str], kind: str) -> None:
+    workers: Any = Workers(w0=[[*(Frame(NOTE, 0, note.encode()) for note in notes), end()]])
+    follower = Follower(workers, "r1", ["w0"], shown=[0], line=lambda *_: None, say=lambda _: None)
+    await follower.run()
+    assert follower.announced == kind
+
+
 async def test_notes_and_lines_come_once_however_often_the_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     first = [Frame(DATA, 0, b"one\n"), Frame(NOTE, 4, b"rank 1 failed")]

@@ -24,7 +24,7 @@ from tpu_ops.recovery import termination
 from tpu_ops.runs import control, ranks, records, recovery
 from tpu_ops.runs.known_ends import NODE_GONE, remembered
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome, ending
-from tpu_ops.runs.spec import RunSpec
+from tpu_ops.runs.spec import RunSpec, here
 from tpu_ops.ssh.replies import Reply
 from tpu_ops.ssh.stream import Broken, Frame
 
@@ -389,9 +389,11 @@ def test_a_run_is_recovering_while_this_machine_brings_its_nodes_back(world: Wor
         shown = world(status, "r1")[2]
         with pytest.raises(UnreachableError) as wrong:
             runs.run(argparse.Namespace(fleet="", json=False))
-    assert (row["state"], row["recovery"]) == ("recovering", {"attempt": 3, "pid": os.getpid(), "since": 60.0})
+    by = {"who": here(), "pid": os.getpid()}
+    assert (row["state"], row["recovery"]) == ("recovering", {"attempt": 3, **by, "since": 60.0})
     assert " recovering " in out
-    note = f"a process on this machine is preparing attempt 3 (pid {os.getpid()}, since 1970-01-01 00:01:00 UTC); logs"
+    named = f"{here()}, pid {os.getpid()}"
+    note = f"a process on this machine is preparing attempt 3 ({named}, since 1970-01-01 00:01:00 UTC); logs"
     assert f"run r1: {note}" in err
     assert "run r1, attempt 2: recovering" in shown
     assert f"run r1: {note}" in shown

@@ -16,8 +16,8 @@ import pytest
 
 from tests.runs.world import DONE, STOPPED, World
 from tpu_ops.cloud.remaking import Made, Plan, Seen
-from tpu_ops.protocol.wire import DATA, END
-from tpu_ops.recovery import attempt
+from tpu_ops.protocol.wire import DATA, END, NOTE
+from tpu_ops.recovery import attempt, decide
 from tpu_ops.recovery.events import EndingRanks, Finish, StopWanted
 from tpu_ops.runs import endings, follow, records, recovery
 from tpu_ops.runs.outcomes import Outcome, outcome_of
@@ -227,3 +227,63 @@ def test_the_last_lines_of_remaining_ranks_are_awaited_briefly(
     assert [outcome.state for outcome in outcomes] == ["gone", "stopped"]
     read = (tmp_path / "runs/r1/attempt-1/rank-1.log").read_text()
     assert read == ("" if late is None else "saved a checkpoint\n")
+
+
+class Going:
+    """Stands for a worker that announces its preemption, has an active rank for a while, and then falls silent.
+
+    The connection stays open, as if the host had lost its power.
+
+    Args:
+        active: How many requests for the rank's state find it active.
+        silent: Whether there is no answer after that; otherwise the rank has ended.
+    """
+
+    masters: Any = SimpleNamespace(drop=lambda host: asyncio.sleep(0))
+
+    def __init__(self, active: int, *, silent: bool) -> None:
+        self._active, self._silent, self.asked = active, silent, 0
+
+    async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        assert (action, list(requests)) == ("status", ["a-w0"])
+        self.asked += 1
+        state = "running" if self.asked <= self._active else "stopped"
+        if self._silent and state == "stopped":
+            return {"a-w0": Reply("a-w0", {}, "timeout", "no answer within 3 s")}
+        return {"a-w0": Reply("a-w0", {"record": {**STOPPED, "attempt": 1, "state": state}})}
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Any]:
+        async def frames() -> AsyncIterator[Frame]:
+            yield Frame(NOTE, 0, b"rank 0 (a-w0): this worker is being preempted")
+            await asyncio.Event().wait()
+
+        async def answer() -> Reply:
+            return Reply(host, {"record": {"attempt": 1}})
+
+        yield SimpleNamespace(answer=answer, frames=frames)
+
+
+@pytest.mark.parametrize("active", [0, 2])
+@pytest.mark.parametrize("silent", [True, False])
+def test_an_announced_loss_ends_an_attempt_once_its_ranks_are_not_active(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, active: int, silent: bool
+) -> None:
+    """Nobody waits until ssh gives the connection up; a rank that saves a checkpoint keeps its node."""
+    _, world, job = run(World(DONE), plan=Plan((Made("n/a", "1", {}),)))
+    monkeypatch.setattr(world, "look", lambda _: {"n/a": Seen("PREEMPTED", "1")})
+    monkeypatch.setattr(attempt, "FIRST_LOOK", 0.01)
+    monkeypatch.setattr(attempt, "LOOK", 60.0)
+    monkeypatch.setattr(decide, "SOON", 0.01)
+    shutil.rmtree(tmp_path / "runs/r1")
+    going = Going(active, silent=silent)
+    one = job.driver.attempt(going, {"a-w0": "n/a"})
+
+    async def followed() -> list[Outcome]:
+        async with asyncio.timeout(20):
+            outcomes: list[Outcome] = await one.to_its_end()
+            return outcomes
+
+    outcomes = asyncio.run(followed())
+    assert [(outcome.state, outcome.reason) for outcome in outcomes] == [("gone", "node a is PREEMPTED")]
+    assert (one.announced, going.asked) == ("preempted", active + 1)

@@ -401,6 +401,34 @@ def test_a_shutdown_before_the_api_reports_preemption_counts_once(
     assert not job.kept.counted
 
 
+NOTICED = {**SHUT_DOWN, "intent": {"kind": "shutdown", "notice": "preempted"}}
+
+
+def test_an_announced_preemption_is_awaited_before_a_worker_is_asked(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    world = World(NOTICED, DONE)
+    look, ready = world.look, iter(range(3))
+
+    def late(plan: Plan) -> dict[str, Seen]:
+        if world.node_id == "1" and next(ready, None) is None:
+            world.state = "PREEMPTED"
+        return look(plan)
+
+    monkeypatch.setattr(world, "look", late)
+    code, _, job = run(world, max_preemptions=1)
+    assert (code, job.kept.preemptions, job.kept.attempt, world.node_id) == (0, 1, 2, "2")
+    assert world.done == ["bring back r1/2", "configure 2", "start 2", "start 2"]
+    assert world.pauses == [decide.SOON] * 2, "after the look at the end of the attempt"
+    assert "a preemption was announced; waiting for at most 120 s until the API reports it" in capsys.readouterr().err
+
+
+def test_an_announced_preemption_that_never_comes_is_awaited_once(run: Any) -> None:
+    code, world, job = run(World(NOTICED, DONE))
+    assert (code, job.kept.preemptions, world.done) == (0, 1, ["bring back r1/2", "start 2", "start 2"])
+    assert sum(world.pauses) == decide.GOING
+
+
 def test_a_shutdown_and_the_loss_of_the_replacement_count_twice(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(SHUT_DOWN, DONE)
     call = world.call
@@ -559,7 +587,29 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     with recovery.alone(tmp_path, "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
     assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes the recovery" in note) is told
-    assert (note == f"run r1: a process on this machine recovers it (pid {os.getpid()})") is held
+    assert (note == f"run r1: a process on this machine recovers it ({spec.here()}, pid {os.getpid()})") is held
+
+
+@pytest.mark.parametrize(
+    ("content", "who", "pid"),
+    [
+        ('{"who": "ada@desk", "pid": 7}\n', "ada@desk", 7),
+        ("7\n", "", 7),
+        ("", "", 0),
+        ('{"who": "ada@desk", "pid": "x"}', "", 0),
+        ("[7]", "", 0),
+    ],
+    ids=["this version", "an older version", "a full disk", "no number", "another form"],
+)
+def test_the_process_that_recovers_a_run_is_named_as_far_as_its_lock_has_it(
+    tmp_path: Path, content: str, who: str, pid: int
+) -> None:
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
+    with recovery.lock(tmp_path, "r1"):
+        (tmp_path / "runs/r1/lock").write_text(content)
+        found = recovery.recoverer(tmp_path, "r1")
+    assert found is not None
+    assert (found.held, found.who, found.pid) == (True, who, pid)
 
 
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])

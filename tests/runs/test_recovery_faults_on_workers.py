@@ -73,8 +73,10 @@ def test_a_node_that_is_taken_under_the_start_under_site_yml_and_in_training_is_
         seen += lines_until(first, CONFIGURING)
         desk.do("tpu_ops", "lab", "preempt", "x")
         seen += lines_until(first, "attempt 2 is on")
-        desk.do("tpu_ops", "lab", "preempt", "x")
+        # The worker looks for notices every 5 s.
+        desk.do("tpu_ops", "lab", "preempt", "x", "--notice", "8s")
         seen += lines_until(first, CONFIGURING)
+        assert "rank 0 (x-w0): this worker is being preempted" in seen
         first.kill()
     with begun(desk, "tpu_ops", "attach", "often", "--recover", "--json") as second:
         out, rest = second.communicate(timeout=desk.patience)

@@ -38,7 +38,13 @@ def test_a_run_of_two_attempts() -> None:
     assert [[span.state for span in one.spans] for one in found.ranks][1:3] == [["lost", "stopped"], ["lost", "failed"]]
     assert [(one.kind, one.ranks, one.text) for one in found.events] == [
         ("stall", "0-3", "no output for 15 min, chips idle for 15 min")
-    ]
+    ] * 2, "of each attempt"
+    [first, second] = found.events
+    assert found.attempts[0].ended is not None
+    assert found.attempts[1].since is not None
+    assert first.at < found.attempts[0].ended < found.attempts[1].since < second.at
+    page = report_page.of_run(found)
+    assert page.count("<title>stall: ranks 0-3: no output for 15 min") == 2
     assert [one.ranks for one in found.tails] == ["2", "0-1,3"]
     assert found.hangs == ("ranks 0-1,3: all_reduce (train.py:88)", "rank 2: next (data.py:41)")
     assert [one.text.splitlines()[0] for one in found.stacks] == ["all_reduce (train.py:88)", "next (data.py:41)"]

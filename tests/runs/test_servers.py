@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tpu_ops.cli import serving
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.protocol.servers import directory_of
 from tpu_ops.runs import servers
@@ -84,6 +87,25 @@ async def test_a_server_that_cannot_be_started_is_refused_with_a_fix(worker, cod
     assert (caught.value.exit_code, len(worker.orders)) == (code, orders)
     assert worker.orders[-1] == "server_stop" or orders < 4
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(("result", "running"), [(Result(HOST, 0), True), (Result(HOST, 3), False), (GONE, False)])
+async def test_a_server_runs_if_its_unit_is_active(result, running):
+    worker = Worker([result])
+    assert await servers.is_running(worker, HOST, "ada", "jupyter") is running
+    assert worker.orders == ["run"]
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_server_that_runs_already_is_not_said_to_be_installed(capsys, running):
+    facts = Reply(HOST, {"probe": {**FACTS, "venv": {"path": "/opt/venvs/jax", "exists": True}}})
+    active = Result(HOST, 0 if running else 3)
+    worker: Any = Worker([active, PREPARED, LISTENS], probe=facts, server_start=Reply(HOST, {"started": not running}))
+    there: Any = SimpleNamespace(host=HOST)
+    one = serving._Serving(argparse.Namespace(venv=""), lambda _: BOARD, "", "")
+    await one._start(worker, there, "ada")
+    starting = f"{HOST}: starting tensorboard; the first time, this installs tensorboard\n"
+    assert capsys.readouterr().err == (f"{HOST}: tensorboard is running there already\n" if running else starting)
 
 
 async def test_an_interrupt_while_a_server_starts_ends_the_server():

@@ -68,7 +68,7 @@ def stacks(place: str, pid: int = 4711) -> dict[str, Any]:
 
 
 def of_run(size: int = 4, points: int = 300, seconds: float = 2 * 86400) -> Sources:
-    """Return a run of two attempts: the first lost a node, in the second rank 2 stood still and then failed."""
+    """Return a run of two attempts: both stood still; the first lost a node, in the second rank 2 failed."""
     second, stalled = BEGIN + 0.4 * seconds, BEGIN + 0.93 * seconds
     end = BEGIN + seconds
     told, outcomes = {}, []
@@ -92,6 +92,7 @@ def of_run(size: int = 4, points: int = 300, seconds: float = 2 * 86400) -> Sour
         earlier = {key: one[key] for key in ("attempt", "since", "began", "exited", "ended", "state", "reason", "exit")}
         earlier |= {"attempt": 1, "since": BEGIN, "began": BEGIN + 12, "exited": None, "ended": second - 1800}
         earlier |= {"state": "lost", "reason": "the host was restarted", "exit": None, "first": None, "intent": None}
+        earlier["watch"] = {"stall": {"at": second - 7200, "sign": "no output for 15 min, chips idle for 15 min"}}
         first = history(BEGIN, second - 1800, points // 2, seed=rank)
         told[rank] = {
             "record": one,

@@ -163,12 +163,18 @@ class _Serving:
     async def _start(self, fanout: Fanout, worker: Worker, user: str) -> tuple[Server, servers.Started, str]:
         facts = await servers.facts(fanout, worker.host, self.args.venv)
         server = self._make(facts["venv"]["path"])
-        if self._running is None:
-            self._say_start(facts, worker, server)
+        first = self._running is None
+        if first:
+            self._warn(facts, worker)
+            if not await servers.is_running(fanout, worker.host, user, server.name):
+                packages = ", ".join(server.packages)
+                output.info(f"{worker.host}: starting {server.name}; the first time, this installs {packages}")
         started = await servers.start(fanout, worker.host, user, server, facts)
+        if first and not started.anew:
+            output.info(f"{worker.host}: {server.name} is running there already")
         return server, started, servers.log(server.name, facts)
 
-    def _say_start(self, facts: Mapping[str, Any], worker: Worker, server: Server) -> None:
+    def _warn(self, facts: Mapping[str, Any], worker: Worker) -> None:
         if self._warning:
             output.warning(f"{worker.host}: {self._warning}")
             if worker.node.worker_count > 1:
@@ -177,9 +183,6 @@ class _Serving:
             for fault in facts["faults"]:
                 if fault["check"] == "free":
                     output.warning(f"{worker.host}: JAX cannot use the chips now: {fault['problem']}")
-        output.info(
-            f"{worker.host}: starting {server.name}; the first time, this installs {', '.join(server.packages)}"
-        )
 
     def detach(self, *, is_open: bool) -> None:
         """Start the server, and a process that keeps the tunnel to it open, unless the tunnel is open already."""

@@ -13,6 +13,8 @@ from tpu_ops.ssh.replies import Reply
 LIMIT = 45.0
 
 IDLE, USED, UNKNOWN = "idle", "used", "unknown"
+#: Sign of a node that nobody is known to have used since it was created.
+CREATED = "created"
 
 
 class Caller(Protocol):
@@ -63,21 +65,25 @@ def verdict(node: Node, replies: Mapping[str, Reply], limit: float, now: float) 
         now: The present time, in seconds since 1970.
     """
     age = node.age(now)
-    uses = [(now - age, "created")] if age is not None else []
+    uses = [(now - age, CREATED)] if age is not None else []
     for reply in replies.values():
         if reply.ok:
             uses += [_use(sign, now, float(reply.value["clock"])) for sign in reply.value["signs"]]
     since, sign = max(uses, default=(None, ""))
     if since is not None and now - since < limit:
         return Verdict(node, USED, since, sign)
-    problems = {host: problem for host, reply in replies.items() if (problem := _problem(reply))}
-    if len(replies) < max(1, node.worker_count):
-        reason = without_workers(node) if not node.worker_count else "not all workers were asked"
-    elif problems:
-        reason = f"{texts.folded(list(problems))}: {next(iter(problems.values()))}"
-    else:
-        reason = "" if since is not None else "the API does not tell when it was created, and nobody has used it"
+    reason = gap(node, replies)
+    if not reason and since is None:
+        reason = "the API does not tell when it was created, and nobody has used it"
     return Verdict(node, UNKNOWN if reason else IDLE, since, sign, reason)
+
+
+def gap(node: Node, replies: Mapping[str, Reply]) -> str:
+    """Return why the workers of a node have not told all its uses; empty if they have."""
+    if len(replies) < max(1, node.worker_count):
+        return without_workers(node) if not node.worker_count else "not all workers were asked"
+    problems = {host: problem for host, reply in replies.items() if (problem := _problem(reply))}
+    return f"{texts.folded(list(problems))}: {next(iter(problems.values()))}" if problems else ""
 
 
 def _use(sign: Mapping[str, Any], now: float, clock: float) -> tuple[float, str]:

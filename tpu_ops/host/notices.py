@@ -15,6 +15,8 @@ import socket
 import time
 from typing import Any, Callable, Dict
 
+from tpu_ops.protocol.watch import BEING_PREEMPTED, GOES_DOWN, MAINTENANCE, PREEMPTED, UNDER_WAY
+
 #: Address of the metadata server. Its name would be looked up with a resolver, which takes seconds without one.
 ADDRESS = ("169.254.169.254", 80)
 #: Seconds for an answer, and its maximum size in bytes. The server is on the same host and answers in milliseconds.
@@ -23,7 +25,6 @@ LIMIT, _LARGEST = 1.0, 64 * 1024
 EVERY, _UPCOMING_EVERY = 5.0, 60.0
 #: After this many failures in a row, the server counts as absent, and is asked only this often (seconds).
 _FAILURES, _RARELY = 3, 600.0
-PREEMPTED, MAINTENANCE = "preempted", "maintenance"
 #: Maximum length of a notice in characters.
 _LONGEST = 300
 _ONGOING = "ONGOING"
@@ -61,12 +62,12 @@ def get(name: str, address: tuple[str, int] = ADDRESS) -> str | None:
 
 
 def notice_of(preempted: str | None, event: str | None, upcoming: str | None) -> Dict[str, str] | None:
-    """Return ``kind`` (`PREEMPTED` or `MAINTENANCE`) and ``what`` (text) from three entries; None without a notice."""
+    """Return ``kind`` (see `protocol.watch`) and ``what`` (text) from three entries; None without a notice."""
     if (preempted or "").strip().upper() == "TRUE":
-        return {"kind": PREEMPTED, "what": "this worker is being preempted"}
+        return {"kind": PREEMPTED, "what": BEING_PREEMPTED}
     kind = (event or "NONE").strip().upper()
     if kind.startswith("TERMINATE"):
-        return {"kind": MAINTENANCE, "what": "the host of this worker goes down for maintenance now"}
+        return {"kind": MAINTENANCE, "what": GOES_DOWN}
     if kind.startswith("MIGRATE"):
         return {"kind": MAINTENANCE, "what": "this worker is being moved to another host for maintenance"}
     return _upcoming(upcoming)
@@ -84,8 +85,9 @@ def _upcoming(text: str | None) -> Dict[str, str] | None:
     start, end = facts.get("windowstarttime") or facts.get("starttime"), facts.get("windowendtime")
     if not start:
         return None
-    when = "under way since" if facts.get("maintenancestatus", "").upper() == _ONGOING else "planned from"
-    what = "maintenance of this worker's host is {} {}".format(when, start) + (" to {}".format(end) if end else "")
+    ongoing = facts.get("maintenancestatus", "").upper() == _ONGOING
+    begins = UNDER_WAY + " since" if ongoing else "maintenance of this worker's host is planned from"
+    what = "{} {}".format(begins, start) + (" to {}".format(end) if end else "")
     return {"kind": MAINTENANCE, "what": plain(what)}
 
 

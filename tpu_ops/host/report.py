@@ -39,8 +39,8 @@ def report(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     Returns:
         ``record``; ``history``: samples of all attempts, oldest first, thinned to ``points``; ``watch`` and ``stacks``:
         what was noted and kept of the last attempt, or None; ``tail``: the last lines of the output; ``attempts``:
-        the earlier attempts that this host still knows; ``environment``: path, Python version and digest of the run's
-        environment as it is now, or None if the run has none or it cannot be read.
+        the earlier attempts that this host still knows, with ``watch``; ``environment``: path, Python version and
+        digest of the run's environment as it is now, or None if the run has none or it cannot be read.
 
     Raises:
         Refused: This worker has no record of the run, or the record is damaged.
@@ -96,7 +96,7 @@ def _earlier(store: Store, record: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         with contextlib.suppress(private.Damaged, KeyError):
             found = store.read_aside(run_id, number)
             if found is not None and not same_start(found, record):
-                yield {key: found[key] for key in _OF_ATTEMPT}
+                yield dict({key: found[key] for key in _OF_ATTEMPT}, watch=store.watch(run_id, number))
 
 
 def _numbers(store: Store, run_id: str) -> list[int]:

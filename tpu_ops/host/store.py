@@ -93,10 +93,15 @@ class Store:
         """Return the directory of a run that its user can write to."""
         return os.path.join(self.directory(run_id), "files")
 
-    def watch(self, run_id: str) -> dict[str, Any] | None:
-        """Return what the supervisor of a run's last attempt has noted last (`protocol.watch`); None if unknown."""
+    def watch(self, run_id: str, aside: int = 0) -> dict[str, Any] | None:
+        """Return what the supervisor of a run's last attempt has noted last (`protocol.watch`); None if unknown.
+
+        Args:
+            run_id: The run.
+            aside: The number of an attempt that was set aside, instead of the last one.
+        """
         with contextlib.suppress(private.Damaged):
-            return private.read(os.path.join(self.directory(run_id), WATCH))
+            return private.read(os.path.join(self._aside(run_id, aside) if aside else self.directory(run_id), WATCH))
         return None
 
     def make(self, run_id: str) -> None:

@@ -21,6 +21,19 @@ TELL, STOP, RESTART = "tell", "stop", "restart"
 STALL_ACTIONS = (TELL, STOP, RESTART)
 #: Beginning of the cause of a run that was ended because it stood still.
 STALLED = "stalled: "
+#: Kinds of notices of a host.
+PREEMPTED, MAINTENANCE = "preempted", "maintenance"
+#: Texts of notices of what happens now, or their beginnings. Maintenance that is only planned is not among them.
+BEING_PREEMPTED = "this worker is being preempted"
+GOES_DOWN = "the host of this worker goes down for maintenance now"
+UNDER_WAY = "maintenance of this worker's host is under way"
+_NOW = {BEING_PREEMPTED: PREEMPTED, GOES_DOWN: MAINTENANCE, UNDER_WAY: MAINTENANCE}
+
+
+def announced(note: str) -> str:
+    """Return the kind of event that a note of a run, ``rank 3 (pod-w3): NOTICE``, announces for now; or ``""``."""
+    what = note.partition("): ")[2]
+    return next((kind for text, kind in _NOW.items() if what.startswith(text)), "")
 
 
 def in_minutes(seconds: float) -> str:

@@ -14,7 +14,7 @@ from tpu_ops.cloud import remaking
 from tpu_ops.cloud.node import Worker, label_of
 from tpu_ops.errors import OpsError, UnreachableError
 from tpu_ops.protocol.record import ON
-from tpu_ops.recovery.decide import passes
+from tpu_ops.recovery import decide
 from tpu_ops.recovery.services import Printer, Services
 from tpu_ops.runs import control, copies, endings, records, spec
 from tpu_ops.runs.follow import Follower
@@ -28,6 +28,8 @@ from tpu_ops.ssh.renewal import in_thread
 LOOK, FIRST_LOOK = 10.0, 1.0
 #: Seconds to wait for the last lines of the ranks on the remaining nodes, after a node was lost and these ranks ended.
 ENDS = 5.0
+#: Seconds for a worker of a node that is lost, as announced, to report that its rank is still active.
+LIVES = 3.0
 #: Number of requests, answered by a worker with an error, after which the attempt is no longer followed.
 CANNOT_TELL = 5
 
@@ -77,6 +79,7 @@ class Attempt:
 
     Attributes:
         lost: The lost nodes, each with a description of its loss.
+        announced: Kind of the event that a worker has announced, see `protocol.watch.announced`; empty if none.
         newest: Number of the latest attempt that a worker has reported; at least that of the followed attempt.
     """
 
@@ -94,6 +97,7 @@ class Attempt:
     ) -> None:
         self.fanout, self.run = fanout, run
         self.lost: Mapping[str, str] = {}
+        self.announced = ""
         self.newest = kept.attempt
         self._directory, self._kept, self._names, self._losing = directory, kept, names, losing
         self._services, self._printer = services, printer
@@ -125,6 +129,7 @@ class Attempt:
         try:
             await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
             self.hear(follower.outcomes.values())
+            self.announced = follower.announced
             if not following.done():
                 self.lost = watching.result()
                 outcomes = await self.without_lost()
@@ -203,13 +208,27 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def _watch(self, follower: Follower) -> Mapping[str, str]:
-        """Return the lost nodes as soon as a node is lost. The nodes are checked while a rank does not answer."""
+        """Return the lost nodes as soon as a node is lost; `decide.next_look` says when the nodes are checked."""
         while True:
             await asyncio.sleep(min(FIRST_LOOK, LOOK))
-            if follower.silent:
-                if lost := await self._look():
-                    return lost
-                await asyncio.sleep(LOOK)
+            pause = decide.next_look(follower.announced, LOOK, silent=follower.silent)
+            if pause is None:
+                continue
+            lost = await self._look()
+            if lost and (follower.silent or not await self._is_active(lost)):
+                return lost
+            await asyncio.sleep(pause)
+
+    async def _is_active(self, lost: Mapping[str, str]) -> bool:
+        """Return whether a worker of a lost node reports that its rank is active: it might be saving a checkpoint."""
+        requests = {host: {"run_id": self.run.run_id} for host in self.run.hosts if self._names[host] in lost}
+        try:
+            replies = await self.fanout.call(requests, "status", limit=LIVES)
+        except (OpsError, OSError):
+            # A shortage on this machine says nothing about the rank.
+            return True
+        records = [reply.value["record"] or {} for reply in replies.values() if reply.ok]
+        return any(record.get("state") in ON for record in records)
 
     async def _look(self) -> Mapping[str, str]:
         """Return the lost nodes; if the API does not answer, repeat the request until it does."""
@@ -217,7 +236,7 @@ class Attempt:
             try:
                 return await in_thread(lambda: lost_of(self._services, self._kept.plan))
             except OpsError as exc:
-                if not passes(exc):
+                if not decide.passes(exc):
                     raise
                 why = str(exc)
                 self._printer.info(f"run {self.run.run_id}: {why}; asking again in {LOOK:g} s")

@@ -12,8 +12,10 @@ from typing import Any
 from tpu_ops.cloud import remaking
 from tpu_ops.cloud.remaking import Plan
 from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError
+from tpu_ops.protocol import watch
 from tpu_ops.recovery.events import (
     Action,
+    AwaitLoss,
     Back,
     Configured,
     Ended,
@@ -48,6 +50,9 @@ from tpu_ops.runs.recovery import Recovery
 #: Number of refused tries in a row after which the recovery ends. A worker can refuse at first: a new node gets its
 #: accounts and chips some time after sshd has started.
 REFUSALS = 5
+#: Seconds between two checks of the nodes after a worker has announced a preemption, and the maximum time from the end
+#: of the ranks on such a worker until the API reports the preemption: Compute Engine gives 30 s from the notice on.
+SOON, GOING = 1.0, 120.0
 #: The fix if the allowed number of preemptions or failures is used up.
 MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
 
@@ -67,6 +72,8 @@ class State:
             followed.
         refusals: Number of refused tries in a row.
         pause: Seconds before the next try.
+        announced: Kind of the event that a worker announced before the last attempt ended, see
+            `protocol.watch.announced`; empty if none, and once the recovery has waited for it.
     """
 
     kept: Recovery
@@ -77,6 +84,7 @@ class State:
     ready: Plan | None = None
     refusals: int = 0
     pause: float = remaking.FIRST_PAUSE
+    announced: str = ""
 
 
 Decision = tuple[State, tuple[Action, ...]]
@@ -92,6 +100,19 @@ def over_budget(kept: Recovery) -> str:
     if kept.max_preemptions is not None and kept.preemptions > kept.max_preemptions:
         return f"--max-preemptions {kept.max_preemptions}"
     return f"--max-failures {kept.max_failures}" if kept.failures > kept.max_failures else ""
+
+
+def next_look(announced: str, usual: float, *, silent: bool) -> float | None:
+    """Return the seconds between two checks of a followed attempt's nodes; None if they need no check now.
+
+    Args:
+        announced: Kind of the event that a worker has announced, see `protocol.watch.announced`.
+        usual: Seconds between two checks while a rank does not answer.
+        silent: Whether a rank that has not ended does not answer.
+    """
+    if announced == watch.PREEMPTED:
+        return min(SOON, usual)
+    return usual if silent else None
 
 
 def suspected(state: State, event: StartFailed | TryFailed) -> Plan | None:
@@ -175,7 +196,7 @@ def _following(state: State, event: Following) -> Decision:
     state = replace(state, begun=True, followed=True, ready=None)
     if not event.started:
         return state, ()
-    state = replace(state, refusals=0, pause=remaking.FIRST_PAUSE)
+    state = replace(state, refusals=0, pause=remaking.FIRST_PAUSE, announced="")
     return _keeping(state, counted=False, early=False), (ForgetRequests(),)
 
 
@@ -199,6 +220,7 @@ def _ended(state: State, event: Ended) -> Decision:
         # The loss of a node was counted before. The ranks on the other nodes were ended because of this loss.
         kind, why = TAKEN, "; ".join(event.lost.values())
     state = _counted(state, kind, early=kind == TAKEN and not event.lost)
+    state = replace(state, announced=event.announced or endings.announced(event.outcomes))
     if over := over_budget(state.kept):
         return state, (Tell(why, f"not started again: {over} is used up"), Say(f"  fix: {MORE}"), Finish())
     return state, (Tell(why, "bringing its nodes back" if kind == TAKEN else "starting the run again"), Next())
@@ -243,6 +265,10 @@ def _preparing(state: State, _: Preparing) -> Decision:
     state = _keeping(state, pending=True)
     if not state.kept.counted:
         state = replace(state, ready=None)
+    if state.announced == watch.PREEMPTED and (state.kept.early or not state.kept.counted):
+        # The node is READY a little longer, and its workers might still answer: no attempt must start there.
+        what = f"a preemption was announced; waiting for at most {GOING:g} s until the API reports it"
+        return replace(state, announced=""), (Say(f"run {state.kept.run_id}: {what}"), AwaitLoss(GOING))
     # If no loss of nodes ended the last attempt, nodes might have been lost after it: check them.
     return state, (LookAtNodes(),) if state.kept.attempt and not state.kept.counted else ()
 
@@ -323,9 +349,11 @@ def _try_failed(state: State, event: TryFailed) -> Decision:
     hopeful = refused or (late and (of_machine or (isinstance(error, OpsError) and may_pass(error))))
     if not (silent or hopeful) or state.refusals >= REFUSALS:
         return state, (Fail(),)
-    # The pause is not reset at a refused start, although each start is a new attempt.
-    pause = state.pause
-    state = replace(state, pause=min(pause * 2, remaking.LONGEST_PAUSE))
+    # The pause is not reset at a refused start, although each start is a new attempt. A worker in announced maintenance
+    # comes back by itself, so that longer pauses would only lose time.
+    returns = silent and state.announced == watch.MAINTENANCE
+    pause = remaking.FIRST_PAUSE if returns else state.pause
+    state = state if returns else replace(state, pause=min(pause * 2, remaking.LONGEST_PAUSE))
     return state, (Tell(str(error), f"trying again in {pause:g} s; Ctrl-C gives up"), Wait(pause))
 
 

@@ -21,6 +21,7 @@ from tpu_ops.recovery import decide, events
 from tpu_ops.recovery.attempt import Attempt, Renamed, lost_of, names_of
 from tpu_ops.recovery.events import (
     Action,
+    AwaitLoss,
     Back,
     Configured,
     Ended,
@@ -31,6 +32,7 @@ from tpu_ops.recovery.events import (
     ForgetRequests,
     GiveUp,
     Interrupted,
+    LookAtNodes,
     Looked,
     Next,
     Planned,
@@ -73,6 +75,7 @@ class Driver:
         outcomes: The outcomes of the last attempt; None while the attempt is followed, or if this process stopped
             following the attempt.
         lost: The lost nodes of the last attempt, each with a description of its loss.
+        announced: Kind of the event that a worker of the last attempt announced, see `protocol.watch.announced`.
         first: The workers of the first attempt, if this process starts it.
         requests: Requests to the API for nodes that no attempt uses yet.
     """
@@ -97,6 +100,7 @@ class Driver:
         self.on: tuple[Fanout, control.RunRef] | None = None
         self.outcomes: list[Outcome] | None = None
         self.lost: Mapping[str, str] = {}
+        self.announced = ""
         self.first: Sequence[Worker] = ()
         path = recovery.requests_file(state_dir, kept.run_id)
         self.requests = Requests(path, printer.warning)
@@ -253,7 +257,8 @@ class Driver:
 
     def after(self, outcomes: Sequence[Outcome]) -> Action | None:
         """Decide on the end of an attempt; return the next action."""
-        return self.take(Ended(outcomes, self.lost, stop_wanted=self.stop_wanted()))
+        wanted = self.stop_wanted()
+        return self.take(Ended(outcomes, self.lost, stop_wanted=wanted, announced=self.announced))
 
     def _failed(self, event: StartFailed | TryFailed) -> Action | None:
         """After an error, check for lost nodes and decide; return the next action."""
@@ -308,7 +313,7 @@ class Driver:
             raise Superseded
         if one.lost or any(outcome.record for outcome in outcomes):
             return await self._follow(one, started=endings.was_started(outcomes))
-        self.on, self.outcomes, self.lost = None, outcomes, one.lost
+        self.on, self.outcomes, self.lost, self.announced = None, outcomes, one.lost, ""
         return ExitCode.OK
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
@@ -320,7 +325,7 @@ class Driver:
         self.take(Following(started))
         self.on = (one.fanout, one.run)
         outcomes = await one.to_its_end()
-        self.on, self.outcomes, self.lost = None, outcomes, one.lost
+        self.on, self.outcomes, self.lost, self.announced = None, outcomes, one.lost, one.announced
         return ExitCode.OK
 
     def attempt(self, fanout: Fanout, names: Mapping[str, str]) -> Attempt:
@@ -401,8 +406,11 @@ class Driver:
     def _bring_back(self) -> list[Worker]:
         """Bring all nodes back and configure new ones; return the workers in the order of their ranks."""
         plan = self.kept.plan
-        if self.take(Preparing()):
-            self.take(Looked(lost_of(self._services, plan)))
+        match self.take(Preparing()):
+            case LookAtNodes():
+                self.take(Looked(lost_of(self._services, plan)))
+            case AwaitLoss(seconds):
+                self.take(Looked(self._awaited(plan, seconds)))
         seen = self._services.bring_back(plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", self.requests)
         names = [made.name for made in plan.nodes]
         self.take(Back(seen))
@@ -432,6 +440,14 @@ class Driver:
         if self.kept.git and not asyncio.run(self._check(self._services.fanout(fleet), workers, final=False)):
             self._services.check_out(fleet, workers, self.kept.git)
         return workers
+
+    def _awaited(self, plan: remaking.Plan, seconds: float) -> dict[str, str]:
+        """Wait until the API reports the loss of nodes, at most for so many seconds; return the lost nodes."""
+        for _ in range(round(seconds / decide.SOON)):
+            if lost := lost_of(self._services, plan):
+                return lost
+            self._services.sleep(decide.SOON)
+        return {}
 
     def _kept_versions(self) -> dict[str, Mapping[str, str]]:
         """Return the versions that the environment of the next attempt has to have, for the playbook."""

@@ -54,11 +54,13 @@ class Ended:
     Attributes:
         outcomes: The outcomes of the attempt's ranks.
         stop_wanted: Whether a user on this machine has asked to stop the run.
+        announced: Kind of the event that a worker announced before, see `protocol.watch.announced`.
     """
 
     outcomes: Sequence[Outcome]
     lost: Mapping[str, str] = field(default_factory=dict)
     stop_wanted: bool = False
+    announced: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,13 @@ class LookAtNodes:
 
 
 @dataclass(frozen=True)
+class AwaitLoss:
+    """Wait until the API reports the loss of a node, and at most for some seconds, before any worker is asked."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ForgetRequests:
     """Forget the recorded requests to the API: an attempt uses the requested nodes now."""
 
@@ -214,4 +223,4 @@ class Fail:
     """End the command with the error of the event. Another command can still take over the run."""
 
 
-Action = Tell | Say | LookAtNodes | ForgetRequests | Next | Wait | Finish | Stop | GiveUp | Fail
+Action = Tell | Say | LookAtNodes | AwaitLoss | ForgetRequests | Next | Wait | Finish | Stop | GiveUp | Fail

@@ -30,6 +30,7 @@ class Recoverer(NamedTuple):
         attempt: Number of the last attempt that was started.
         held: Whether a process is now performing the recovery.
         pending: Whether this process is preparing the next attempt.
+        who: The user and machine of this process, as in `spec.here`; empty if unknown.
         pid: Pid of this process; 0 if unknown.
         since: When the preparation of the attempt began, in seconds since 1970; 0 if unknown.
         logs: Directory of the last attempt's logs on this machine; empty if there are none.
@@ -39,13 +40,15 @@ class Recoverer(NamedTuple):
     attempt: int = 0
     held: bool = False
     pending: bool = False
+    who: str = ""
     pid: int = 0
     since: float = 0.0
     logs: str = ""
 
     def facts(self) -> dict[str, object]:
         """Return the facts about the recovery that --json prints."""
-        return {"attempt": self.attempt + self.pending, "pid": self.pid or None, "since": self.since or None}
+        by = {"who": self.who or None, "pid": self.pid or None}
+        return {"attempt": self.attempt + self.pending, **by, "since": self.since or None}
 
 
 class Step(NamedTuple):
@@ -144,13 +147,13 @@ def recovery(found: Recoverer | None) -> str:
         return ""
     if not found.held:
         return f"run {found.run_id}: no process is recovering it; `{resuming(found.run_id).how}` resumes the recovery"
-    pid = [f"pid {found.pid}"] if found.pid else []
+    by = [*filter(None, [found.who]), *([f"pid {found.pid}"] if found.pid else [])]
     if not found.pending:
-        return f"run {found.run_id}: a process on this machine recovers it{_aside(pid)}"
+        return f"run {found.run_id}: a process on this machine recovers it{_aside(by)}"
     since = [f"since {texts.at(found.since)}"] if found.since else []
     logs = f"; logs of attempt {found.attempt} are in {found.logs}" if found.logs else ""
     what = f"a process on this machine is preparing attempt {found.attempt + 1}"
-    return f"run {found.run_id}: {what}{_aside([*pid, *since])}{logs}"
+    return f"run {found.run_id}: {what}{_aside([*by, *since])}{logs}"
 
 
 def other_machine(run_id: str, outcomes: Sequence[Outcome], here: str) -> str:

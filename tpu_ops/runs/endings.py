@@ -88,6 +88,13 @@ def of_host(outcome: Outcome) -> bool:
     return outcome.record is not None and outcome.reason.startswith(_OF_HOST)
 
 
+def announced(outcomes: Sequence[Outcome]) -> str:
+    """Return the kind of notice, see `watch.PREEMPTED`, with which a host of an attempt shut down; empty if none."""
+    intents = [(outcome.record or {}).get("intent") or {} for outcome in outcomes]
+    kinds = {str(intent["notice"]) for intent in intents if intent.get("notice")}
+    return watch.PREEMPTED if watch.PREEMPTED in kinds else min(kinds, default="")
+
+
 def stalled_for_good(outcomes: Sequence[Outcome]) -> bool:
     """Return whether a run was ended because it stood still, and its user wants no other attempt after that."""
     first = first_failure(outcomes)

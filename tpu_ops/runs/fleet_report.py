@@ -11,6 +11,7 @@ from tpu_ops import texts
 from tpu_ops.cloud import prices
 from tpu_ops.cloud.node import SERVING_STATES, Worker
 from tpu_ops.fleet import contact, cost, grant, idle
+from tpu_ops.fleet.idle import Verdict
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import outcomes
 from tpu_ops.runs.control import LIMIT
@@ -18,6 +19,9 @@ from tpu_ops.ssh.fanout import Fanout
 from tpu_ops.ssh.replies import Reply
 
 _DAY = 86400.0
+_NEW = "new"
+#: Use, time and words of the last use of a node that does not serve.
+_NONE: tuple[str, float | None, str] = ("", None, "")
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,10 @@ class Node:
         state: Its state.
         tier: Its tier.
         chips: Number of its chips; 0 if unknown.
-        use: ``idle``, ``used`` or ``unknown``; empty if it is not READY.
-        since: When it was used last, in seconds since 1970; None if unknown.
-        sign: The last use, in words.
+        use: ``idle``, ``used``, ``new`` (not used yet, but too young to be idle) or ``unknown``; empty if it is not
+            READY.
+        since: When it was used last, in seconds since 1970; None if unknown or never.
+        sign: The last use, that there was none, or why it is unknown, in words.
         chip_hours: Hours in which runs held its chips, times the chips.
         per_hour: What it costs in an hour, in US dollars; None if unknown.
         covered: Whether the grant covers it.
@@ -143,7 +148,7 @@ def compute(fleet: Fleet, answers: Answers, begins: Sequence[float], now: float,
         hosts = [worker.host for worker in fleet.workers if worker.node.full_name == node.full_name]
         serves = node.state in SERVING_STATES
         replies = {host: answers.activity[host] for host in hosts if host in answers.activity}
-        verdict = idle.verdict(node, replies, idle_for, now) if serves else None
+        use, since, sign = _last_use(idle.verdict(node, replies, idle_for, now), replies, now) if serves else _NONE
         nodes.append(
             Node(
                 node=fleet.labels[node.full_name],
@@ -152,9 +157,9 @@ def compute(fleet: Fleet, answers: Answers, begins: Sequence[float], now: float,
                 state=node.state,
                 tier=node.tier,
                 chips=node.chips,
-                use=verdict.state if verdict else "",
-                since=verdict.since if verdict else None,
-                sign=(verdict.sign or verdict.reason) if verdict else "",
+                use=use,
+                since=since,
+                sign=sign,
                 chip_hours=round(sum(sum(days) for host in hosts for _, _, days in used[host]), 2),
                 per_hour=costs[node.full_name].hourly,
                 covered=costs[node.full_name].covered,
@@ -171,6 +176,16 @@ def compute(fleet: Fleet, answers: Answers, begins: Sequence[float], now: float,
         basis=f"estimate by list prices of {listed.date}, without discounts; a grant's TPUs cost nothing",
         gaps=_gaps(answers.uses),
     )
+
+
+def _last_use(verdict: Verdict, replies: Mapping[str, Reply], now: float) -> tuple[str, float | None, str]:
+    """Return whether a node is in use, when it was used last, and the last use in words."""
+    if verdict.sign not in ("", idle.CREATED):
+        return verdict.state, verdict.since, verdict.sign
+    created = f"created {texts.ago(verdict.since, now)}" if verdict.since is not None else ""
+    if reason := verdict.reason or idle.gap(verdict.node, replies):
+        return idle.UNKNOWN, None, "; ".join(filter(None, [created, reason]))
+    return _NEW if verdict.state == idle.USED else verdict.state, None, f"never used, {created}"
 
 
 def _used(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_ops.errors import OpsError
-from tpu_ops.protocol import wire
+from tpu_ops.protocol import watch, wire
 from tpu_ops.protocol.record import ON
 from tpu_ops.runs import stuck_streams
 from tpu_ops.runs.fold import Fold
@@ -114,6 +114,8 @@ class Follower:
         self._ended: set[int] = set()
         #: Outcomes of the ranks that are no longer followed.
         self.outcomes: dict[int, Outcome] = {}
+        #: Kind of the event that a worker announces for now, see `watch.announced`; a preemption if there is one.
+        self.announced = ""
         self._news = asyncio.Event()
         self._silent: set[int] = set()
         #: The time since which no rank that is still followed has answered, in the event loop's time.
@@ -285,7 +287,10 @@ class Follower:
             place.heard_at = asyncio.get_running_loop().time()
             if frame.kind == wire.NOTE:
                 place.notes += 1
-                self._say(frame.payload.decode("utf-8", "replace"))
+                note = frame.payload.decode("utf-8", "replace")
+                if self.announced != watch.PREEMPTED:
+                    self.announced = watch.announced(note) or self.announced
+                self._say(note)
                 continue
             missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
             if frame.kind == wire.DATA:

@@ -290,21 +290,25 @@ def recoverer(state_dir: Path, run_id: str) -> advice.Recoverer | None:
         logs = str(place / f"attempt-{kept.attempt}") if kept.attempt else ""
         found = found._replace(attempt=kept.attempt, pending=held and kept.pending, logs=logs)
         if held:
-            found = found._replace(pid=_pid(place / "lock"), since=kept.since if kept.pending else 0.0)
+            found = found._replace(**_signed(place / "lock"), since=kept.since if kept.pending else 0.0)
     return found
 
 
 def _sign(handle: int) -> None:
-    """Write the pid of this process, which recovers a run, into the lock file; on a full disk, do nothing."""
+    """Write who recovers a run into the lock file: user, machine and pid; on a full disk, do nothing."""
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(handle, (json.dumps({"who": spec.here(), "pid": os.getpid()}) + "\n").encode(), 0)
 
 
-def _pid(path: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text(encoding="ascii"))
-    return 0
+def _signed(path: Path) -> dict[str, Any]:
+    """Return ``who`` and ``pid`` of the process that recovers a run, as far as its lock file has them."""
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        # Older versions write the pid alone.
+        facts = found if isinstance(found, dict) else {"pid": found}
+        return {"who": str(facts.get("who") or ""), "pid": int(facts.get("pid") or 0)}
+    return {}
 
 
 def under_way(state_dir: Path, run_id: str) -> str:

@@ -348,19 +348,28 @@ def _rank(
 
 
 def _events(told: Mapping[int, Mapping[str, Any]]) -> tuple[Event, ...]:
-    """Return stalls and notices of maintenance; those of several ranks with the same text are one."""
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    """Return stalls and notices of all attempts; those of several ranks of an attempt with the same text are one."""
+    found: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
     for rank, answer in told.items():
-        watch = answer.get("watch")
-        for kind, words in (("stall", "sign"), ("maintenance", "what")):
-            one = watch.get(kind) if isinstance(watch, Mapping) else None
-            if isinstance(one, Mapping) and is_number(one.get("at")):
-                found.setdefault((kind, _line(one.get(words) or "")), []).append((rank, float(one["at"])))
+        for attempt, watch in _watches(answer):
+            for kind, words in (("stall", "sign"), ("maintenance", "what")):
+                one = watch.get(kind)
+                if isinstance(one, Mapping) and is_number(one.get("at")):
+                    key = kind, _line(one.get(words) or ""), attempt
+                    found.setdefault(key, []).append((rank, float(one["at"])))
     events = [
         Event(kind, min(at for _, at in seen), ranks.folded(sorted(rank for rank, _ in seen)), text)
-        for (kind, text), seen in found.items()
+        for (kind, text, _), seen in found.items()
     ]
     return tuple(sorted(events, key=lambda event: event.at))
+
+
+def _watches(answer: Mapping[str, Any]) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    """Yield the number of each attempt that a worker knows, and what its supervisor noted last."""
+    last = {**(answer.get("record") or {}), "watch": answer.get("watch")}
+    for facts in (*(answer.get("attempts") or ()), last):
+        if isinstance(watch := facts.get("watch"), Mapping):
+            yield int(facts.get("attempt") or 0), watch
 
 
 def _raised(outcomes: Sequence[Outcome]) -> str:

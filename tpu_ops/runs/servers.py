@@ -241,6 +241,12 @@ async def facts(workers: Workers, host: str, venv: str) -> Mapping[str, Any]:
     return found
 
 
+async def is_running(workers: Workers, host: str, user: str, name: str) -> bool:
+    """Return whether a person's server is running on a worker; False as well if the worker does not answer."""
+    argv = ["systemctl", "--quiet", "is-active", unit_of(name, user)]
+    return (await workers.run([host], argv, limit=LIMIT))[host].ok
+
+
 async def start(workers: Workers, host: str, user: str, server: Server, facts: Mapping[str, Any]) -> Started:
     """Start a server on a worker and return once it listens; a server with the same options may be running already.
 
