@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,30 +255,27 @@ def test_a_node_that_is_being_made_is_named_by_stop_while_the_api_answers_late(d
     assert lab.call("GET", f"v2/{ZONE}/nodes/x")[0] == 404
 
 
-def watched(desk: Desk, run_id: str) -> dict[str, Any]:
-    """Return what the supervisor of a run of one rank has noted."""
-    (found,) = desk.json("tpu_ops", "status", run_id, "--json")
-    return dict(found["ranks"][0]["watch"] or {})
-
-
-def await_watch(desk: Desk, run_id: str, holds: Callable[[dict[str, Any]], object]) -> None:
-    """Wait until something holds for the supervisor's notes of a run of one rank."""
+def silence(desk: Desk, run_id: str, seconds: float) -> dict[str, Any]:
+    """Wait until the only rank of a run has written nothing for some time; return what its supervisor has noted."""
     deadline = time.monotonic() + desk.patience
-    while not ((watch := watched(desk, run_id)) and holds(watch)):
-        assert time.monotonic() < deadline, watch
+    while True:
+        (found,) = desk.json("tpu_ops", "status", run_id, "--json")
+        watch: dict[str, Any] | None = found["ranks"][0]["watch"]
+        if watch and watch["last_output"] and watch["at"] - watch["last_output"] > seconds:
+            return watch
+        assert time.monotonic() < deadline, found
         time.sleep(0.1)  # polls until the deadline
 
 
 def test_a_run_that_is_silent_is_started_again_once_its_chips_are_idle_too(desk: Desk) -> None:
-    after = 3
-    limits = ("--stall-after", f"{after}", "--stall-grace", "1s", "--on-stall", "restart", "--max-failures", "1")
+    after = 2
+    limits = ("--stall-after", f"{after}", "--stall-grace", "5s", "--on-stall", "restart", "--max-failures", "1")
     line = f'{NOTED}; exec 3</dev/accel0; [ "$TPU_OPS_ATTEMPT" = 2 ] || exec sleep 600'
     train = ("tpu_ops", "train", "y", "--recover", "--json", "--name", "stalls", *limits, "--shell", "--", line)
     try:
         with begun(desk, *train) as process:
             lines_until(process, "attempt 1 is on")
-            await_watch(desk, "stalls", lambda watch: watch["at"] - watch["last_output"] > after)
-            watch = watched(desk, "stalls")
+            watch = silence(desk, "stalls", after)
             assert (watch["chips"], watch["stall"]) == ("busy", None)
             desk.do("tpu_ops", "lab", "chips", "y", "idle")
             out, said = process.communicate(timeout=desk.patience)
@@ -295,7 +292,7 @@ def test_a_run_that_is_silent_is_started_again_once_its_chips_are_idle_too(desk:
 
 
 def test_a_preemption_with_notice_is_shown_and_the_command_learns_of_it(desk: Desk, tmp_path: Path) -> None:
-    what, notice = "this worker is being preempted", 20
+    what, notice = "this worker is being preempted", 15
     # No other process than the shell: one that starts after SIGTERM gets SIGTERM too.
     keep = 'read -r why <"$TPU_OPS_REASON_FILE"; echo "$why" >"$TPU_OPS_RUN_DIR/why"'
     line = f"trap '{keep}; exit 0' TERM; sleep 600 & wait"
@@ -303,8 +300,9 @@ def test_a_preemption_with_notice_is_shown_and_the_command_learns_of_it(desk: De
     lab = Lab(desk)
     worker = lab.containers["y-w0"]
     with begun(desk, "tpu_ops", "lab", "preempt", "y", "--notice", f"{notice}s") as event:
-        await_watch(desk, "announced", lambda watch: (watch["maintenance"] or {}).get("kind") == "preempted")
-        assert f"  y-w0: {what}\n" in desk.try_("tpu_ops", "status", "announced").stderr
+        # The supervisor asks for notices every 5 s.
+        while f"  y-w0: {what}\n" not in (said := desk.try_("tpu_ops", "status", "announced").stderr):
+            assert event.poll() is None, said
         assert f"run announced: y-w0: {what}\n" in desk.try_("tpu_ops", "runs").stderr
         # Compute Engine asks the guest to shut down when it has announced a preemption.
         desk.do(*lab.engine, "stop", "-t", f"{notice}", worker)
