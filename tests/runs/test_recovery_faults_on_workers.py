@@ -1,4 +1,4 @@
-"""Runs that are recovered while their nodes are taken, and whoever recovers them dies, at the worst moments."""
+"""Runs whose nodes are taken, that stand still, or whose recovery is killed, at the worst moments."""
 
 from __future__ import annotations
 
