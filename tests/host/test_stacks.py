@@ -52,6 +52,15 @@ faulthandler.register(signal.SIGUSR1)
 def in_training(): print("ready", flush=True); time.sleep(600)
 in_training()
 """
+#: In state D: its child opens a FIFO that nobody writes, before it would execute the program.
+INSIDE_THE_KERNEL = """
+import os, sys
+waits = os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0
+def start_loader(): os.posix_spawn("/bin/true", ["true"], {}, file_actions=[waits])
+os.mkfifo(sys.argv[1])
+print("ready", flush=True)
+start_loader()
+"""
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -128,6 +137,19 @@ def test_a_stopped_python_is_read_too(start: Start, py_spy: str) -> None:
     [entry] = stacks.collect([process.pid], program=py_spy)["processes"]
     assert functions(entry["threads"][0])[0] == "in_training"
     assert proc.process_state(process.pid) == "T"
+
+
+def test_a_python_inside_the_kernel_is_read_without_stopping_it(start: Start, py_spy: str, tmp_path: Path) -> None:
+    process = start(PYTHON, "-c", INSIDE_THE_KERNEL, str(tmp_path / "fifo"))
+    await_state(process, "D")
+    before = time.monotonic()
+    [entry] = stacks.collect([process.pid], program=py_spy)["processes"]
+    assert time.monotonic() - before < spy.LIMIT
+    assert (entry["source"], entry["why"], entry["state"]) == ("py-spy", "", "D")
+    assert functions(entry["threads"][0]) == ["start_loader", "<module>"]
+    assert entry["wait"] == proc.read_text(f"/proc/{process.pid}/wchan").strip("0")
+    [entry] = stacks.collect([process.pid], program=str(tmp_path / "none"))["processes"]
+    assert (entry["source"], entry["why"], entry["threads"][0]["state"]) == ("kernel", spy.MISSING, "D")
 
 
 def test_another_program_has_its_command_and_what_the_kernel_says(start: Start, py_spy: str) -> None:

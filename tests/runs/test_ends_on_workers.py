@@ -15,6 +15,7 @@ import pytest
 from tests.runs.conftest import BOTH, SIZE
 from tests.support.folded import lines_of
 from tests.support.runs import CHIPS, Bench
+from tpu_ops.host import stacks as host_stacks
 
 pytestmark = pytest.mark.lab
 
@@ -47,6 +48,18 @@ if os.fork() == 0:
     load()
 print("settled", flush=True)
 next_batch() if os.environ["TPU_OPS_RANK"] == "1" else all_reduce()
+"""
+
+#: Rank 1 starts a program, whose standard input is a FIFO that nobody writes: until the program is executed, the kernel
+#: keeps the rank in state D, which is as far as a container gets.
+INSIDE_THE_KERNEL = """
+import os, time
+fifo = os.path.join(os.environ["TPU_OPS_RUN_DIR"], "fifo")
+reads = os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0
+def all_reduce(): time.sleep(900)
+def start_loader(): os.posix_spawn("/bin/true", ["true"], {}, file_actions=[reads])
+os.mkfifo(fifo)
+start_loader() if os.environ["TPU_OPS_RANK"] == "1" else all_reduce()
 """
 
 #: Opens its shared memory and its named semaphore anew for every line.
@@ -113,6 +126,30 @@ def test_stacks_show_places_and_are_kept_of_ranks_that_a_stop_kills(bench: Bench
     done = bench.tpu_ops("stacks", "stands")
     assert (done.returncode, done.stdout.splitlines()) == (0, places)
     assert "ranks 0-1 stopped; these stacks were taken at 20" in done.stderr
+    bench.clean()
+
+
+def test_a_rank_inside_the_kernel_is_shown_with_its_wait_and_costs_no_other_rank(bench: Bench) -> None:
+    bench.started("python", "-c", INSIDE_THE_KERNEL, name="in-kernel")
+
+    def state() -> str:
+        return bench.inside(1, f"cut -d ' ' -f 3 /proc/{bench.record(1, 'in-kernel')['pid']}/stat").strip()
+
+    bench.await_(lambda: state() == "D", "rank 1 is in state D")
+    place = r"rank 1: start_loader \(<string>:6\), waits in \w+, inside the kernel \(state D\)\n"
+    begun = time.monotonic()
+    done = bench.tpu_ops("stacks", "in-kernel")
+    assert re.match(r"rank 0: all_reduce \(<string>:5\)\n" + place, done.stdout), done.stdout + done.stderr
+    assert (done.returncode, time.monotonic() - begun < host_stacks.LIMIT) == (0, True)
+    assert (state(), [bench.record(index, "in-kernel")["state"] for index in BOTH]) == ("D", ["running"] * SIZE)
+    assert bench.tpu_ops("stop", "in-kernel", "--grace", "3").returncode == 0
+    records = [bench.record(index, "in-kernel") for index in BOTH]
+    assert [record["exit"] for record in records] == [{"signal": signal.SIGTERM}, {"signal": signal.SIGKILL}]
+    assert [(record["state"], record["stuck"]) for record in records] == [("stopped", [])] * SIZE
+    assert records[1]["ended"] - records[1]["intent"]["at"] < 3 + 2, "the grace, and little more"
+    kept = bench.tpu_ops("stacks", "in-kernel")
+    assert re.match(place, kept.stdout), kept.stdout
+    assert "no stacks of rank 0: ended, and none were kept" in kept.stderr
     bench.clean()
 
 
@@ -208,7 +245,9 @@ def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench:
 
 
 def test_a_run_that_stands_still_is_ended_as_failed_and_its_command_learns_why(bench: Bench) -> None:
-    script = 'trap "cp $TPU_OPS_REASON_FILE $TPU_OPS_RUN_DIR/why; exit 0" TERM; echo step; sleep 600 & wait'
+    # No other process than the shell: one that starts after SIGTERM gets SIGTERM too.
+    keep = 'read -r why <$TPU_OPS_REASON_FILE; echo "$why" >$TPU_OPS_RUN_DIR/why'
+    script = f"trap '{keep}; exit 0' TERM; echo step; sleep 600 & wait"
     limits = ("--stall-after", "3", "--stall-grace", "1s", "--on-stall", "stop")
     done = bench.tpu_ops("train", "pod", *limits, "--name", "still", "--", "sh", "-c", script)
     assert done.returncode == 1

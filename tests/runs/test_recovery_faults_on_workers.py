@@ -1,4 +1,4 @@
-"""Runs that are recovered while their nodes are taken, and whoever recovers them dies, at the worst moments."""
+"""Runs whose nodes are taken, that stand still, or whose recovery is killed, at the worst moments."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,3 +255,65 @@ def test_a_node_that_is_being_made_is_named_by_stop_while_the_api_answers_late(d
     # On a busy machine the node may be READY by now. Its run is unknown then.
     assert deleted.returncode == 0 or "the launcher is not installed" in deleted.stdout, deleted.stderr
     assert lab.call("GET", f"v2/{ZONE}/nodes/x")[0] == 404
+
+
+def silence(desk: Desk, run_id: str, seconds: float) -> dict[str, Any]:
+    """Wait until the only rank of a run has written nothing for some time; return what its supervisor has noted."""
+    deadline = time.monotonic() + desk.patience
+    while True:
+        (found,) = desk.json("tpu_ops", "status", run_id, "--json")
+        watch: dict[str, Any] | None = found["ranks"][0]["watch"]
+        if watch and watch["last_output"] and watch["at"] - watch["last_output"] > seconds:
+            return watch
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)  # polls until the deadline
+
+
+def test_a_run_that_is_silent_is_started_again_once_its_chips_are_idle_too(desk: Desk) -> None:
+    after = 2
+    limits = ("--stall-after", f"{after}", "--stall-grace", "5s", "--on-stall", "restart", "--max-failures", "1")
+    line = f'{NOTED}; exec 3</dev/accel0; [ "$TPU_OPS_ATTEMPT" = 2 ] || exec sleep 600'
+    train = ("tpu_ops", "train", "y", "--recover", "--json", "--name", "stalls", *limits, "--shell", "--", line)
+    try:
+        with begun(desk, *train) as process:
+            lines_until(process, "attempt 1 is on")
+            watch = silence(desk, "stalls", after)
+            assert (watch["chips"], watch["stall"]) == ("busy", None)
+            desk.do("tpu_ops", "lab", "chips", "y", "idle")
+            out, said = process.communicate(timeout=desk.patience)
+    finally:
+        desk.do("tpu_ops", "lab", "chips", "y", "busy")
+    assert process.returncode == 0, said
+    assert told(out) == ("succeeded", 2, 0, 1), said
+    sign = r"stalled: no output for \d+ s, chips idle for \d+ s"
+    assert re.search(f"the run {sign}; starting the run again", said), said
+    assert "the stacks of all ranks are kept" in said
+    assert attempts(desk, "y-w0", "stalls") == ["1", "2"]
+    kept = desk.do("tpu_ops", "stacks", "stalls", "--attempt", "1")
+    assert re.fullmatch(r"rank 0: sleep waits in \w+\n", kept), kept
+
+
+def test_a_preemption_with_notice_is_shown_and_the_command_learns_of_it(desk: Desk, tmp_path: Path) -> None:
+    what, notice = "this worker is being preempted", 15
+    # No other process than the shell: one that starts after SIGTERM gets SIGTERM too.
+    keep = 'read -r why <"$TPU_OPS_REASON_FILE"; echo "$why" >"$TPU_OPS_RUN_DIR/why"'
+    line = f"trap '{keep}; exit 0' TERM; sleep 600 & wait"
+    desk.do("tpu_ops", "train", "y", "--detach", "--name", "announced", "--shell", "--", line)
+    lab = Lab(desk)
+    worker = lab.containers["y-w0"]
+    with begun(desk, "tpu_ops", "lab", "preempt", "y", "--notice", f"{notice}s") as event:
+        # The supervisor asks for notices every 5 s.
+        while f"  y-w0: {what}\n" not in (said := desk.try_("tpu_ops", "status", "announced").stderr):
+            assert event.poll() is None, said
+        assert f"run announced: y-w0: {what}\n" in desk.try_("tpu_ops", "runs").stderr
+        # Compute Engine asks the guest to shut down when it has announced a preemption.
+        desk.do(*lab.engine, "stop", "-t", f"{notice}", worker)
+        assert event.poll() is None, "it was not killed before"
+        assert event.wait(desk.patience) == 0
+    assert {row["state"] for row in desk.json("tpu_ops", "list", "--json") if row["node"] == "y"} == {"PREEMPTED"}
+    for name in ("record.json", "files/why"):
+        desk.do(*lab.engine, "cp", f"{worker}:/var/lib/tpu_ops/runs/announced/{name}", str(tmp_path))
+    why, record = (json.loads((tmp_path / name).read_text()) for name in ("why", "record.json"))
+    assert (why["kind"], why["reason"]) == ("preempted", f"host shuts down: {what}")
+    assert (record["state"], record["reason"]) == ("stopped", why["reason"])
+    assert record["intent"]["notice"] == "preempted"

@@ -99,6 +99,19 @@ MAIN = ("MainThread", AT_STEP)
             id="a process inside the kernel",
         ),
         pytest.param(
+            [rank(0, python(10, MAIN)), rank(1, python(10, MAIN, state="D", wait="nfs_wait"))],
+            [
+                "rank 0: step (train.py:88), in _value (array.py:600)",
+                "rank 1: step (train.py:88), in _value (array.py:600), waits in nfs_wait, inside the kernel (state D)",
+            ],
+            id="a Python inside the kernel",
+        ),
+        pytest.param(
+            [rank(0, python(10, ("MainThread", [["load", DATA, 12]]), state="D"))],
+            ["rank 0: load (data.py:12), inside the kernel (state D)"],
+            id="a launcher that does not tell what is waited for",
+        ),
+        pytest.param(
             [rank(0, program(10, "python train.py", "", "R", why="py-spy is not installed"))],
             ["rank 0: python runs"],
             id="a Python without stacks",

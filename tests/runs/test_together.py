@@ -51,6 +51,61 @@ while True:
 #: Stands for the training where only the supervisors matter: no JAX to import, and it goes on after SIGTERM as well.
 STAND_IN = "trap '' TERM; step=0; while sleep 0.2; do step=$((step + 1)); echo step $step total 4.0; done"
 
+#: Ranks meet at a barrier over TCP. Rank 3 never gets there: its loader was forked while a thread of the rank held a
+#: lock, and waits for this lock for ever. The loaders of the others wait until their rank takes the next batch.
+DEADLOCK = """
+import multiprocessing, os, socket, threading, time
+rank, address = int(os.environ["TPU_OPS_RANK"]), (os.environ["COORDINATOR"], 7077)
+lock, held = threading.Lock(), threading.Event()
+processes = multiprocessing.get_context("fork")
+def write_log():
+    with lock:
+        held.set()
+        time.sleep(900)
+def decode():
+    with lock: return 1
+def load(batches):
+    while True:
+        batches.put(decode())
+class Loader:
+    def __init__(self):
+        self.batches = processes.Queue(1)
+        processes.Process(target=load, args=(self.batches,), daemon=True).start()
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return self.batches.get()
+def meet():
+    ranks = [server.accept()[0] for _ in range(4)]
+    for each in ranks:
+        each.recv(1)
+    for each in ranks:
+        each.send(b"x")
+def all_reduce():
+    while True:
+        try:
+            link = socket.create_connection(address)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    link.send(b"x")
+    link.recv(1)
+if rank == 0:
+    server = socket.create_server(address)
+    threading.Thread(target=meet, daemon=True).start()
+if rank == 3:
+    threading.Thread(target=write_log, daemon=True).start()
+    held.wait()
+loader = Loader()
+next(loader)
+all_reduce()
+"""
+
+
+def line_of(text: str) -> str:
+    """Return a pattern for how stacks name the first line of `DEADLOCK` with this text."""
+    return rf"\(<string>:{DEADLOCK.partition(text)[0].count(chr(10)) + 1}\)"
+
 
 def training(pod: Bench, name: str, *command: str) -> None:
     """Start the training, or a command in its place; kill the controller once all ranks have taken a step."""
@@ -144,6 +199,31 @@ def test_a_host_that_reboots_tells_the_others(pod: Bench) -> None:
     done = pod.tpu_ops("status", "rebooted")
     assert done.stdout.count("rank 3 (pod-w3) failed: host shuts down") == 3
     assert done.returncode == 1
+
+
+def test_a_deadlock_in_a_loader_is_told_from_ranks_that_wait_for_it(pod: Bench) -> None:
+    options = ("--env", f"COORDINATOR={pod.specs[0].peers[0]}")
+    pod.started("python", "-c", DEADLOCK, name="deadlock", options=options)
+    places = [
+        f"ranks 0-2: all_reduce {line_of('link.recv(1)')}",
+        rf"rank 3: Loader\.__next__ {line_of('self.batches.get()')}, in Connection\._recv \(connection\.py:\d+\)",
+        rf"ranks 0-2, 1 child process each: load {line_of('batches.put(decode())')}, in Queue\.put \(queues\.py:\d+\)",
+        f"rank 3, 1 child process: decode {line_of('with lock: return 1')}",
+    ]
+    shown = ""
+
+    def settled() -> bool:
+        nonlocal shown
+        shown = pod.tpu_ops("stacks", "deadlock", "--full").stdout
+        lines = shown.splitlines()[: len(places)]
+        return len(lines) == len(places) and all(map(re.fullmatch, places, lines))
+
+    pod.await_(settled, "all ranks are where they stay")
+    # The thread that holds the lock is among the others of its process.
+    holder = rf"^rank 3, 1 thread: .*\n    write_log {line_of('time.sleep(900)')}\n"
+    assert re.search(holder, shown, re.MULTILINE), shown
+    assert pod.tpu_ops("stop", "deadlock", "--grace", "2").returncode == 0
+    pod.clean()
 
 
 def cuts(pod: Bench, *chains: str) -> list[str]:

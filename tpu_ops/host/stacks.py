@@ -117,7 +117,8 @@ def collect(
 
     Returns:
         ``at`` (seconds since 1970), ``omitted`` (number of processes that were left out) and ``processes``, each with
-        ``pid``, ``parent``, ``user``, ``command``, ``state``, ``source``, ``why`` and ``threads``. ``source`` is
+        ``pid``, ``parent``, ``user``, ``command``, ``state``, ``wait``, ``source``, ``why`` and ``threads``. ``wait``
+        is what the first thread waits for inside the kernel, if its state is D and the kernel tells it. ``source`` is
         ``py-spy``; ``kernel`` for other programs than Python, and for a Python whose stacks cannot be read, with the
         reason in ``why``; or ``faulthandler`` if the process was asked to write them itself. Each thread has ``name``,
         ``active`` and ``frames``, the innermost first: ``[function, file, line]``. From the kernel, a thread also has
@@ -177,7 +178,7 @@ def _known(pid: int) -> Dict[str, Any]:
     except OSError:
         user = ""
     known = {"pid": pid, "parent": proc.parent(pid), "user": user, "command": proc.read_text(folder + "/comm")}
-    return dict(known, state=proc.process_state(pid), source="kernel", why="", threads=[])
+    return dict(known, state=proc.process_state(pid), wait="", source="kernel", why="", threads=[])
 
 
 def _looked_at(pid: int, limit: float, *, signals: bool, program: str) -> Dict[str, Any]:
@@ -187,6 +188,9 @@ def _looked_at(pid: int, limit: float, *, signals: bool, program: str) -> Dict[s
     if not start or not threads:
         return {"why": _ENDED, "state": "", "threads": []}
     facts: Dict[str, Any] = {"source": "kernel", "why": "", "threads": threads}
+    first = threads[0]
+    if first["state"] == "D":
+        facts.update(state="D", wait=first["frames"][0][0] if first["frames"] else "")
     facts["command"] = proc.command_line("/proc/{}".format(pid))
     if not spy.is_python(pid):
         return facts
@@ -221,10 +225,10 @@ def _sent(pid: int) -> bool:
 
 
 def _threads(pid: int) -> List[Dict[str, Any]]:
-    """Return the threads of a process as the kernel knows them."""
+    """Return the threads of a process as the kernel knows them, its first thread first."""
     folder = "/proc/{}/task".format(pid)
     try:
-        names = sorted(os.listdir(folder), key=int)
+        names = sorted(os.listdir(folder), key=lambda name: (int(name) != pid, int(name)))
     except OSError:
         return []
     found = []

@@ -19,6 +19,7 @@ _LOOK, LIMIT = 10.0, 30.0
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
 #: Source of stacks that are Python's; others are what the kernel says.
 PYTHON = "py-spy"
+_IN_KERNEL = "inside the kernel (state D)"
 
 
 class Frame(NamedTuple):
@@ -49,7 +50,10 @@ class Thread:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a rank; ``why`` is the reason if its Python stacks could not be read."""
+    """A process of a rank.
+
+    ``why`` is the reason if its Python stacks could not be read, and ``wait`` what it waits for in state D.
+    """
 
     pid: int
     parent: int
@@ -59,6 +63,7 @@ class Process:
     source: str
     why: str
     threads: tuple[Thread, ...]
+    wait: str = ""
 
     @property
     def is_python(self) -> bool:
@@ -134,7 +139,8 @@ def _process(entry: Mapping[str, Any]) -> Process:
         for each in entry["threads"]
     ]
     keys = ("pid", "parent", "user", "command", "state", "source", "why")
-    return Process(**{key: entry[key] for key in keys}, threads=tuple(threads))
+    # Older launchers do not tell `wait`.
+    return Process(**{key: entry[key] for key in keys}, threads=tuple(threads), wait=entry.get("wait", ""))
 
 
 # --- one line for each place in the program ---------------------------------------------------------------------------
@@ -156,13 +162,14 @@ def where(process: Process) -> str:
         return ""
     if process.source != PYTHON:
         waits = f"waits in {place(thread.frames[0])}" if thread.frames else "waits"
-        doing = {"R": "runs", "T": "is stopped", "D": f"{waits}, inside the kernel (state D)"}.get(thread.state, waits)
+        doing = {"R": "runs", "T": "is stopped", "D": f"{waits}, {_IN_KERNEL}"}.get(thread.state, waits)
         return f"{process.program} {doing}"
+    held = f", {f'waits in {process.wait}, ' * bool(process.wait)}{_IN_KERNEL}" if process.state == "D" else ""
     if not thread.frames:
-        return f"{process.program}, without a frame of Python"
+        return f"{process.program}, without a frame of Python{held}"
     inner = thread.frames[0]
     own = next((frame for frame in thread.frames if frame.is_own), inner)
-    return place(own) if own is inner else f"{place(own)}, in {place(inner)}"
+    return (place(own) if own is inner else f"{place(own)}, in {place(inner)}") + held
 
 
 def short(found: Iterable[RankStacks]) -> list[str]:
