@@ -1,4 +1,4 @@
-"""Warns of what a run has left on its workers: processes, chips that are held, and lockfiles."""
+"""Warns of what a run has left on its workers: processes, chips that are held, and lockfiles; and of lost output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tpu_ops import texts
 from tpu_ops.cli import output
-from tpu_ops.runs import holders
+from tpu_ops.runs import holders, ranks
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import Outcome
 
@@ -26,12 +26,24 @@ def warn_of_processes(outcomes: Sequence[Outcome]) -> None:
         output.warning(f"{hosts}: processes that were left behind are ended there too; `status RUN --json` names them")
 
 
-def warn(outcomes: Sequence[Outcome]) -> None:
-    """Warn of everything that an ended run has left on its workers.
+def warn_of_lost_output(outcomes: Sequence[Outcome]) -> None:
+    """Warn of output that the workers' disks did not take, so that it is in no log."""
+    lost: dict[str, dict[int, int]] = {}
+    for outcome in outcomes:
+        log = (outcome.record or {}).get("log") or {}
+        if log.get("dropped"):
+            lost.setdefault(log["fault"], {})[outcome.rank] = log["dropped"]
+    for fault, sizes in lost.items():
+        output.warning(f"{ranks.named([*sizes])}: {texts.size(sum(sizes.values()))} of the output are lost: {fault}")
 
-    These are processes that its commands left behind, processes that cannot be ended, chips that are still held, and
+
+def warn(outcomes: Sequence[Outcome]) -> None:
+    """Warn of everything that an ended run has left on its workers, and of output that it has lost.
+
+    It can leave processes that its commands left behind, processes that cannot be ended, chips that are still held, and
     lockfiles.
     """
+    warn_of_lost_output(outcomes)
     warn_of_processes(outcomes)
     held: list[Holder] = []
     for outcome in outcomes:

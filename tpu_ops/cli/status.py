@@ -76,6 +76,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], fleet: view.Fleet) 
         runs_output.table(outcomes)
     if state in ON:
         runs_output.notes(outcomes)
+    leftovers.warn_of_lost_output(outcomes)
     leftovers.warn_of_processes(outcomes)
     if (rank := runs_output.failed_first(outcomes, ())) is not None:
         failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
