@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 from tests.support.commands import failed
 from tests.support.lab_api import PATIENCE
 from tests.support.published import POD, text
+from tpu_ops.cli import list_use
+from tpu_ops.runs.usage import FREE, NONE, OK, Row
 
 NODE = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
 #: The policy that leads a queued resource to each state.
@@ -253,6 +256,25 @@ def test_a_node_whose_worker_does_not_answer_is_unknown_and_never_idle(silent, f
     assert "STOPPED" in found["off"]["reason"]
     assert "warning: whether node pod is idle is unknown: pod-w[0-1]: No route to host" in err
     assert tpu_ops("list", "--idle", "0.001s")[1] == ""
+
+
+def test_a_worker_that_does_not_answer_has_no_use_and_is_named(silent, fleet, tpu_ops):
+    fleet.create("pod", "v4-16")
+    fleet.create("off")
+    fleet.act("stop", "off")
+    code, out, err = tpu_ops("list", "--use")
+    uses = {line.split()[0]: line.endswith("no answer") for line in out.splitlines()}
+    assert (code, uses) == (0, {"HOST": False, "off-w0": False, "pod-w0": True, "pod-w1": True})
+    assert "warning: pod-w[0-1]: No route to host" in err
+    found = json.loads(tpu_ops("list", "--use", "--json")[1])
+    assert {row["host"]: row["use"] for row in found} == {"off-w0": None, "pod-w0": "no answer", "pod-w1": "no answer"}
+
+
+def test_the_use_of_a_worker_names_the_run_the_person_and_what_the_chips_do():
+    row = Row("pod", "pod-w0", OK, run="exp-7", person="ada", duty=96.0, hbm_used=12 * 2**30, hbm_total=32 * 2**30)
+    assert list_use.words([row, replace(row, core=1)]) == "exp-7 of ada: HBM 12/32 GiB, duty 96 %"
+    assert list_use.words([Row("pod", "pod-w0", NONE, pid=7, person="bob")]) == "no run of bob: no metrics"
+    assert list_use.words([Row("pod", "pod-w0", FREE)]) == "free"
 
 
 @pytest.mark.parametrize("argv", [("--idle", "12h", "--cost"), ("--idle", "soon"), ("--cost", "--queued")])

@@ -11,6 +11,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "list": (
         ("tpu_ops list", "all workers, as the API lists them now"),
         ("tpu_ops list --type 'v4-*' --state READY --cached", "some of them, without asking the API"),
+        ("tpu_ops list --use", "who holds the chips of each worker, and what these do"),
     ),
     "who": (
         ("tpu_ops who", "all READY nodes"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import list_cost, list_disks, list_idle, list_queued, options, output
+from tpu_ops.cli import list_cost, list_disks, list_idle, list_queued, list_use, options, output
 from tpu_ops.cloud import queued_resources
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.disks import Disk
@@ -67,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list only nodes that have had no run, no process on a chip and no login for so long, as in 12h",
     )
     instead.add_argument(
+        "--use",
+        action="store_true",
+        help="ask the workers, and show who holds the chips of each and what they do: memory in use and duty cycle",
+    )
+    instead.add_argument(
         "--cost",
         action="store_true",
         help="estimate by list prices what each node costs, and each queued resource will cost; the grant's TPUs cost "
@@ -81,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that no node uses. Both are left out with --json, --cached and published snapshots, so that the JSON is "
         "always a list of workers: `list --queued --json` and `disk list --json` have them. Options that describe "
         "nodes leave out the disks. "
+        "With --use, --json has a text `use` for each worker; `top --json` has the numbers. "
         "--idle asks the workers. A younger node is not idle; whether a node is idle is unknown if a worker of it does "
         "not answer. The exit code is 0 whether or not nodes are idle."
     )
@@ -104,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
     for text in unknown:
         output.info(text)
     shown, queued = wanted.of(fleet), wanted.queued(waiting)
+    use = list_use.ask(fleet, shown) if args.use else None
     if args.queued:
         list_queued.show(queued, fleet.listed, now, as_json=args.json, unanswered=found.unanswered)
     elif args.idle:
@@ -112,9 +119,9 @@ def run(args: argparse.Namespace) -> int:
         known = None if args.cached or fleet.source or found.failure else found
         list_cost.show(fleet, shown, queued, known, now, as_json=args.json)
     elif args.json:
-        output.as_json(_json_rows(fleet, shown))
+        output.as_json(_json_rows(fleet, shown, use))
     else:
-        _show(fleet, shown, queued, now, unmatched=not unknown)
+        _show(fleet, shown, queued, now, unmatched=not unknown, use=use)
         unused = disks.unused(listed.disks, fleet.listed, fleet.unanswered, settings.zones)
         list_disks.show(wanted.disks(unused), now, first=not shown and not queued)
     if fleet.source or args.cached:
@@ -134,7 +141,7 @@ def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes 
     if args.cached:
         list_queued.require(args.queued, "--cached")
         return view.cached(settings), None, Queue(), Listed()
-    if args.idle:
+    if args.idle or args.use:
         # Asking workers needs their host keys and the fleet's ssh config, which a refresh writes.
         return view.newest(settings)[0], None, Queue(), Listed()
     found, listed = Queue(), Listed()
@@ -159,7 +166,13 @@ def _look(settings: Settings, args: argparse.Namespace) -> tuple[Fleet, Changes 
 
 
 def _show(
-    fleet: Fleet, nodes: Sequence[Node], queued: Sequence[QueuedResource], now: float, *, unmatched: bool
+    fleet: Fleet,
+    nodes: Sequence[Node],
+    queued: Sequence[QueuedResource],
+    now: float,
+    *,
+    unmatched: bool,
+    use: Mapping[str, str] | None,
 ) -> None:
     """Print the table of workers and the table of queued resources.
 
@@ -169,9 +182,12 @@ def _show(
         queued: The queued resources to show.
         now: The present time.
         unmatched: Whether to say that no node matches all options, if none does.
+        use: Worker -> the use of its chips; None if it is not to be shown.
     """
     if rows := table_rows(fleet, nodes, now):
-        output.table(rows, COLUMNS)
+        if use is not None:
+            rows = [row | {"use": use.get(row["host"], "")} for row in rows]
+        output.table(rows, COLUMNS if use is None else (*COLUMNS, "use"))
     elif not fleet.listed and not queued:
         output.info(_nothing(fleet))
     elif fleet.nodes and unmatched and not queued:
@@ -298,14 +314,14 @@ def _workers(fleet: Fleet) -> dict[str, list[Worker]]:
     return workers
 
 
-def _json_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+def _json_rows(fleet: Fleet, nodes: Sequence[Node], use: Mapping[str, str] | None) -> list[dict[str, Any]]:
     """Return the facts of each worker of these nodes for --json; a node without workers has a row of its own."""
     labels, workers = fleet.labels, _workers(fleet)
     rows = []
     for node in nodes:
         label = labels[node.full_name]
         rows += [facts(worker) for worker in workers.get(label, ())] or [facts_without_worker(node, label)]
-    return rows
+    return rows if use is None else [row | {"use": use.get(row["host"])} for row in rows]
 
 
 def table_rows(fleet: Fleet, nodes: Sequence[Node], now: float) -> list[dict[str, str]]:
