@@ -359,7 +359,7 @@ def test_top_and_who_show_what_the_chips_of_a_run_do(bench: Bench) -> None:
         lines = {line.split()[0]: " ".join(line.split()[1:8]) for line in done.stdout.splitlines()[1:]}
         assert lines == {"pod-w0": "4 24/32 GiB 0 % 0 %", "pod-w1": "4 24/32 GiB 98 % 43 %"}
         assert "HBM 24/32 GiB, duty 0..98 %" in bench.tpu_ops("who", "pod").stdout
-        uses = [row["use"] for row in json.loads(bench.tpu_ops("list", "--use", "--json").stdout)]
+        uses = [row["use"] for row in json.loads(bench.tpu_ops("list", "--use", "--cached", "--json").stdout)]
         assert uses == [f"measured of ada: HBM 24/32 GiB, duty {duty} %" for duty in (0, 98)]
         bench.set_chips(0, "halted")
         done = bench.tpu_ops("top", "pod", "--once")
