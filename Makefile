@@ -87,9 +87,11 @@ check-debian13: engine ## Run the tests of make check with Debian 13's Python 3.
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
 	@$(MAKE) --no-print-directory --jobs=2 lab-test-plays lab-test-runs lab-test-rest
 
-# Tests of runs wait most of the time. Each process has workers of its own.
+# Tests of runs wait most of the time. Each process has workers of its own, and begins with one of the longest files.
+LONGEST := $(addprefix tests/runs/test_,recovery_faults_on_workers.py together.py ends_on_workers.py)
 lab-test-runs:
-	@$(BIN)/pytest -v -n 3 --dist loadfile -m lab tests/runs --durations=12
+	@$(BIN)/pytest -v -n 3 --dist loadfile --no-loadscope-reorder -m lab $(LONGEST) \
+		$(filter-out $(LONGEST),$(wildcard tests/runs/test_*.py)) --durations=12
 # These tests share one lab.
 lab-test-plays:
 	@$(BIN)/pytest -v -m lab tests/playbooks --durations=12
