@@ -1,4 +1,4 @@
-"""What is said of an ended run besides its state."""
+"""Warnings about an ended run: output that a worker's disk did not take."""
 
 from __future__ import annotations
 

@@ -265,7 +265,8 @@ def test_a_worker_that_does_not_answer_has_no_use_and_is_named(silent, fleet, tp
     code, out, err = tpu_ops("list", "--use")
     uses = {line.split()[0]: line.endswith("no answer") for line in out.splitlines()}
     assert (code, uses) == (0, {"HOST": False, "off-w0": False, "pod-w0": True, "pod-w1": True})
-    assert "warning: pod-w[0-1]: No route to host" in err
+    assert "warning: pod-w[0-1]: 2 workers could not tell" in err
+    assert "No route to host (run the same command again" in err
     found = json.loads(tpu_ops("list", "--use", "--json")[1])
     assert {row["host"]: row["use"] for row in found} == {"off-w0": None, "pod-w0": "no answer", "pod-w1": "no answer"}
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import profiler, specs
 from tpu_ops.host import listeners, profile, rank_record
+from tpu_ops.host.caller import Caller, Gone
 from tpu_ops.host.listeners import Listener
 from tpu_ops.host.store import Store
 from tpu_ops.protocol import wire
@@ -106,7 +107,20 @@ def test_a_request_that_cannot_be_carried_out_is_refused(store: Store, changes: 
     store.write(dict(record, state="succeeded"))
     request = {"protocol": wire.PROTOCOL, "run_id": "digits-1", "milliseconds": 500, **changes}
     with pytest.raises(wire.Refused, match=refusal):
-        profile.profile(request, store)
+        profile.profile(request, store, Caller(0, attended=False))
+
+
+def test_a_profile_that_nobody_waits_for_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    source, caller = os.pipe()
+    with os.fdopen(source, "rb", buffering=0):
+        profile.require_caller(Caller(source, attended=True), str(folder))
+        assert folder.exists()
+        os.close(caller)
+        with pytest.raises(Gone):
+            profile.require_caller(Caller(source, attended=True), str(folder))
+    assert not folder.exists()
 
 
 def test_the_command_is_that_of_jax() -> None:

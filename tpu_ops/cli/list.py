@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A node that has no workers yet has a row too; with --json its host and worker_index are null. "
         "A second table has the queued resources that are not, or not wholly, nodes, a third the disks of these zones "
-        "that no node uses. Both are left out with --json, --cached and published snapshots, so that the JSON is "
-        "always a list of workers: `list --queued --json` and `disk list --json` have them. Options that describe "
+        "that no node uses. Both are left out with --json, --use, --cached and published snapshots, so that the JSON "
+        "is always a list of workers: `list --queued --json` and `disk list --json` have them. Options that describe "
         "nodes leave out the disks. "
         "With --use, --json has a text `use` for each worker; `top --json` has the numbers. "
         "--idle asks the workers. A younger node is not idle; whether a node is idle is unknown if a worker of it does "

@@ -9,7 +9,7 @@ from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.cloud.node import Node
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import usage, usage_lines
+from tpu_ops.runs import preparations, usage, usage_lines
 
 #: The state of a node whose workers can be asked.
 _READY = "READY"
@@ -24,12 +24,9 @@ def ask(fleet: Fleet, nodes: Sequence[Node]) -> Mapping[str, str]:
     ready = {node.full_name for node in nodes if node.state == _READY}
     labels = {worker.host: worker.label for worker in fleet.workers if worker.node.full_name in ready}
     replies, now = usage.of_fleet(fleet, list(labels)), time.time()
-    silent: dict[str, list[str]] = {}
-    for host, reply in replies.items():
-        if not reply.ok:
-            silent.setdefault(reply.problem, []).append(host)
-    for problem, hosts in silent.items():
-        output.warning(f"{texts.folded(hosts)}: {output.on_fleet(problem)}")
+    silent = [reply for reply in replies.values() if not reply.ok]
+    if problem := preparations.problem_of(silent, fleet.settings.state_dir):
+        output.warning(str(problem))
     return {host: words(usage.of_reply(labels[host], reply, now).rows) for host, reply in replies.items()}
 
 

@@ -1,4 +1,4 @@
-"""One call of `tpu_ops train`: check the workers, copy the code, start the run, and follow it to its end."""
+"""The run that `tpu_ops train` starts: the workers are checked, the code is copied, the run is followed to its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ranked(fleet: view.Fleet, target: str) -> list[Worker]:
 
 @dataclass
 class Job:
-    """One call of `tpu_ops train`: its run, from the checks of the workers to the end.
+    """The run that one `tpu_ops train` starts, from the checks of the workers to its end.
 
     Args:
         fleet: The fleet.

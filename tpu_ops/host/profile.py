@@ -20,6 +20,7 @@ from tpu_ops.protocol.record import ON
 from tpu_ops.protocol.wire import Refused, require_protocol
 
 from . import TYPE_CHECKING, listeners, stacks
+from .caller import Caller, Gone
 from .child import become
 from .grpc_call import CallError, Connection
 from .person import asking, by_uid
@@ -44,7 +45,7 @@ _VARIABLES = (b"PATH", b"PYTHONPATH", b"VIRTUAL_ENV", b"LD_LIBRARY_PATH", b"HOME
 _TRIES, _BESIDE = 3, 120.0
 
 
-def profile(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+def profile(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """Record profiles of a rank's processes. This process then is the run's user for good.
 
     Request: ``run_id``; ``milliseconds``; ``port`` of the profiler, or null: then all ports on which the run listens
@@ -57,6 +58,7 @@ def profile(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
     Raises:
         Refused: The rank is not active, or the user who asks may not run commands as the run's user.
+        Gone: The caller has gone, and nobody would remove the folder: it is removed here.
     """
     require_root()
     require_protocol(request)
@@ -74,7 +76,18 @@ def profile(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         raise Refused("denied", text.format(owner.name, asker.name), fix.format(owner.name))
     pids = stacks.processes_of(record)
     become(owner)
-    return dict(recorded(pids, record["venv"], milliseconds, request.get("port")), ok=True)
+    found = recorded(pids, record["venv"], milliseconds, request.get("port"))
+    require_caller(caller, found["folder"])
+    return dict(found, ok=True)
+
+
+def require_caller(caller: Caller, folder: str) -> None:
+    """Remove a folder and raise `Gone` if the caller has gone."""
+    try:
+        caller.pause(0)
+    except Gone:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def recorded(

@@ -23,7 +23,7 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "status": actions.status,
 }
 #: Further such actions: functions and modules of these names, imported late, since few requests need them.
-_MODULES = ("activity", "profile", "report", "stacks", "usage")
+_MODULES = ("activity", "report", "stacks", "usage")
 #: Actions that wait for something, and that end early if the caller has gone.
 _WAITING: Dict[str, Callable[[Dict[str, Any], Store, Caller], Dict[str, Any]]] = {
     "start": actions.start,
@@ -51,6 +51,10 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[
         module = importlib.import_module("." + name, __package__)
         answered: Dict[str, Any] = getattr(module, name)(request, store)
         return answered
+    if name == "profile":
+        from . import profile  # imported late, since only this request needs it
+
+        return profile.profile(request, store, caller)
     if name in ("server_start", "server_stop"):
         from . import servers  # imported late, since only these two requests need it
 

@@ -1,4 +1,4 @@
-"""What libtpu says of the cores of chips: errors, and the programs on them. Joins it with the cores that have metrics.
+"""Joins the errors and programs that libtpu reports of cores with the cores that have metrics.
 
 libtpu numbers cores in two ways. A core in the metrics is a device as JAX counts it: a chip, or one of a chip's two
 tensor cores. The states are those of all tensor cores and sparse cores. What they have in common is the chip.
